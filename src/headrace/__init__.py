@@ -1,4 +1,4 @@
-"""Serves models in milliseconds: batched, in versions, in process or over REST and gRPC."""
+"""Model serving in milliseconds: batched and versioned, in process or over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import what is asked for only then: errors and settings need neither NumPy nor the codecs."""
+    """Import a public name on first use: errors and settings need neither NumPy nor the codecs."""
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'headrace' has no attribute {name!r}")

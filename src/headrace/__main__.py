@@ -1,4 +1,4 @@
-"""``python -m headrace``: the same as the command ``headrace``."""
+"""Entry point of ``python -m headrace``, equivalent to the ``headrace`` command."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""Values that a request leaves out: null, rows with fewer values, and one value without its list.
+"""Values that a request omits: nulls, short rows, and scalars sent without their enclosing list.
 
-All of this is for requests that do not fit as they came, so that plain ones pay nothing for it.
+This code runs only for requests that do not fit as sent, so plain requests pay nothing for it.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from headrace.tensors import Array
 
 _VALUE_BYTES = 8
 FILLED_A_VALUE = 16
-"""An array is filled with so many values in less time than one is decoded."""
+"""Number of values that an array is filled with in less time than one value takes to decode."""
 
 
 class Input(Protocol):
-    """What is looked at of an input: a ``TensorSpec``."""
+    """The parts of a ``TensorSpec`` that this module reads."""
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The input's name."""
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -31,39 +31,39 @@ class Input(Protocol):
 
     @property
     def absent(self) -> float | str | None:
-        """What stands for a value that is not there."""
+        """The value that replaces a missing one; None if values must not be missing."""
 
     @property
     def shorter(self) -> bool:
-        """Whether a row may have fewer values."""
+        """Whether rows may have fewer values than the shape says."""
 
 
 class Expansion(Protocol):
-    """What a request may take for what is put in, repeated or spread; ``Expanded`` is one."""
+    """Limit on what a request may add by filling, repeating or spreading; see ``Expanded``."""
 
     def values(self, count: int, field: str) -> None:
-        """Add values that are about to be made one by one, or raise TooLarge."""
+        """Charge for values that are about to be made one by one, or raise TooLarge."""
 
     def expanded(self, size: int, field: str) -> None:
-        """Add bytes that are about to be made, or raise TooLarge."""
+        """Charge for bytes that are about to be allocated, or raise TooLarge."""
 
 
 def complete(spec: Input, rows: object, allowance: Expansion) -> object:
-    """Put what stands for absent values into nested lists, and a list around a value that came without.
+    """Replace missing values in nested lists, and wrap bare scalars in a list.
 
-    Where a row is one value, it may come in a list of its own, as data frames write a column.
+    If a row is a single value, the value may come in a list of its own, as data frames write a column.
 
     Args:
         spec: The input.
-        rows: All its rows, as JSON or a caller in the same process has them.
-        allowance: Gets what is put in where rows have fewer values than they shall have.
+        rows: All rows of the input, as JSON or an in-process caller passes them.
+        allowance: Charged for the values added to short rows.
 
     Returns:
-        The completed rows; ``rows`` itself where nothing was left out.
+        The completed rows; ``rows`` itself if nothing was missing.
 
     Raises:
-        InvalidRequest: There is a null, and nothing stands for a value that is not there.
-        TooLarge: Filled up, the rows would take too much.
+        InvalidRequest: A value is null, and the input has no replacement for missing values.
+        TooLarge: The completed rows would exceed the allowance.
     """
     if not isinstance(rows, list | tuple):
         return rows
@@ -72,20 +72,20 @@ def complete(spec: Input, rows: object, allowance: Expansion) -> object:
 
 
 def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
-    """Give each row a list where values came without one or take it away, and fill up rows that are shorter.
+    """Add or remove the value axis where the shape needs it, and fill up short rows.
 
     Args:
         spec: The input.
-        array: Its rows, of the right dtype.
-        allowance: Gets what they take filled up.
+        array: The rows, of the right dtype.
+        allowance: Charged for the filled array.
 
     Returns:
-        The array; the same one where nothing can be done.
+        The fitted array; the same array if nothing can be done.
 
     Raises:
-        TooLarge: Filled up, it would take too much.
+        TooLarge: The filled array would exceed the allowance.
     """
-    if not spec.shape and array.ndim == 2 and array.shape[1] == 1:  # a column, as data frames have it
+    if not spec.shape and array.ndim == 2 and array.shape[1] == 1:  # a column, as data frames write it
         return array[:, 0]
     if len(spec.shape) != 1:
         return array
@@ -113,7 +113,7 @@ def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, a
         pay(spec, size, allowance)
         value = [None] * size
     if not isinstance(value, list | tuple):
-        # A value without its list, of which there is one in each row, or there may be.
+        # A bare scalar is accepted only if a row has one value, or may be shorter than its shape.
         if not (last and len(spec.shape) == 1 and (size == 1 or spec.shorter)):
             return value
         value = [value]
@@ -125,31 +125,31 @@ def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, a
 
 
 def unexpected_null(spec: Input, row: int) -> InvalidRequest:
-    """The error for a null where nothing stands for a value that is not there."""
+    """Return the error for a null in an input that has no replacement for missing values."""
     return InvalidRequest(
-        f"row {row}: got null, and nothing stands for a missing value of this input; send a value",
+        f"row {row}: got null, but this input has no replacement for missing values; send a value",
         field=spec.name,
     )
 
 
 def pay_for_array(spec: Input, values: int, value_bytes: int, allowance: Expansion) -> None:
-    """Pay for values that an array is about to be filled up with, however little came.
+    """Charge for values that an array is about to be filled with.
 
     Args:
         spec: The input.
-        values: How many.
-        value_bytes: What each takes in the array.
-        allowance: What may be put in.
+        values: Number of values.
+        value_bytes: Size of one value in the array.
+        allowance: The request's allowance.
 
     Raises:
-        TooLarge: It is more than a request may have.
+        TooLarge: The request would exceed the allowance.
     """
     allowance.values(values // FILLED_A_VALUE, spec.name)
     allowance.expanded(values * (value_bytes + _text_bytes(spec)), spec.name)
 
 
 def pay(spec: Input, values: int, allowance: Expansion) -> None:
-    """Pay for values that are about to be put in, however little came."""
+    """Charge for values that are about to be added to lists."""
     allowance.values(values, spec.name)
     allowance.expanded(values * (_VALUE_BYTES + _text_bytes(spec)), spec.name)
 

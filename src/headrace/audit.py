@@ -1,6 +1,7 @@
-"""The audit log: who changed what is served, when, and how it ended. Lines of JSON, whole, and on the disk.
+"""The audit log: administrative actions with actor, time and result, as synced lines of JSON.
 
-An action is told twice: before it is done, and how it ended. What cannot be told is not done.
+Each action is logged twice: before it is performed, and with its result. If the first line cannot be
+written, the action is not performed.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ _MODE = 0o640
 _LOCK_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
 _LONGEST = 500
-_WAY_OUT = "nothing was done; make room, or let the server write there"
+_WAY_OUT = "nothing was done; free disk space, or let the server write to the file"
 
 By = Mapping[str, str | int]
-"""Who: a caller's name and address, or a user of this machine."""
+"""The actor: a caller's name and address, or a user of this machine."""
 
 
 @dataclass
 class Ending:
-    """How an action ends.
+    """The result of an action.
 
     Attributes:
-        result: ``done``, or why not.
+        result: ``done``, or the reason for the failure.
     """
 
     result: str = "done"
 
 
 class AuditLog:
-    """A file that several processes append whole lines to. Any thread."""
+    """An append-only file of whole lines, shared by several processes. Thread-safe."""
 
     def __init__(self, file: Path) -> None:
-        """Look whether it can be written.
+        """Check that the file can be written.
 
         Args:
-            file: A file, which is made if it is not there; its directory must be.
+            file: The log file. It is created if missing; its directory must exist.
 
         Raises:
-            ConfigError: It cannot be opened, or is no file.
+            ConfigError: The file cannot be opened, or is not an ordinary file.
         """
         self._file = file
         try:
@@ -67,18 +68,18 @@ class AuditLog:
         descriptor = os.open(self._file, flags, _MODE)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise ConfigError(f"audit.file: expected a file, got {self._file}, which is something else")
+            raise ConfigError(f"audit.file: expected a file, got {self._file}, which is not an ordinary file")
         return descriptor
 
     def append(self, line: Mapping[str, object]) -> None:
-        """Append a line; it is on the disk when this returns. Opened anew each time: it may be moved away.
+        """Append a line and sync it to disk. The file is reopened each time, so it may be rotated.
 
         Args:
-            line: What it says.
+            line: The fields of the line.
 
         Raises:
-            OSError: It is not there, nor any part of it.
-            ConfigError: The same: there is something else than a file now.
+            OSError: The line could not be written; no part of it remains in the file.
+            ConfigError: The path no longer names an ordinary file; nothing was written.
         """
         content = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
         descriptor = self._opened()
@@ -89,24 +90,24 @@ class AuditLog:
                 _write_whole(descriptor, content)
                 os.fsync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, before)  # no half line for the next one to be joined to
+                os.ftruncate(descriptor, before)  # a partial line would corrupt the next one
                 raise
         finally:
             os.close(descriptor)
 
     def begin(self, action: str, on: str, by: By) -> str:
-        """Tell that an action is about to be done.
+        """Log that an action is about to be performed.
 
         Args:
-            action: Which.
-            on: What it is done to.
-            by: Who asked for it.
+            action: Name of the action.
+            on: Object of the action.
+            by: The actor.
 
         Returns:
-            What ``end`` is told of it.
+            The action's id, to be passed to ``end``.
 
         Raises:
-            Unavailable: It cannot be told; it must not be done.
+            Unavailable: The log cannot be written; the action must not be performed.
         """
         name = secrets.token_hex(6)
         try:
@@ -119,42 +120,42 @@ class AuditLog:
         return name
 
     def end(self, name: str, action: str, on: str, by: By, result: str = "done") -> None:
-        """Tell how an action ended. Where that fails, the log of the process says so: it has been done.
+        """Log how an action ended. If that fails, report it in the process log: the action is done.
 
         Args:
-            name: What ``begin`` returned; "" for what nobody asked for.
+            name: The id that ``begin`` returned; "" for an action without a ``begin``.
             action: As for ``begin``.
             on: As for ``begin``.
             by: As for ``begin``.
-            result: ``done``, or why not.
+            result: ``done``, or the reason for the failure.
         """
         try:
             self.append(_line(name, "ended", action, on, by) | {"result": result[:_LONGEST]})
         except (OSError, ConfigError) as error:
             _log.error(
-                "the audit log does not say how an action ended: %s",
+                "could not write the end of an action to the audit log: %s",
                 getattr(error, "strerror", None) or error,
                 extra={"action": action, "on": on, "result": result, "id": name},
             )
 
     def note(self, action: str, on: str, result: str = "done") -> None:
-        """Tell of what the server did of its own accord, as a file had changed; as ``end``."""
+        """Log an action of the server itself, such as a reload after a file changed. See ``end``."""
         self.end("", action, on, {"process": "server"}, result)
 
     @contextmanager
     def telling(self, action: str, on: str, by: By) -> Iterator[Ending]:
-        """Tell of an action before and after it.
+        """Log an action before and after it.
 
         Args:
-            action: Which.
-            on: What it is done to.
-            by: Who asked for it.
+            action: Name of the action.
+            on: Object of the action.
+            by: The actor.
 
         Yields:
-            How it ends; an error that goes through here is told anyway.
+            The result to log, set automatically by an exception.
 
         Raises:
-            Unavailable: It cannot be told, and is not done.
+            Unavailable: The log cannot be written; the action is not performed.
         """
         name, ending = self.begin(action, on, by), Ending()
         try:
@@ -167,7 +168,7 @@ class AuditLog:
 
 
 def result_of(error: BaseException) -> str:
-    """How an action ended that did not go well."""
+    """Return the logged result of an action that raised an exception."""
     said = error.message if isinstance(error, HeadraceError) else str(error)
     return f"failed: {type(error).__name__}" + (f": {said}" if said else "")
 

@@ -1,4 +1,4 @@
-"""A queue from the serving thread to a thread that works slowly: bounded, and nobody ever waits for it."""
+"""A bounded queue from the serving thread to a slow worker thread; putting an item never blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class BackgroundQueue(Generic[_T]):
-    """Things that are worked on later, a few at a time; those beyond the limit are dropped and counted."""
+    """A queue of items processed later in batches; items beyond the limit are dropped and counted."""
 
     def __init__(
         self, name: str, work: Callable[[list[_T]], None], *, most: int, at_once: int, every_seconds: float
@@ -22,14 +22,14 @@ class BackgroundQueue(Generic[_T]):
         """Start the thread.
 
         Args:
-            name: Its name.
-            work: What is done in it with what has come, also with nothing, once in a while. What it raises is
-                logged, and those things are lost.
-            most: How many things may wait.
-            at_once: How many are worked on together; the thread wakes up when so many wait.
-            every_seconds: How often it looks at the latest.
+            name: The thread's name.
+            work: Processes a batch of items in the thread; also called with an empty list now and then. If it
+                raises, the exception is logged and the batch is lost.
+            most: Maximum number of queued items.
+            at_once: Maximum number of items in a batch; the thread wakes up when this many are queued.
+            every_seconds: Longest time between two wake-ups.
         """
-        self._refused = self._lost = 0  # each is counted in one thread
+        self._refused = self._lost = 0  # each is updated by one thread only
         self._name, self._work = name, work
         self._most, self._at_once, self._every_seconds = most, at_once, every_seconds
         self._items: deque[_T] = deque()
@@ -40,11 +40,11 @@ class BackgroundQueue(Generic[_T]):
 
     @property
     def dropped(self) -> int:
-        """How many things were never worked on to the end: too many waited, or the work failed."""
+        """Number of items that were not processed: the queue was full, or the work failed."""
         return self._refused + self._lost
 
     def put(self, item: _T) -> None:
-        """Hand something over, or drop it. From one thread; at once."""
+        """Enqueue an item, or drop it. Never blocks; call it from one thread only."""
         waiting = len(self._items)
         if waiting >= self._most or self._closing:
             self._refused += 1
@@ -54,17 +54,17 @@ class BackgroundQueue(Generic[_T]):
             self._wake.set()
 
     def hurry(self) -> None:
-        """Have the thread look now."""
+        """Wake the thread up now."""
         self._wake.set()
 
     def close(self, seconds: float) -> bool:
-        """Take nothing more, and wait until the thread has done what waits.
+        """Accept no more items, and wait until the thread has processed those in the queue.
 
         Args:
-            seconds: For how long. The thread does not keep the process.
+            seconds: Longest wait. The thread is a daemon, so it does not keep the process alive.
 
         Returns:
-            Whether it has ended.
+            Whether the thread has ended.
         """
         self._closing = True
         self._wake.set()
@@ -85,6 +85,6 @@ class BackgroundQueue(Generic[_T]):
     def _do(self, items: list[_T]) -> None:
         try:
             self._work(items)
-        except Exception:  # noqa: BLE001 - the boundary of the thread: what comes next is worked on all the same
+        except Exception:  # noqa: BLE001 - the boundary of the thread: later batches are still processed
             self._lost += len(items)
-            _log.exception("%s failed; what it was to work on is lost", self._name)
+            _log.exception("%s failed; its items are lost", self._name)

@@ -1,4 +1,4 @@
-"""Casts of numbers to a declared dtype: a value that does not fit is an error, never another value."""
+"""Casts of numbers to a declared dtype: a value that does not fit raises an error, never wraps."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class DoesNotFit(ValueError):
 
 
 def may_cast(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype may be cast to another, if their values fit.
+    """Return whether numbers of one dtype may be cast to another if their values fit.
 
-    Integers may become any integers or floats, floats any floats, and booleans anything.
+    Integers may become any integer or float, floats any float, and booleans anything.
     """
     return (given.kind in "iu" and wanted.kind in "iu") or np.can_cast(given, wanted, "same_kind")
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast numbers; floats may lose digits.
+    """Cast numbers to a dtype; floats may lose precision.
 
     Args:
-        array: The numbers; NaN and infinity stay what they are.
-        dtype: What they become.
+        array: The numbers; NaN and infinity are kept.
+        dtype: The target dtype.
 
     Returns:
-        The same array, if it has that dtype already.
+        The cast array; the same array if it already has that dtype.
 
     Raises:
-        DoesNotFit: A value is outside of the range of the dtype, or ``may_cast`` is false.
+        DoesNotFit: A value is outside the range of the dtype, or ``may_cast`` is false.
     """
     if array.dtype == dtype:
         return array
@@ -48,7 +48,7 @@ def cast(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """The name of a dtype in error messages: that of the Open Inference Protocol, where it has one."""
+    """Return a dtype's name for error messages: its Open Inference Protocol name if it has one."""
     return BY_DTYPE[dtype].oip if dtype in BY_DTYPE else str(dtype)
 
 

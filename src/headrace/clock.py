@@ -1,7 +1,7 @@
-"""Time, injected: whoever waits or measures asks a Clock, so that tests can turn it by hand.
+"""Injected time: code that waits or measures uses a Clock, so that tests can control it.
 
-Deadlines and timings are seconds on the monotonic clock. The wall clock is for log stamps, and for what is
-kept beyond this process: when a value was written.
+Deadlines and timings are in seconds on the monotonic clock. The wall clock is used for log timestamps and for
+times that outlive the process, such as when a value was written.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from typing import Protocol
 
 
 def unix_milliseconds() -> int:
-    """The wall clock, as what is kept says when it was written: milliseconds of Unix time."""
+    """Return the wall clock in milliseconds of Unix time, as stored with written values."""
     return time.time_ns() // 1_000_000
 
 
 def unix_offset_nanoseconds() -> int:
-    """What added to the monotonic clock gives Unix time; it changes where the wall clock is set."""
+    """Return Unix time minus the monotonic clock, in ns; it changes when the wall clock is set."""
     return time.time_ns() - time.monotonic_ns()
 
 
 class Timer(Protocol):
-    """A call that is due later and can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None:
-        """Call it off; no effect when it has run."""
+        """Cancel the call; no effect once it has run."""
 
 
 class Clock(Protocol):
-    """Monotonic time and calls in the serving thread."""
+    """Monotonic time, and calls scheduled in the serving thread."""
 
     def now(self) -> float:
-        """The monotonic time in seconds."""
+        """Return the monotonic time in seconds."""
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> object:
-        """Run the callback in the serving thread after what is ready now. Serving thread only."""
+        """Run the callback in the serving thread after the callbacks already due. Serving thread only."""
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> Timer:
-        """Run the callback in the serving thread after some time. Serving thread only."""
+        """Run the callback in the serving thread after a delay. Serving thread only."""
 
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: object) -> object:
-        """Run the callback in the serving thread; callable from any thread."""
+        """Run the callback in the serving thread. Thread-safe."""
 
 
 class LoopClock:
-    """The Clock of an asyncio event loop; its thread is the serving thread."""
+    """The Clock of an asyncio event loop, whose thread is the serving thread."""
 
-    # uvloop's own time() is cached per iteration, in milliseconds: too coarse for what a batch costs.
+    # uvloop caches time() per iteration, in milliseconds: too coarse to measure a batch.
     now = staticmethod(time.monotonic)
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run calls in a loop from now on; before, only ``now`` works.
+        """Schedule calls in a loop from now on; before, only ``now`` works.
 
         Args:
-            loop: The loop whose thread serves.
+            loop: The event loop of the serving thread.
         """
         self.call_soon = loop.call_soon
         self.call_later = loop.call_later

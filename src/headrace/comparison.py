@@ -1,7 +1,7 @@
-"""Do two models answer alike? For what was converted, quantized or exported, on rows of one's own.
+"""Comparison of two models' outputs on the same rows, for models that were converted, quantized or exported.
 
-Conversion changes numbers: from float64 to float32 a threshold or a feature is rounded, and a row that lay
-just on one side of it goes the other way, which changes its answer by a whole leaf. Averages hide that.
+Conversion changes numbers. When a threshold or a feature is rounded from float64 to float32, a row close to
+the threshold may take the other branch, which changes its output by a whole leaf. Averages hide that.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _ROWS_A_CALL = 256
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How one output of two models differs.
+    """The difference between two models in one output.
 
     Attributes:
         name: The output of the first model.
-        other_name: The output of the second one that was compared with it.
-        rows: How many rows were compared.
-        differing: In how many of them a number differs by more than the tolerance, or anything else at all.
-        largest: The largest difference of a number; None for texts. Infinite where one has no number.
-        worst_row: The row that differs most, counted from 0; None if none differs.
-        example: What the two models answered for that row.
+        other_name: The output of the second model that was compared with it.
+        rows: Number of rows compared.
+        differing: Number of rows in which a number differs by more than the tolerance, or another value
+            differs at all.
+        largest: The largest difference of two numbers; None for texts. Infinite if only one of them is NaN.
+        worst_row: The row that differs most, counted from 0; None if no row differs.
+        example: The two models' outputs for ``worst_row``, or for row 0 if no row differs.
     """
 
     name: str
@@ -43,19 +44,20 @@ class Difference:
 
 
 def compare(one: Servable, other: Servable, rows: Mapping[str, Array], tolerance: float) -> list[Difference]:
-    """Answer the same rows with two models, and say how the answers differ.
+    """Run two models on the same rows, and return the differences of their outputs.
 
     Args:
-        one: The original.
-        other: What was made of it.
-        rows: The rows, by column, or as one matrix under any name; both models find their inputs in it.
-        tolerance: The largest difference of numbers that is none.
+        one: The original model.
+        other: The model derived from it.
+        rows: The rows by column, or one matrix under any name; both models find their inputs in it.
+        tolerance: The largest difference of two numbers that still counts as equal.
 
     Returns:
-        A difference for each output that both have: by name, or the only one left on either side.
+        One Difference per output that both models have. Outputs match by name, and the only one left on
+        either side matches whatever its name.
 
     Raises:
-        InvalidRequest: The rows are not what a model takes, or the models have no output in common.
+        InvalidRequest: The rows do not fit a model, or the models have no output in common.
     """
     first, second = _answers(one, rows), _answers(other, rows)
     return [
@@ -65,14 +67,14 @@ def compare(one: Servable, other: Servable, rows: Mapping[str, Array], tolerance
 
 
 def inputs_of(signature: Signature, rows: Mapping[str, Array]) -> dict[str, Array]:
-    """Find a model's inputs in rows that were not made for it alone.
+    """Return a model's inputs from rows that were not made for this model alone.
 
     Args:
-        signature: What the model takes.
-        rows: The rows, by column, or as one matrix.
+        signature: The signature that the inputs are for.
+        rows: The rows by column, or as one matrix.
 
     Raises:
-        InvalidRequest: They do not hold what it takes.
+        InvalidRequest: The rows do not contain the inputs.
     """
     names = signature.input_names
     if all(name in rows for name in names):
@@ -92,12 +94,12 @@ def inputs_of(signature: Signature, rows: Mapping[str, Array]) -> dict[str, Arra
 
 
 def _filled(spec: TensorSpec, column: Array) -> Array:
-    """A column whose missing numbers, a table's empty cells, are what the model takes for them."""
+    """Return a column with its NaNs, a table's empty cells, replaced by the input's ``absent`` value."""
     if spec.absent is None or isinstance(spec.absent, str) or column.dtype.kind != "f":
         return column
     filled = np.where(np.isnan(column), spec.absent, column)
     whole = filled.astype(spec.dtype)
-    return whole if np.array_equal(whole, filled) else filled  # 30.5 stays, to be refused
+    return whole if np.array_equal(whole, filled) else filled  # 30.5 is kept, so that it is rejected later
 
 
 def _answers(model: Servable, rows: Mapping[str, Array]) -> Tensors:
@@ -133,7 +135,8 @@ def _pairs(names: list[str], others: list[str]) -> list[tuple[str, str]]:
 def _difference(name: str, one: Array, other_name: str, other: Array, tolerance: float) -> Difference:
     if one.size != other.size:
         raise InvalidRequest(
-            f"is {list(one.shape)} and {list(other.shape)}", field=f"{name} and {other_name}"
+            f"expected equal sizes, got {list(one.shape)} and {list(other.shape)}",
+            field=f"{name} and {other_name}",
         )
     rows = len(one)
     one, other = one.reshape(rows, -1), other.reshape(rows, -1)
@@ -147,7 +150,7 @@ def _difference(name: str, one: Array, other_name: str, other: Array, tolerance:
         largest = float(by_row.max())
         differs = by_row > tolerance
     else:
-        # A label may be a number here and a text there.
+        # The same label may be a number in one model and text in the other.
         texts = _texts(one), _texts(other)
         differs = np.array([left != right for left, right in zip(*texts, strict=True)])
         by_row = differs.astype(np.float64)

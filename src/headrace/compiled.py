@@ -1,10 +1,10 @@
-"""Kernels that are compiled once and kept on disk for as long as no source changes that they may be made of.
+"""Compiled kernels, cached on disk until a source file that they may depend on changes.
 
-Numba can keep kernels itself, but it compiles a kept one anew only when the file that it is in has changed,
-and not when another one has whose functions or constants are part of it: after an update, old machine code
-would go on giving old answers. And it keeps nothing, or fails, where it must not write: here kernels are also
-found where they can only be read, as in an image that is never written to, and where they cannot be kept they
-are compiled in memory.
+Numba's own cache recompiles a kernel only when the kernel's own file changes. It misses changes in other
+files whose functions or constants are compiled into the kernel, so after an update stale machine code would
+keep returning stale results. Numba also caches nothing, or fails, where it cannot write. Here kernels are
+also found in read-only directories, such as an immutable image. Where no directory is writable, they are
+compiled in memory.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _IMPORT = re.compile(r"^[ \t]*(?:from|import) +([\w.]+)(?: +import +(\(([^)]*)\)
 
 
 class NotKept(BaseException):
-    """A kernel is not kept, and is not to be compiled here. Nothing on the way takes it for an error."""
+    """A kernel is not cached and must not be compiled here. No ``except Exception`` catches this."""
 
 
 def cached(**options: Any) -> Callable[[Any], Any]:
-    """Compile a function when it is called first, and keep the machine code on disk.
+    """Compile a function on its first call, and cache the machine code on disk.
 
-    What it is made of, besides itself, lies in the directory of its own file, or is imported there.
+    All code that the function depends on must be in its own directory, or be imported there.
 
     Args:
-        options: What ``numba.njit`` takes.
+        options: Options of ``numba.njit``.
     """
-    njit: Any = numba.njit  # its own types do not know all options
+    njit: Any = numba.njit  # numba's annotations lack some of the options
 
     def decorate(function: Any) -> Any:
         made: Any = njit(**{**options, "cache": False})(function)
-        if hasattr(made, "_cache"):  # not where compiling is switched off, to look for a mistake
+        if hasattr(made, "_cache"):  # absent when compilation is switched off for debugging
             made._cache = _Kept(function)
         return made
 
@@ -54,7 +54,7 @@ def cached(**options: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def only_kept() -> Iterator[None]:
-    """In this thread, raise NotKept instead of compiling a kernel that is not kept."""
+    """In this thread, raise NotKept instead of compiling a kernel that is not cached."""
     _here.only_kept = True
     try:
         yield
@@ -63,7 +63,7 @@ def only_kept() -> Iterator[None]:
 
 
 def kept_where() -> Path | None:
-    """Where newly compiled kernels are kept; None if there is no place that can be written to."""
+    """Return the directory that caches newly compiled kernels; None if none is writable."""
     places: list[str] = [locator.get_cache_path() for locator in _locators(cached, __file__)]
     return next((Path(place) for place in places if _is_writable(place)), None)
 
@@ -72,7 +72,7 @@ _here = threading.local()
 
 
 class _Kept:
-    """The machine code of one function: found in any of several places, written to the first that can be."""
+    """The machine code of one function: read from any cache directory, written to the first writable one."""
 
     def __init__(self, function: Any) -> None:
         file = function.__code__.co_filename
@@ -81,15 +81,15 @@ class _Kept:
 
     @property
     def cache_path(self) -> str:
-        """What numba's statistics show."""
+        """The directory shown in numba's statistics."""
         return str(self._places[0].cache_path) if self._places else ""
 
     def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """The machine code for argument types; None if it is not kept."""
+        """Return the machine code for argument types; None if it is not cached."""
         for place in self._places:
             try:
                 found = place.load_overload(signature, target_context)
-            except OSError:  # it may not be read, or a name on the way there is no directory
+            except OSError:  # unreadable, or a path component is not a directory
                 continue
             if found is not None:
                 return found
@@ -98,7 +98,7 @@ class _Kept:
         return None
 
     def save_overload(self, signature: Any, data: Any) -> None:
-        """Keep machine code, if that is possible."""
+        """Cache machine code if a directory is writable."""
         for place in self._places:
             if _is_writable(str(place.cache_path)):
                 try:
@@ -106,21 +106,21 @@ class _Kept:
                 except OSError as error:
                     _say_once(f"{place.cache_path}: {error.strerror}")
                 return
-        _say_once("no place for them can be written to")
+        _say_once("no cache directory is writable")
 
     def flush(self) -> None:
-        """Forget what is kept."""
+        """Discard the cached machine code."""
         for place in self._places:
             if _is_writable(str(place.cache_path)):
                 place.flush()
 
 
 class _Place(caching.FunctionCache):
-    """One directory in which a function's machine code may lie."""
+    """One directory that may hold a function's machine code."""
 
     def __init__(self, function: Any, locator: Any) -> None:
         class Implementation(caching.CompileResultCacheImpl):
-            _locator_classes: list[Any] = [_Given(locator)]  # noqa: RUF012  # What numba calls it; it is not changed.
+            _locator_classes: list[Any] = [_Given(locator)]  # noqa: RUF012  # numba's name; never modified
 
         self._impl_class = Implementation
         super().__init__(function)  # type: ignore[no-untyped-call]  # numba has no types
@@ -131,26 +131,26 @@ class _Place(caching.FunctionCache):
 
 
 class _Files(caching.IndexDataCacheFile):
-    """A function's files, of which each says itself what it is of.
+    """A function's cache files, each of which records the sources and argument types that it was made for.
 
-    Numba goes by an index that tells the files' numbers, and writes that first. Two processes that keep a
-    function at once may give one number to two different argument types; and for a moment a number stands for
-    machine code of the sources as they were. Who believed the index then would run what was made for other
-    types, and read and write where nothing of its own is.
+    Numba trusts an index that maps argument types to numbered files, and writes the index first. Two
+    processes that cache a function at once may give one number to two different argument types. For a moment,
+    a number may also refer to machine code of older sources. Code that trusted the index would then run
+    machine code compiled for other types, and access memory out of bounds.
     """
 
     def save(self, key: Any, data: Any) -> None:
-        """Keep machine code, with the sources and the types that it is of."""
+        """Cache machine code together with its sources' stamp and its types."""
         super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
 
     def load(self, key: Any) -> Any:
-        """The machine code for a key; None if there is none."""
+        """Return the machine code for a key; None if there is none."""
         found: Any = super().load(key)  # type: ignore[no-untyped-call]
         return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
 
 
 class _Given:
-    """Stands for a locator's class, where numba would make the locator itself."""
+    """Stand-in for a locator class, which numba would otherwise instantiate itself."""
 
     def __init__(self, locator: Any) -> None:
         self._locator = locator
@@ -160,10 +160,10 @@ class _Given:
 
 
 class _Anywhere:
-    """What is not as with numba's own locators: places need not be writable, and all sources beside count."""
+    """Overrides of numba's locators: directories may be read-only, and all neighbouring sources count."""
 
     def ensure_cache_path(self) -> None:
-        """Writing makes it."""
+        """Do nothing: the directory is created on writing."""
 
     def get_source_stamp(self) -> Any:
         own: Any = super().get_source_stamp()  # type: ignore[misc]
@@ -179,7 +179,7 @@ class _BesideTheSource(_Anywhere, caching.InTreeCacheLocator):
 
 
 class _OfTheUser(_Anywhere, caching.UserWideCacheLocator):
-    """``~/.cache/numba``, or where ``XDG_CACHE_HOME`` says."""
+    """``~/.cache/numba``, or a directory under ``XDG_CACHE_HOME``."""
 
 
 def _locators(function: Any, file: str) -> list[Any]:
@@ -201,17 +201,17 @@ def _is_writable(directory: str) -> bool:
 @functools.cache
 def _say_once(why: str) -> None:
     _log.warning(
-        "compiled kernels cannot be kept (%s): each process compiles them anew, for some ten seconds. "
-        "Set NUMBA_CACHE_DIR to a directory that can be written to, or to one that `headrace compile` filled",
+        "compiled kernels cannot be cached (%s): each process compiles them again, in about ten seconds. "
+        "Set NUMBA_CACHE_DIR to a writable directory, or to one that `headrace compile` filled",
         why,
     )
 
 
 @functools.cache
 def _fingerprint(directory: Path) -> int:
-    """Stands for the text of all modules in a directory, and of all that these import from their package.
+    """Return a checksum of all modules in a directory, and of all package modules that they import.
 
-    What a kernel reads of them is compiled into it: functions, and the values of constants.
+    A kernel has their functions and the values of their constants compiled in.
     """
     waiting, found = sorted(directory.glob("*.py")), set()
     while waiting:
@@ -227,7 +227,7 @@ def _fingerprint(directory: Path) -> int:
 
 @functools.cache
 def _imported(file: Path) -> tuple[Path, ...]:
-    """The modules of its package that a module imports: by its text, which is the same in each process."""
+    """Return the package modules that a module imports, from its text, the same in every process."""
     root = file.parent
     while (root / "__init__.py").exists():
         root = root.parent

@@ -1,13 +1,14 @@
-"""The batch contract, checked when a version is loaded: rows out are rows in, and rows are independent.
+"""The batch contract, checked when a version is loaded: one output row per input row, and independent rows.
 
-Requests are merged into batches, and large ones cut. A model whose first axis is not rows, or whose rows
-depend on their neighbours, would give callers each other's numbers, with status 200. The check calls it with
+Requests are merged into batches, and large ones are split. If a model's first axis is not rows, or its rows
+depend on their neighbours, callers would receive each other's numbers with status 200. The check calls the
+model with:
 
-* batches of two sizes, whose answers must have as many rows;
-* pairs of batches of one size in which two rows keep their places and the others change. The kept rows must
-  be answered alike. If they are not, both batches are computed again: outputs that differ between two
-  computations of one batch have state or randomness, and only their rows are counted;
-* a row alone, whose answer may differ from the one in a batch as far as kernels of different sizes do.
+* batches of two sizes, whose outputs must have as many rows;
+* pairs of batches of one size, in which two rows keep their places and the others change. The outputs of the
+  kept rows must not change. If they do, both batches are computed again. Outputs that differ between two runs
+  of one batch have state or randomness, and only their rows are counted;
+* a single row, whose output may differ from its output in a batch by the rounding of kernels of other sizes.
 """
 
 from __future__ import annotations
@@ -26,34 +27,34 @@ from headrace.tensors import STRING, Array, Tensors
 Predict = Callable[[Tensors], Tensors]
 
 DRAWS = 4
-"""How many pairs of batches are compared where all outputs are floats."""
+"""Number of pairs of batches compared if all outputs are floats."""
 
 _DRAWS_OF_LABELS = 12
 _BESIDE_OTHERS, _ALONE = (1, 2), (2, DRAWS - 1)
-"""Draws in which a float and a label must differ to count: other batch sizes may be rounded differently."""
+"""Numbers of draws in which a float, and a label, must differ to count: rounding varies by batch size."""
 
 NEIGHBOUR_TOLERANCE = 1e-5
-"""How far a float may be apart in batches of one size, in parts of the largest number of its column."""
+"""Tolerance for floats in batches of one size, relative to the largest number of the column."""
 
 ALONE_TOLERANCE = 1e-3
-"""The same for a row alone and in a batch, in parts of the whole output: kernels differ by batch size."""
+"""Tolerance for a row alone and in a batch, relative to the whole output: kernels differ by batch size."""
 
-_HALF_TOLERANCE = 1e-2  # of float16 in both cases
+_HALF_TOLERANCE = 1e-2  # for float16 in both cases
 _ROWS, _MORE_ROWS = 4, 7
 _FEWEST_ROWS = 2
 _ROWS_TO_KEEP_TWO = 4
 _UNKNOWN_SIZES = (4, 16, 1)
-"""Tried for dimensions that the signature leaves open."""
+"""Sizes tried for dimensions that the signature leaves open."""
 
 _WIDER = 50
-"""Neighbours are larger by this factor in every other draw: what is scaled by the whole batch shows."""
+"""Factor applied to the neighbours in every other draw, to reveal scaling by the whole batch."""
 
 _DRAWN_ROWS, _DRAWN_BYTES = 16, 16 * 1024 * 1024
-"""Floats are drawn once for so many rows, of fewer bytes than this if rows are large."""
+"""Floats are drawn once for this many rows, or for fewer rows if these would exceed the bytes."""
 
 WAY_OUT = (
-    "with `batching = false` in headrace.toml each request is computed by itself and its answer given whole; "
-    "with `[warm_up] probe = false` nothing is checked"
+    "set `batching = false` in headrace.toml to compute each request by itself and return its answer whole, "
+    "or `[warm_up] probe = false` to skip this check"
 )
 
 
@@ -63,13 +64,13 @@ class OutOfTime(Exception):
 
 @dataclass(slots=True)
 class Findings:
-    """What checking a signature has come to.
+    """Findings of the check of one signature.
 
     Attributes:
-        breach: Why the model cannot be batched; "" where nothing was found.
-        unchecked: What was not checked, and why, in sentences.
-        refused: Why it answered no batch; None if it did.
-        first_seconds: How long the first call took, which warms the model up and does not count.
+        breach: Why the model cannot be batched; "" if nothing was found.
+        unchecked: The parts that were not checked and the reasons, as sentences.
+        refused: The error if the model answered no batch; None otherwise.
+        first_seconds: Duration of the first call, which warms the model up and does not count, in seconds.
     """
 
     breach: str = ""
@@ -90,12 +91,12 @@ def check_contract(
     """Check one signature of a model.
 
     Args:
-        predict: Answers a batch.
-        signature: How it is called.
-        sizes: The batch sizes that the model may see, ascending; empty for any.
-        recorded: Batches of real requests that it has answered; rows are generated if empty.
-        until: When to stop, on the monotonic clock; the time of the first call is added.
-        in_rows: Whether requests are merged and cut by rows; if not, it is only asked for an answer.
+        predict: Runs the model on a batch.
+        signature: The signature to check.
+        sizes: The batch sizes that the model may receive, ascending; empty for any.
+        recorded: Batches of recorded requests that the model has answered; if empty, rows are generated.
+        until: Time limit on the monotonic clock; the duration of the first call is added.
+        in_rows: Whether requests are merged and split by rows; if not, only one call is checked.
     """
     probe = _Probe(predict, signature, sizes, until)
     try:
@@ -107,7 +108,7 @@ def check_contract(
 
 
 class _Probe:
-    """The calls that check one signature."""
+    """The calls that check one signature of a model."""
 
     def __init__(self, predict: Predict, signature: Signature, sizes: Sequence[int], until: float) -> None:
         self.findings = Findings()
@@ -123,14 +124,14 @@ class _Probe:
         self.draws, self.most_draws = 0, _DRAWS_OF_LABELS if self._labels else DRAWS
 
     def run(self, recorded: Sequence[Tensors], *, in_rows: bool) -> None:
-        """Check with the first rows that the model answers throughout: recorded, or generated in some way."""
+        """Check with the first pool, of recorded or generated rows, whose batches all succeed."""
         refused: Exception | None = None
         for pool in self._pools(recorded):
             try:
                 self._check(pool, in_rows=in_rows)
             except OutOfTime:
                 raise
-            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about generated data
+            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, on generated data
                 refused = refused or error
             else:
                 return
@@ -156,11 +157,13 @@ class _Probe:
         if self._varying:
             names = ", ".join(sorted(self._varying))
             self.findings.unchecked.append(
-                f"the same batch is answered differently each time, so of {names} only rows were counted"
+                f"the same batch is answered differently each time, so of {names} only the row count was "
+                "checked"
             )
         if not pool.varies:
             self.findings.unchecked.append(
-                "all generated rows are the same, so rows were only counted; record some in warm_up.jsonl"
+                "all generated rows are the same, so only the row count was checked; record some in "
+                "warm_up.jsonl"
             )
 
     def _ask(self, inputs: Tensors) -> Tensors:
@@ -188,7 +191,7 @@ class _Probe:
         return ""
 
     def _depends_on_neighbours(self, pool: _Pool) -> str:
-        """Change the neighbours of two rows, and count the rows of a batch of another size."""
+        """Check rows against changed neighbours, and count the rows of a batch of another size."""
         found = Counter[str]()
         for draw in range(self.most_draws):
             places = _kept(draw, self._rows)
@@ -208,7 +211,7 @@ class _Probe:
         return ""
 
     def _with_neighbours(self, pool: _Pool, one: Tensors, places: Array, *, is_wide: bool) -> Tensors:
-        """A batch with other rows beside those that are kept; no wider ones if the model refuses these."""
+        """Return a batch with the kept rows and new neighbours, not widened if the model rejects those."""
         other = _with_rows(pool.draw(self._rows, _WIDER if is_wide else 1), one, places)
         if not (is_wide and pool.has_integers and pool.has_wide_integers is None):
             return other
@@ -240,43 +243,43 @@ class _Probe:
     def _differing(
         self, one: Tensors, other: Tensors, rows: Array, other_rows: Array, tolerance: float
     ) -> list[str]:
-        """Which outputs differ in some rows, and differ again when both batches are computed again."""
+        """Return the outputs that differ in some rows, and are stable when the batches run again."""
         before, after = self._ask(one), self._ask(other)
         names = differing(before, after, tolerance, rows, other_rows)
         if not set(names) - self._varying:
             return []
-        # Whatever the time, as it may be a breach; elsewhere in memory, where kernels may round otherwise.
+        # Ignore the time limit, as this may be a breach. Copy, as kernels may round differently by alignment.
         again = self._predict(_elsewhere(other)), self._predict(_elsewhere(one))
         self._varying.update(differing(after, again[0], NEIGHBOUR_TOLERANCE))
         self._varying.update(differing(before, again[1], NEIGHBOUR_TOLERANCE))
         return [name for name in names if name not in self._varying]
 
     def _counts(self, found: Counter[str], draws: tuple[int, int]) -> str:
-        """The output that differs so often that it counts; "" if none does."""
+        """Return an output that differs in enough draws to count; "" if none does."""
         least = {name: draws[name in self._labels] for name in found}
         return next((name for name, count in found.items() if count >= least[name]), "")
 
     def _only_alone(self, recorded: Sequence[Tensors]) -> str:
-        """Whether the model answers a row alone, and fails a batch of that row only."""
+        """Return a breach if the model answers a row alone but fails a batch of copies of it; else ""."""
         for pool in self._pools(recorded):
             row = pool.draw(1)
             try:
                 self._ask(row)
             except OutOfTime:
                 raise
-            except Exception:  # noqa: BLE001 - the boundary to a model's own code, asked about generated data
+            except Exception:  # noqa: BLE001 - the boundary to a model's own code, on generated data
                 continue
             try:
                 self._ask({name: np.repeat(array, self._rows, axis=0) for name, array in row.items()})
             except OutOfTime:
                 raise
-            except Exception as error:  # noqa: BLE001 - the same
+            except Exception as error:  # noqa: BLE001 - as above
                 return f"the model answers a row alone, and fails a batch of {self._rows} such rows: {error}"
         return ""
 
 
 def _kept(draw: int, rows: int) -> Array:
-    """The places of the rows that keep their place in a pair of batches: each comes in turn."""
+    """Return the places of the rows kept in a pair of batches; the places rotate from draw to draw."""
     if rows < _ROWS_TO_KEEP_TWO:
         return np.array([draw % rows])
     return np.array([draw % rows, (draw + rows // 2) % rows])
@@ -285,15 +288,15 @@ def _kept(draw: int, rows: int) -> Array:
 def differing(
     one: Tensors, other: Tensors, tolerance: float, rows: Array | None = None, other_rows: Array | None = None
 ) -> list[str]:
-    """Which outputs differ. Pure.
+    """Return the names of the outputs that differ. Pure.
 
     Args:
-        one: Outputs of a batch.
-        other: Those of another.
-        tolerance: How far floats may be apart, in parts of the largest finite number: of the column in
-            batches of one size, else of the output.
-        rows: Which rows of ``one`` are compared; all if left out.
-        other_rows: With which rows of ``other``.
+        one: Outputs of one batch.
+        other: Outputs of another batch.
+        tolerance: Largest difference of two floats that counts as equal, relative to the largest finite
+            number: of the column for batches of one size, else of the whole output.
+        rows: Rows of ``one`` to compare; all if None.
+        other_rows: Rows of ``other`` that they are compared with.
     """
     found = []
     for name, array in one.items():
@@ -305,7 +308,7 @@ def differing(
 
 
 def _largest(array: Array, *, by_column: bool) -> Array:
-    """The largest finite number of an output, or of each of its columns."""
+    """Return the largest finite absolute value of an output, or of each of its columns."""
     if array.dtype.kind != "f":
         return np.zeros(())
     numbers = np.abs(array.astype(np.float64))
@@ -335,7 +338,7 @@ def _elsewhere(batch: Tensors) -> Tensors:
 
 
 def _with_rows(batch: Tensors, other: Tensors, places: Array) -> Tensors:
-    """A batch with some rows of another one in their places."""
+    """Return a copy of a batch with some rows replaced by those of another batch at the same places."""
     made = {}
     for name, array in batch.items():
         made[name] = array.copy()
@@ -349,14 +352,14 @@ def _at_least(rows: int, sizes: Sequence[int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How rows are generated.
+    """Parameters by which rows are generated.
 
     Attributes:
-        spread: How far floats are from 0 on average; 0 for zeros.
-        is_positive: Whether no float is below 0.
+        spread: Standard deviation of the floats; 0 for zeros.
+        is_positive: Whether floats are made non-negative.
         most: The largest integer.
-        texts: What texts are drawn from.
-        size: How long dimensions are that the signature leaves open.
+        texts: The texts to draw from.
+        size: Size of the dimensions that the signature leaves open.
     """
 
     spread: float
@@ -370,7 +373,7 @@ _PLAIN = _Way(1.0, True, 1, (b"a", b"some text", b"7"), _UNKNOWN_SIZES[0])
 
 
 def _ways(signature: Signature) -> Iterator[_Way]:
-    """The ways in which rows are generated; most models know what is small and not below 0."""
+    """Yield the ways of generating rows, from small non-negative values, which most models accept."""
     is_open = any(None in spec.shape for spec in signature.inputs)
     for size in _UNKNOWN_SIZES if is_open else _UNKNOWN_SIZES[:1]:
         yield replace(_PLAIN, size=size)
@@ -379,11 +382,11 @@ def _ways(signature: Signature) -> Iterator[_Way]:
 
 
 class _Pool:
-    """Where batches are drawn from: recorded rows, the rows that a runtime knows, or generated ones.
+    """A source of batches: recorded rows, the sample rows of a signature, or generated rows.
 
     Attributes:
         has_integers: Whether integers are generated.
-        has_wide_integers: Whether the model takes larger ones for wide neighbours; None if it was not tried.
+        has_wide_integers: Whether the model accepts larger integers for wide neighbours; None if not tried.
         varies: Whether rows may differ from each other.
     """
 
@@ -435,7 +438,7 @@ class _Pool:
         return chosen
 
     def _floats(self, name: str, rows: int, shape: tuple[int, ...]) -> Array:
-        """Rows of floats, float32 ``[rows, *shape]``, some of those that were drawn at first."""
+        """Return float32 ``[rows, *shape]``, chosen from the floats that were drawn on the first call."""
         drawn = self._drawn.get(name)
         if drawn is None or len(drawn) < rows:
             row_bytes = 4 * math.prod(shape)
@@ -450,7 +453,7 @@ def _is_drawn_integer(spec: TensorSpec, sample: Tensors | None) -> bool:
 
 
 def _alike(recorded: Sequence[Tensors]) -> Mapping[str, Array]:
-    """The recorded rows that have the shape of the first one; none where all are alike."""
+    """Return the recorded rows with the shapes of the first batch; empty if all rows are the same."""
     shapes = [{name: array.shape[1:] for name, array in one.items()} for one in recorded]
     same = [one for one, shape in zip(recorded, shapes, strict=True) if shape == shapes[0]]
     if sum(len(next(iter(one.values()))) for one in same) < _FEWEST_ROWS:

@@ -1,6 +1,6 @@
-"""How many processors this process may use: its affinity mask or its cgroup's quota, whichever is less.
+"""Number of processors available to this process: its affinity mask or cgroup quota, whichever is less.
 
-And how its threads take less of them than they could.
+Also lowers the scheduling priority of threads.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ _KEPT_SECONDS = 10.0
 _processes = 1
 
 NICER_BY = 9
-"""The weight of a thread is 1024 / 1.25 ** nice: beside one of the ordinary weight this leaves 12 %."""
+"""A thread's weight is 1024 / 1.25 ** nice: beside a thread of normal weight, this leaves 12 %."""
 
 _LOWEST = 19
 
 
 def available() -> int:
-    """How many threads can run at the same time without being throttled; at least one.
+    """Return the number of threads that can run at once without being throttled; at least one.
 
-    A quota of 2.5 processors counts as two: a third thread would use it up before each period ends. What has
-    been read counts for ten seconds: a load asks four times, and each reading takes half a millisecond.
+    A quota of 2.5 processors counts as two: a third thread would exhaust it before each period ends. The
+    result is cached for ten seconds: loading a model asks four times, and one reading takes half a
+    millisecond.
     """
     return share(_available_in(int(time.monotonic() / _KEPT_SECONDS)), _processes)
 
 
 def divide_by(processes: int) -> None:
-    """From now on count only this process's part of the processors, of several that serve together.
+    """From now on, count only this process's share of the processors.
 
     Args:
-        processes: How many divide them.
+        processes: Number of processes that serve together and share the processors.
     """
-    global _processes  # noqa: PLW0603 - said once, at the start of a process
+    global _processes  # noqa: PLW0603 - set once, at the start of a process
     _processes = processes
 
 
@@ -54,24 +55,24 @@ def _available_in(_period: int) -> int:
 
 
 def share(total: int, instances: int) -> int:
-    """Threads for each of several instances that run side by side; at least one.
+    """Return the number of threads for each of several instances that run in parallel; at least one.
 
     Args:
-        total: The threads to divide.
-        instances: How many divide them.
+        total: Number of threads to divide.
+        instances: Number of instances that divide them.
     """
     return max(1, total // max(1, instances))
 
 
 def quota(cgroup_file: Path, mount: Path) -> float | None:
-    """The smallest processor quota among this process's cgroup and those above it, in processors.
+    """Return the smallest processor quota of this process's cgroup and its ancestors, in processors.
 
     Args:
         cgroup_file: ``/proc/self/cgroup``.
-        mount: Where the cgroup file systems are mounted.
+        mount: Mount point of the cgroup file systems.
 
     Returns:
-        The quota; None where there is none, or no cgroups.
+        The quota; None if there is no quota, or no cgroups.
     """
     try:
         memberships = cgroup_file.read_text()
@@ -82,14 +83,14 @@ def quota(cgroup_file: Path, mount: Path) -> float | None:
 
 
 def cgroup_folders(memberships: str, controller: str = "cpu") -> Iterator[PurePosixPath]:
-    """The folders below the mount that may hold a limit, from the text of ``/proc/self/cgroup``.
+    """Yield the folders below the mount that may hold a limit, from the text of ``/proc/self/cgroup``.
 
-    A container often sees its own group as the mount's root while the text names it from the host's: so every
-    folder on the way up counts, and those that do not exist are no error.
+    A container often sees its own cgroup as the mount's root, while the text names its path on the host. So
+    every ancestor folder is included, and the caller must tolerate folders that do not exist.
 
     Args:
         memberships: Lines of ``hierarchy:controllers:path``; the hierarchy is 0 in version 2.
-        controller: What is limited, in version 1's words.
+        controller: The limited resource, by its version 1 name.
     """
     for line in memberships.splitlines():
         hierarchy, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -104,18 +105,18 @@ def cgroup_folders(memberships: str, controller: str = "cpu") -> Iterator[PurePo
 
 
 def parse_cpu_max(text: str) -> float | None:
-    """The quota in a version 2 ``cpu.max``, for example ``150000 100000``; None for ``max``."""
+    """Return the quota in a version 2 ``cpu.max``, for example ``150000 100000``; None for ``max``."""
     runtime, period = (*text.split(), "", "")[:2]
     return _ratio(runtime, period or "100000")
 
 
 def parse_cfs(quota_text: str, period_text: str) -> float | None:
-    """The quota in a version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; None for -1."""
+    """Return the quota in a version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``; None for -1."""
     return _ratio(quota_text.strip(), period_text.strip())
 
 
 def idle_seconds() -> dict[int, float]:
-    """How long each processor that this process may use has been idle; empty where that is not told."""
+    """Return the idle time of each allowed processor in seconds; empty if the system does not report it."""
     try:
         text = _TIMES_FILE.read_text()
     except OSError:
@@ -126,7 +127,7 @@ def idle_seconds() -> dict[int, float]:
 
 
 def parse_idle(text: str) -> dict[int, int]:
-    """The ticks that each processor was idle, from the text of ``/proc/stat``."""
+    """Return the idle ticks of each processor, from the text of ``/proc/stat``."""
     found = (re.match(r"cpu(\d+)(?: \d+){3} (\d+)", line) for line in text.splitlines())
     return {int(match[1]): int(match[2]) for match in found if match}
 
@@ -156,13 +157,14 @@ def _in_mask() -> int:
 
 
 def take_less() -> None:
-    """Let this thread have a small share of the processor that nobody can take away, and interrupt nobody.
+    """Lower this thread's priority to a small but guaranteed share that preempts no other thread.
 
-    Beside a thread that never sleeps, nice 9 is an eighth of a core. SCHED_IDLE would be what is left over:
-    beside busy processes nothing, and whoever is put aside with Python's lock would keep it for seconds.
+    Beside a thread that never sleeps, nice 9 gets an eighth of a core. SCHED_IDLE would get only left-over
+    time, which is none beside busy processes. A thread preempted while it holds the GIL would then keep it
+    for seconds.
     """
-    if sys.platform != "linux":  # elsewhere priorities belong to whole processes
+    if sys.platform != "linux":  # elsewhere priorities apply to whole processes
         return
-    with suppress(OSError):  # a sandbox may forbid it; all works all the same
+    with suppress(OSError):  # a sandbox may forbid it, and the priority is only an optimization
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # 0: this thread
         os.setpriority(os.PRIO_PROCESS, 0, min(_LOWEST, os.getpriority(os.PRIO_PROCESS, 0) + NICER_BY))

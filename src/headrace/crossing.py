@@ -1,4 +1,4 @@
-"""From a thread that waits into the serving thread's event loop, and back."""
+"""Blocking calls from other threads into the serving thread's event loop."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from typing import TypeVar
 from headrace.errors import Unavailable
 
 _LOOK_SECONDS = 1.0
-"""So often it is looked whether the loop has ended, which then answers nobody."""
+"""Interval for checking that the loop still runs; a closed loop completes no future."""
 
 _STOPPED = "the server is stopping"
 
 NOT_STARTED = -1
-"""What stands for the number of forks in an engine that has not been started."""
+"""Number of forks recorded for an engine that has not been started."""
 
 _NOT_STARTED = (
     "the engine has not been started: use `async with engine`, `Engine.in_thread`, or await its start()"
 )
-_FORKED = "the engine was made before this process was forked, and its thread is the parent's; make one here"
+_FORKED = (
+    "the engine was made before this process was forked, and its thread runs in the parent; make one here"
+)
 
 forks = 0
-"""How often this process has been forked from another: threads of before are not in it."""
+"""Number of forks that led to this process; threads started before a fork do not exist in it."""
 
 
 def _count_fork() -> None:
-    global forks  # noqa: PLW0603 - the process's, like the fork
+    global forks  # noqa: PLW0603 - forks affect the whole process
     forks += 1
 
 
@@ -38,16 +40,16 @@ ResultT = TypeVar("ResultT")
 
 
 def why_not(made: int) -> str:
-    """Why an engine answers no thread of this process.
+    """Return why an engine cannot answer threads of this process.
 
     Args:
-        made: The number of forks when it was started, or ``NOT_STARTED``.
+        made: Value of ``forks`` when the engine was started, or ``NOT_STARTED``.
     """
     return _NOT_STARTED if made == NOT_STARTED else _FORKED
 
 
 def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
-    """Run a coroutine in another thread's loop, and cancel it there when this thread is interrupted.
+    """Run a coroutine in another thread's loop; cancel it there if this thread is interrupted.
 
     Raises:
         Unavailable: The loop has ended.
@@ -59,7 +61,7 @@ def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Resu
         raise Unavailable(_STOPPED) from error
     try:
         while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
-            if loop.is_closed():  # it had ended before it came to this
+            if loop.is_closed():  # it closed before the coroutine ran
                 raise Unavailable(_STOPPED)
         return future.result()
     except BaseException:  # an interrupt, of whatever kind

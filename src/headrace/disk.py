@@ -1,8 +1,8 @@
-"""Reading what anybody may have put there, and writing what appears whole or not at all.
+"""Safe reading of files that anybody may have written, and atomic writing.
 
-Whatever a name leads to, reading ends: it takes ordinary files only, up to a size, and never waits. (A named
-pipe would be waited for, a device has no end.) What is written gets its name when it is complete, and what
-had the name before keeps it until then.
+Reading always ends: it accepts only ordinary files up to a size, and never blocks. (Opening a named pipe
+would block, and a device has no end.) A file is written under a temporary name and renamed when complete.
+Until then the previous file keeps its name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 from headrace.errors import FailedPrecondition
 
 _ABANDONED_SECONDS = 60.0
-# Where nobody can hold a lock, silence must tell: nothing was written for so long.
+# Without file locks, a draft counts as abandoned after this time without a write.
 _SILENT_SECONDS = 3600.0
 _UNFINISHED = ".unfinished"
 _BUFFER_BYTES = 2**20
@@ -37,14 +37,14 @@ _SORTS = (
 
 
 class FileState(NamedTuple):
-    """Which file it is, and what changes when its content does: as coarse as the file system's clock.
+    """Identity of a file and of its content, as precise as the file system's clock.
 
     Attributes:
-        device: Where it lies.
-        inode: Which it is there.
-        size_bytes: How large it is.
-        written_ns: When it was written last, or what somebody has set that to.
-        changed_ns: When it, or what the system knows of it, was changed last; nobody can set that.
+        device: The device number.
+        inode: The inode number.
+        size_bytes: The size in bytes.
+        written_ns: Modification time in nanoseconds; programs can set it to any value.
+        changed_ns: Status change time in nanoseconds; programs cannot set it.
     """
 
     device: int
@@ -55,12 +55,12 @@ class FileState(NamedTuple):
 
 
 def state_of(status: os.stat_result) -> FileState:
-    """The state of a file, by what the system says of it."""
+    """Return a file's state from its stat result."""
     return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def file_state(file: Path) -> FileState | None:
-    """The state of a file, or of what a link leads to; None where there is none to be had."""
+    """Return the state of a file, following links; None if it cannot be read."""
     try:
         return state_of(os.stat(file))
     except OSError:
@@ -69,10 +69,10 @@ def file_state(file: Path) -> FileState | None:
 
 @contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Turn what the system refuses into a FailedPrecondition that says what was wanted.
+    """Turn an OSError into a FailedPrecondition that names the attempted operation.
 
     Raises:
-        FailedPrecondition: An OSError came.
+        FailedPrecondition: The block raised an OSError.
     """
     try:
         yield
@@ -81,26 +81,26 @@ def saying(what: str) -> Iterator[None]:
 
 
 def is_visible(name: str) -> bool:
-    """Whether a name has no dot in front; file managers leave ``.DS_Store`` and ``._model.onnx``."""
+    """Return whether a name has no leading dot; file managers create ``.DS_Store`` and ``._model.onnx``."""
     return name[0] != "."
 
 
 def visible_files(directory: Path) -> list[Path]:
-    """All files below a directory but dot files, and those in directories of such names; sorted."""
+    """Return all files below a directory, sorted, without dot files and files in dot directories."""
     files = (one for one in directory.rglob("*") if one.is_file())
     return sorted(one for one in files if all(map(is_visible, one.relative_to(directory).parts)))
 
 
 def open_file(file: Path) -> io.FileIO:
-    """Open an ordinary file for reading, without a buffer and without ever waiting.
+    """Open an ordinary file for reading, unbuffered and without ever blocking.
 
     Raises:
-        OSError: It is not there, cannot be read, or is no ordinary file.
+        OSError: The file is missing, unreadable, or not an ordinary file.
     """
     try:
-        _check_ordinary(os.stat(file))  # before it is opened: opening a device may do something
+        _check_ordinary(os.stat(file))  # before opening: opening a device may have side effects
         descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a name with a NUL in it
+    except ValueError as error:  # the name contains a NUL
         raise OSError(errno.EINVAL, str(error)) from error
     try:
         _check_ordinary(os.fstat(descriptor))
@@ -111,29 +111,29 @@ def open_file(file: Path) -> io.FileIO:
 
 
 def read_file(file: Path, most_bytes: int) -> bytes:
-    """Read an ordinary file whole.
+    """Read a whole ordinary file.
 
     Args:
         file: The file.
-        most_bytes: The size above which it is refused.
+        most_bytes: Maximum size; larger files are refused.
 
     Raises:
-        OSError: It is not there, cannot be read, is no ordinary file, or is too large.
+        OSError: The file is missing, unreadable, not an ordinary file, or too large.
     """
     with open_file(file) as opened:
         return _read(opened, most_bytes)
 
 
 def read_text(file: Path, most_bytes: int, *, ordinary: bool = True) -> str:
-    """Read a text in UTF-8 whole.
+    """Read a whole UTF-8 text file.
 
     Args:
         file: The file.
-        most_bytes: The size above which it is refused.
-        ordinary: Whether it must be an ordinary file; what a person names may also be a pipe.
+        most_bytes: Maximum size; larger files are refused.
+        ordinary: Whether only an ordinary file is accepted. A file named by a person may also be a pipe.
 
     Raises:
-        OSError: It is not there, cannot be read, is too large, or is not UTF-8.
+        OSError: The file is missing, unreadable, too large, or not UTF-8.
     """
     with open_file(file) if ordinary else open(file, "rb", buffering=0) as opened:
         content = _read(opened, most_bytes)
@@ -157,22 +157,22 @@ def _read(opened: io.FileIO, most_bytes: int) -> bytes:
     while piece := opened.read(min(_BUFFER_BYTES, most_bytes + 1 - len(content))):
         content += piece
     if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"larger than the {most_bytes} bytes that are read")
+        raise OSError(errno.EFBIG, f"larger than the {most_bytes} bytes allowed")
     return bytes(content)
 
 
 @contextmanager
 def whole_file(file: Path, *, synced: bool = True) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is complete; nothing is left behind when writing fails.
+    """Write a file that is renamed to its final name when complete, and removed if writing fails.
 
-    What writers of this file that were killed have left is removed first.
+    Drafts of this file left by killed writers are removed first.
 
     Args:
-        file: Its name; what has it now is replaced.
-        synced: Whether it shall survive a power cut that comes right after.
+        file: The final name; an existing file is replaced.
+        synced: Whether to sync the file to disk, so that it survives a power cut.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     _sweep_files(file)
     draft = file.with_name(f".{file.name}.{os.getpid()}-{secrets.token_hex(4)}{_UNFINISHED}")
@@ -200,10 +200,10 @@ def _sweep_files(file: Path) -> None:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Write a file's content, as ``whole_file`` does, for all who may read its directory.
+    """Write a file's content as ``whole_file`` does, readable for all who may read its directory.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     with whole_file(file) as opened:
         let_read(opened.fileno(), file.parent)
@@ -211,38 +211,38 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def let_read(descriptor: int, directory: Path) -> None:
-    """Let those read a file who may read its directory, whatever the umask of who has made it.
+    """Make a file readable for all who may read its directory, whatever the umask of its creator.
 
     Raises:
-        OSError: The directory is not there.
+        OSError: The directory does not exist.
     """
     wanted = os.stat(directory).st_mode & (stat.S_IRGRP | stat.S_IROTH)
     has = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if has | wanted != has:
-        with suppress(OSError):  # it is somebody else's, or its file system has no permissions
+        with suppress(OSError):  # another user owns it, or the file system has no permissions
             os.fchmod(descriptor, has | wanted)
 
 
 @contextmanager
 def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
-    """A directory to be filled and then renamed; removed at the end if it is there still.
+    """Create a directory to be filled and then renamed; on exit, remove it if it was not renamed.
 
-    It is locked as long as somebody lives who writes to it, so that what a killed process left can be told:
-    ``is_abandoned``.
+    It is locked while its writer lives, so that ``is_abandoned`` can recognise the drafts of killed
+    processes.
 
     Args:
-        parent: Where it is made.
-        prefix: What its name begins with.
+        parent: The parent directory.
+        prefix: Prefix of the draft's name.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The directory cannot be created.
     """
     draft = parent / f"{prefix}{os.getpid()}-{secrets.token_hex(4)}"
     descriptor = -1
     try:
         draft.mkdir()
         descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # a file system without locks, as NFS is for directories: see `is_abandoned`
+        with suppress(OSError):  # no locks on this file system, as for directories on NFS: see `is_abandoned`
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield draft
     finally:
@@ -252,9 +252,10 @@ def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_abandoned(draft: Path) -> bool:
-    """Whether nobody writes to a draft, directory or file: who does holds a lock on it, and takes it at once.
+    """Return whether no process writes to a draft any more, a directory or a file.
 
-    On file systems without such locks, it is abandoned when nothing in it has changed for an hour.
+    A writer locks its draft right after creating it, so an unlocked draft is abandoned after a minute. On
+    file systems without such locks, a draft is abandoned if nothing in it has changed for an hour.
     """
     now, is_lockable = datetime.now(UTC).timestamp(), True
     try:
@@ -273,7 +274,7 @@ def is_abandoned(draft: Path) -> bool:
         if is_lockable:
             return now - os.stat(draft).st_mtime > _ABANDONED_SECONDS
         return now - _last_change(draft) > _SILENT_SECONDS
-    except OSError:  # gone, or being filled
+    except OSError:  # removed, or being written
         return False
 
 
@@ -285,7 +286,7 @@ def _last_change(draft: Path) -> float:
 
 
 def sync_tree(directory: Path) -> None:
-    """Make a directory's files, and the names in it, survive a power cut.
+    """Sync a directory's files and the names in it to disk, so that they survive a power cut.
 
     Raises:
         OSError: They cannot be written to disk.
@@ -298,7 +299,7 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in a directory survive a power cut.
+    """Sync the names in a directory to disk, so that they survive a power cut.
 
     Raises:
         OSError: They cannot be written to disk.

@@ -1,7 +1,7 @@
 """The engine: models from a directory or from Python objects, batched and versioned, called in process.
 
-The same engine answers behind the REST and gRPC front ends; they add codecs, nothing else. Everything but
-the models' own work happens in the serving thread: that of the event loop in which the engine was started.
+The REST and gRPC front ends use the same engine and add only codecs. All work except the models' own runs in
+the serving thread, which is the thread of the event loop in which the engine was started.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _SETTLED = frozenset({State.READY, State.FAILED})
 
 
 class ModelSpec(NamedTuple):
-    """Which model a request means, as TensorFlow Serving's ModelSpec.
+    """The model that a request addresses, like TensorFlow Serving's ModelSpec.
 
     Attributes:
         name: The model's name.
-        version: A version's number; None for the default version.
-        label: A label that points at a version; not together with ``version``.
-        signature: Which way to call it; the default one if empty.
+        version: Number of a version; None for the default version.
+        label: Label that points at a version; not together with ``version``.
+        signature: Name of the signature; the default one if empty.
     """
 
     name: str
@@ -60,22 +60,22 @@ class ModelSpec(NamedTuple):
 
 
 class Engine:
-    """Models that answer in process.
+    """Models served in process.
 
     Use it as an asynchronous context manager in the loop that shall serve, or ``with Engine.in_thread(…)``
-    from ordinary code::
+    from synchronous code::
 
         async with Engine("models") as engine:
             answer = await engine.predict("half_plus_two", {"x": [1.0, 2.0]})
 
     Attributes:
         config: The settings.
-        manager: Which versions are loaded.
-        totals: What each model's versions have done together.
-        outcomes: Where calls end, and whoever wants to know of each observes.
-        archive: What inputs of models come from, where their settings say so; None without one.
-        on_change: Told the name of a model when one of its versions has changed, in the serving thread.
-        awaits_archive: Whether models with such inputs wait for ``use_archive``, and are not there before.
+        manager: The Manager of the loaded versions.
+        totals: Totals of each model over all its versions.
+        outcomes: Records how calls end, and notifies observers of each call.
+        archive: Source of model inputs that come from an archive, if settings say so; None without one.
+        on_change: Called with a model's name when one of its versions has changed, in the serving thread.
+        awaits_archive: Whether models with such inputs are held back until ``use_archive``.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class Engine:
         archive: Archive | None = None,
         source: Callable[[Want], Source] | None = None,
     ) -> None:
-        """Describe an engine; ``start`` or ``async with`` brings it to life.
+        """Describe an engine; ``start`` or ``async with`` starts it.
 
         Args:
-            models: A directory of models, ``DIR/NAME/NUMBER/…``, watched for new versions.
-            config: The settings; the defaults if left out.
+            models: Directory of models, ``DIR/NAME/NUMBER/…``, watched for new versions.
+            config: The settings; defaults if None.
             objects: Servables by name, served as version 1 of models beside those of the directory.
-            batching: The batching policy of ``objects``.
-            archive: What inputs of models come from; the caller closes it, after the engine.
-            source: Makes what says which versions are wanted, where that is not a look at the directories.
+            batching: Batching policy of ``objects``.
+            archive: Source of model inputs that come from an archive; closed by the caller, after the engine.
+            source: Creates the Source of wanted versions, if it is not a scan of the directories.
 
         Raises:
             ConfigError: There is nothing to serve, or ``batching`` asks for processes.
@@ -143,7 +143,7 @@ class Engine:
     def from_objects(
         cls, objects: Mapping[str, Servable], *, batching: BatchingPolicy | None = None
     ) -> Engine:
-        """An engine over Servables that exist already.
+        """Create an engine over existing Servables.
 
         Args:
             objects: Servables by name, each served as version 1.
@@ -157,10 +157,10 @@ class Engine:
         return self.manager.serving()
 
     async def start(self, *, wait: bool = True) -> None:
-        """Start loading, in the running event loop, whose thread becomes the serving thread.
+        """Start loading models in the running event loop, whose thread becomes the serving thread.
 
         Args:
-            wait: Whether to return only when every model has been loaded, or has failed to, once.
+            wait: Whether to wait until each model has been loaded or has failed once.
 
         Raises:
             ConfigError: The directory of models cannot be read, or the configuration is wrong.
@@ -190,7 +190,7 @@ class Engine:
             await self._settled.wait()
 
     def _want(self, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
-        """Take the Source's whole wanted state, and add the objects that were given in process."""
+        """Apply the Source's complete wanted state, plus the objects passed in process."""
         self._wanted = wanted, unusable
         models = {name: Wanted({1: Path(name)}, self._object_config) for name in self._objects}
         waits = {name for name, one in wanted.items() if self.awaits_archive and one.config.inputs}
@@ -199,7 +199,7 @@ class Engine:
         self._look_whether_settled()
 
     def use_archive(self, archive: Archive) -> None:
-        """Have inputs of models come from an archive, once it is open. Serving thread only.
+        """Take model inputs from an archive, once it is open. Serving thread only.
 
         Args:
             archive: The archive; the caller closes it.
@@ -220,31 +220,31 @@ class Engine:
             self._settled.set()
 
     def _is_settled(self, model: str) -> bool:
-        """Whether each version of a model is ready, or has failed once; so labels point somewhere."""
+        """Return whether each version of a model is ready or has failed once, so that labels resolve."""
         if not self.manager.knows(model):
             return True
         return all(status.state in _SETTLED or status.attempts > 1 for status in self.manager.status(model))
 
     @property
     def is_settled(self) -> bool:
-        """Whether every model has been loaded, or has failed to, once."""
+        """Whether each model has been loaded or has failed once."""
         return self._settled.is_set()
 
     async def settle(self, timeout_seconds: float) -> bool:
-        """Wait until every model has been loaded, or has failed to, once.
+        """Wait until each model has been loaded or has failed once.
 
         Args:
-            timeout_seconds: How long to wait at the most.
+            timeout_seconds: Longest wait in seconds.
 
         Returns:
-            Whether that came true.
+            False if the wait timed out.
         """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), timeout_seconds)
         return self.is_settled
 
     async def close(self) -> None:
-        """Let every model answer what it has taken, and unload it."""
+        """Let each model answer its accepted requests, then unload it."""
         if not self._started:
             return
         self._started = False
@@ -255,7 +255,7 @@ class Engine:
         await closed.wait()
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until every model has been loaded or has failed to."""
+        """Start, and wait until each model has been loaded or has failed once."""
         await self.start()
         return self
 
@@ -276,7 +276,7 @@ class Engine:
         batching: BatchingPolicy | None = None,
         archive: Archive | None = None,
     ) -> Iterator[Engine]:
-        """Run an engine in a thread of its own: call ``predict_blocking``; no event loop is needed.
+        """Run an engine in a thread of its own, for ``predict_blocking`` without an event loop.
 
         Args:
             models: As in ``Engine``.
@@ -302,19 +302,19 @@ class Engine:
     # --- predicting ---
 
     def loaded(self, model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
-        """The loaded version that a request means.
+        """Return the loaded version that a request addresses.
 
-        Serving thread only; submit to it before awaiting anything.
+        Serving thread only; submit to the version before awaiting anything.
 
         Args:
             model: The model's name.
             version: The version's number; None for the default one.
-            label: A label that points at a version; not together with ``version``.
+            label: Label that points at a version; not together with ``version``.
 
         Raises:
             NotFound: There is no such model, version or label.
-            Unavailable: It is still loading.
-            FailedPrecondition: It failed to load.
+            Unavailable: The version is still loading.
+            FailedPrecondition: The version failed to load.
         """
         return self.manager.get(model, version, label)
 
@@ -327,16 +327,16 @@ class Engine:
         deadline: float = NO_DEADLINE,
         waiter: Waiter | None = None,
     ) -> Request:
-        """Predict at the lowest cost: answered by a callback, once. Serving thread only.
+        """Predict at the lowest cost, with a callback that is called once. Serving thread only.
 
-        That is a call of its own: it ends when the callback is called, or when nobody waits any more.
+        The request is a call of its own, which ends when the callback is called or the caller leaves.
 
         Args:
-            loaded: From ``loaded``, got in the same turn of the event loop.
+            loaded: From ``loaded``, obtained in the same turn of the event loop.
             inputs: From ``Signature.check``, or made by a codec.
-            respond: Called in the serving thread with the Answer or the error; perhaps before this returns.
-            deadline: On the monotonic clock, in seconds.
-            waiter: Tells whether somebody still waits; without one, ``Request.abandon`` does.
+            respond: Called in the serving thread with the Answer or the error, possibly before this returns.
+            deadline: Deadline on the monotonic clock, in seconds.
+            waiter: Tells whether the caller still waits; without one, use ``Request.abandon``.
 
         Returns:
             The request, which can be abandoned.
@@ -355,18 +355,19 @@ class Engine:
         deadline: float = NO_DEADLINE,
         call: Call | None = None,
     ) -> asyncio.Future[Answer]:
-        """Predict; await the future for the Answer. Cancelling it means that it is not computed.
+        """Predict; await the future for the Answer. Cancelling it drops the request.
 
-        What it is for is the caller's call, which ends there: see ``headrace.outcomes``.
+        The request belongs to the caller's call, which the caller ends: see ``headrace.outcomes``.
 
         Args:
-            loaded: From ``loaded``, got in the same turn of the event loop.
+            loaded: From ``loaded``, obtained in the same turn of the event loop.
             inputs: Checked inputs.
-            deadline: On the monotonic clock, in seconds.
-            call: What the request came with; told who answered, if that is not the model. Not ended here.
+            deadline: Deadline on the monotonic clock, in seconds.
+            call: The request's call, notified of the origin if the answer is not from the model. Not ended
+                here.
 
         Returns:
-            A future of this engine's loop; its exception is the HeadraceError why there is no answer.
+            A future of this engine's loop; its exception is the HeadraceError if there is no answer.
         """
         future: asyncio.Future[Answer] = self._loop.create_future()
         if call is not None and call.outcome is not None:
@@ -382,20 +383,19 @@ class Engine:
         outputs: Iterable[str] = (),
         timeout_seconds: float | None = None,
     ) -> dict[str, Array]:
-        """Answer one request; concurrent ones share batches.
+        """Answer one request; concurrent requests share batches.
 
         Args:
-            model: The model's name; or a ModelSpec for a certain version, label or signature of it.
+            model: The model's name, or a ModelSpec for a version, label or signature.
             inputs: Arrays or nested lists by input name; the first axis is rows, the same number in each.
-            outputs: The outputs wanted; all of them if empty.
-            timeout_seconds: How long the answer is worth waiting for; refused at once when that cannot be
-                kept.
+            outputs: Names of the outputs to return; all if empty.
+            timeout_seconds: Timeout in seconds; the request is refused at once if it cannot be met.
 
         Returns:
             Arrays by output name, views of the batch's outputs with this request's rows.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: There is no answer.
         """
         call = self._in_process_call()
         try:
@@ -429,7 +429,7 @@ class Engine:
         outputs: Iterable[str] = (),
         timeout_seconds: float | None = None,
     ) -> dict[str, Array]:
-        """Answer one request from any thread but the serving one; concurrent ones share batches.
+        """Answer one request from any thread but the serving thread; concurrent requests share batches.
 
         Args:
             model: As in ``predict``.
@@ -438,7 +438,7 @@ class Engine:
             timeout_seconds: As in ``predict``.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: There is no answer.
         """
         if self._forks != crossing.forks:
             raise FailedPrecondition(crossing.why_not(self._forks))
@@ -459,16 +459,16 @@ class Engine:
         outputs: Iterable[str],
         timeout_seconds: float | None,
     ) -> dict[str, Array] | None:
-        """Answer one request without the serving thread; None where that has to see to it.
+        """Answer one request without the serving thread; return None if the serving thread must do it.
 
-        It has to where nothing is ready, something stands around the Batcher, or a model asks itself.
+        It must if no version is ready, a Predictor stands around the Batcher, or a model calls itself.
         """
         find, which = self.manager.ready_now, (spec.name, spec.version, spec.label)
         loaded = find(*which)
         callers = loaded.callers if loaded is not None else None
         if loaded is None or callers is None or callers.works_here:
             if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
-                raise self._refused(f"{loaded.name} asks itself while its only instance computes")
+                raise self._refused(f"{loaded.name} calls itself while its only instance is busy")
             say_waiting()
             return None
         outcome = Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None
@@ -491,7 +491,7 @@ class Engine:
         return given
 
     def _refused(self, why: str) -> FailedPrecondition:
-        """End a blocking call, in its own thread, that would wait for ever."""
+        """End a blocking call, in its own thread, that would otherwise hang."""
         error = FailedPrecondition(why)
         self.outcomes.ended_in_thread(self._in_process_call().outcome, error, self._clock)
         return error

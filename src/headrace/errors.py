@@ -1,37 +1,37 @@
-"""Every error headrace raises on purpose.
+"""All errors that headrace raises deliberately.
 
-The tree, named for what the caller can do about it::
+The tree, organised by what the caller can do about the error::
 
     HeadraceError
-      x InvalidRequest          the request is wrong: change it; retrying as it is cannot help
-        + TooLarge              it is larger than this server takes
-        + InvalidRows           some rows of a batch are wrong: a model says which, and only those fail
+      x InvalidRequest          the request is wrong: change it; a retry of the same request cannot help
+        + TooLarge              the request exceeds this server's limits
+        + InvalidRows           some rows of a batch are wrong: the model names them, and only those fail
       x NotFound                no such model, version, label or signature here
-      x Unauthenticated         nobody knows who asks: come with a key that is known here
-      x PermissionDenied        it is known who asks, and he may not
+      x Unauthenticated         the caller is unknown: send a key that this server knows
+      x PermissionDenied        the caller is known, but lacks the permission
       x FailedPrecondition      right request, wrong moment or mode: the operator must act first
-      x Conflict                it is there already, or somebody else is changing it
+      x Conflict                the object exists already, or is being changed concurrently
       x Refused                 nothing was computed; the same request may succeed later
-        + OverLimit             the caller has had what he may have for now
-        + Overloaded            the queue is full, or the wait would outlast the deadline
+        + OverLimit             the caller has exhausted its quota for now
+        + Overloaded            the queue is full, or the wait would exceed the deadline
         + Unavailable           the model or the server is starting, draining or gone
       x DeadlineExceeded        the answer would have come too late
-      x Cancelled               nobody waits for the answer any more
-      x Unsupported             a feature of the protocol that this server does not have
+      x Cancelled               the caller no longer waits for the answer
+      x Unsupported             a feature of the protocol that this server lacks
       x ModelError              the model itself failed on this request
-        + ModelDied             its own process ended over it: sent again, it may well do that again
-      x LoadError               a version could not be loaded; the old one goes on
-        + NotLoadable           nor ever, from these files with these settings: it is not tried again
-          + NewerFormat         a newer headrace wrote it
+        + ModelDied             the model's process crashed on it; a retry may crash it again
+      x LoadError               a version could not be loaded; loaded versions keep serving
+        + NotLoadable           permanent with these files and settings: there is no retry
+          + NewerFormat         written by a newer headrace
       x ConfigError             a setting is wrong; the server does not start
-      x StreamError             a row of a stream cannot be learnt from; what came before it was
+      x StreamError             a row of a stream cannot be learnt from; the rows before it were
 
 Protocol codes live at the edge, in ``headrace.status``: no class here knows HTTP or gRPC.
-Messages reach clients: they hold what the client sent and what the model wants, never paths or tracebacks.
-Where operators need more (what a model's code raised, where a store is), ``told`` is what callers get.
-``LoadError`` and ``ConfigError`` are for operators and may name files. Messages repeat texts from outside as
-they came, so every message is cut to ``LONGEST_MESSAGE`` characters here, and what is no Unicode text in it
-is escaped, once for all of them.
+Messages reach clients. They repeat what the client sent and what the model expects, never paths or
+tracebacks. If operators need more (an exception in a model's code, a store's address), ``told`` is the
+callers' version. ``LoadError`` and ``ConfigError`` are for operators and may name files. Messages repeat
+external text, so each message is cut to ``LONGEST_MESSAGE`` characters here, and invalid Unicode in it is
+escaped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 LONGEST_MESSAGE = 4000
-"""The most characters of an error's message; a longer one loses its middle."""
+"""Maximum length of an error message in characters; a longer one loses its middle."""
 
 _END_KEPT = 1000
 _LONGEST_SHOWN = 100
@@ -49,18 +49,18 @@ _NAMES_COMPARED = 100
 
 
 class HeadraceError(Exception):
-    """The base of every error that headrace raises on purpose."""
+    """Base class of all errors that headrace raises deliberately."""
 
     retriable = False
 
     _told = ""
 
     def __init__(self, message: str | None = None, *, told: str = "") -> None:
-        """Say what happened.
+        """Create the error.
 
         Args:
-            message: For people; cut to ``LONGEST_MESSAGE`` characters. The name of the class stands for None.
-            told: What callers are told, where the message is for operators only.
+            message: Text for people, cut to ``LONGEST_MESSAGE`` characters; the class name if None.
+            told: Text for callers, if the message is for operators only.
         """
         super().__init__(self.__class__.__name__ if message is None else _printable(message))
         if told:
@@ -73,19 +73,19 @@ class HeadraceError(Exception):
 
     @property
     def told(self) -> str:
-        """The text for callers, who may be anybody: the message, or what was put in its place."""
+        """The text for callers, who may be anybody: the message, or its replacement."""
         return self._told or self.message
 
 
 def shown(text: str | bytes) -> str:
-    """A name or text from outside as a message repeats it: cut before it is printed, however long it is."""
+    """Return an external name or text for a message, cut before it is formatted if it is long."""
     if len(text) <= _LONGEST_SHOWN:
         return repr(text)
     return f"{text[:_LONGEST_SHOWN]!r} … ({len(text)} in all)"
 
 
 def listed(names: Iterable[object], most: int = 50) -> str:
-    """Names for a message, one after the other: of many the first, and how many more there are."""
+    """Join names for a message; of many, the first ones and the number of the others."""
     every = list(map(str, names))
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
@@ -96,16 +96,16 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+|\b0x[0-9a-fA-F]{6,}\b")
 
 
 def without_paths(text: str) -> str:
-    """A text that may name files, without the directories that they lie in, and without memory addresses."""
+    """Return a text without the directories of the files it names, and without memory addresses."""
     return _ADDRESS.sub("", _PATH.sub("", text))
 
 
 def instead(name: str, there: Iterable[str]) -> str:
-    """What to say of a name that is not there: the one that it may be meant to be, and which there are.
+    """Return a hint for a name that was not found: the most similar name, and the existing names.
 
     Args:
-        name: What came.
-        there: The names that there are; only the first ones are compared and told.
+        name: The name that was requested.
+        there: The existing names; only the first ones are compared and listed.
     """
     names = list(there)
     if not names:
@@ -117,15 +117,15 @@ def instead(name: str, there: Iterable[str]) -> str:
 
 
 def nearest(name: str, there: Sequence[str]) -> str:
-    """The name that a mistyped one may be meant to be; "" for none."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only for what is wrong
+    """Return the existing name most similar to a mistyped one, formatted; "" if none is similar."""
+    from difflib import get_close_matches  # noqa: PLC0415 - only needed for errors
 
     near = get_close_matches(name[:_LONGEST_SHOWN], there, 1)
     return shown(near[0]) if near else ""
 
 
 def _printable(message: str) -> str:
-    """Cut a message, and escape halves of surrogate pairs, which JSON may hold and no answer can carry."""
+    """Cut a message, and escape lone surrogates, which JSON may contain but no response can carry."""
     message = _cut(message)
     if message.isascii():
         return message
@@ -133,7 +133,7 @@ def _printable(message: str) -> str:
 
 
 def _cut(message: str) -> str:
-    """Leave out the middle: a message begins with what is wrong, and ends with the way out."""
+    """Cut the middle of a text: a message begins with the problem, and ends with the remedy."""
     if len(message) <= LONGEST_MESSAGE:
         return message
     left_out = f" … ({len(message)} characters in all) … "
@@ -141,17 +141,17 @@ def _cut(message: str) -> str:
 
 
 class InvalidRequest(HeadraceError):
-    """The request is wrong, and stays wrong when it is sent again.
+    """The request is wrong; a retry of the same request fails again.
 
     Attributes:
-        field: What is wrong, as the client wrote it (an input's name, a JSON path, a header), or "".
+        field: The wrong part, as the client wrote it (an input's name, a JSON path, a header), or "".
     """
 
     def __init__(self, message: str, *, field: str = "") -> None:
-        """Say what is wrong.
+        """Create the error.
 
         Args:
-            message: What was expected, what came, and the way out.
+            message: The expected and the actual value, and the fix.
             field: The part of the request that is wrong; put in front of the message.
         """
         self.field = _cut(field)
@@ -159,26 +159,26 @@ class InvalidRequest(HeadraceError):
 
 
 class TooLarge(InvalidRequest):
-    """The request, as it came or decompressed, is larger than this server takes."""
+    """The request, as sent or decompressed, exceeds this server's limits."""
 
 
 class InvalidRows(InvalidRequest):
-    """Some rows are wrong; raised by a model that can name them all, before it has computed anything.
+    """Some rows are wrong; raised by a model that can name them all before it computes anything.
 
-    Of a batch, only the requests with such rows fail then; the others are computed together, without them.
+    In a batch, only the requests with such rows fail; the others are computed together without them.
 
     Attributes:
-        rows: What is wrong with each row that is, by its number; see ``of``.
+        rows: The error of each wrong row, by row number; see ``of``.
     """
 
     def __init__(
         self, message: str, *, field: str = "", rows: Mapping[int, tuple[str, str]] | None = None
     ) -> None:
-        """Say what is wrong; ``of`` makes the message of the rows.
+        """Create the error; ``of`` derives the message from the rows.
 
         Args:
-            message: What is wrong with the first of them.
-            field: Its input; put in front of the message.
+            message: The problem of the first wrong row.
+            field: Input of that row; put in front of the message.
             rows: As the attribute, in ascending order.
         """
         super().__init__(message, field=field)
@@ -187,18 +187,18 @@ class InvalidRows(InvalidRequest):
 
     @classmethod
     def of(cls, rows: Mapping[int, tuple[str, str]]) -> InvalidRows:
-        """The error of these rows, at least one; its message is about the first.
+        """Return the error for these rows, at least one; its message is about the first.
 
         Args:
-            rows: For each wrong row, by its number, the input that is wrong, and what its error says after
-                ``row 7``: ``: expected …``, or ``, column 3: expected …``.
+            rows: For each wrong row, by its number, the wrong input and the text that its error message has
+                after ``row 7``: ``: expected …``, or ``, column 3: expected …``.
         """
         rows = dict(sorted(rows.items()))
         row, (field, reason) = next(iter(rows.items()))
         return cls(f"row {row}{reason}", field=field, rows=rows)
 
     def within(self, start: int, stop: int) -> InvalidRequest | None:
-        """The error of the rows ``start:stop``, counted from ``start``, if one of them is wrong.
+        """Return the error for the rows ``start:stop``, renumbered from ``start``; None if none is wrong.
 
         Args:
             start: The first of the rows.
@@ -212,29 +212,29 @@ class InvalidRows(InvalidRequest):
 
 
 class NotFound(HeadraceError):
-    """There is no model, version, label or signature of that name here."""
+    """No model, version, label or signature has that name here."""
 
     _alone = ""
 
     def __init__(self, message: str | None = None, *, told: str = "", others: str = "") -> None:
-        """Say what is not there.
+        """Create the error.
 
         Args:
             message: As for every error.
             told: As for every error.
-            others: What there is instead, in words; ends the message, for who may know of all of them.
+            others: The existing alternatives, as text appended to the message; for callers who may know them.
         """
         super().__init__(f"{message}; {others}" if others else message, told=told)
         if others and message:
             self._alone = message
 
     def without_others(self) -> NotFound:
-        """The same error, for who may not know what else there is."""
+        """Return the same error for a caller that may not know the alternatives."""
         return NotFound(self._alone) if self._alone else self
 
 
 class Unauthenticated(HeadraceError):
-    """It came without a key, or with one that is not known here."""
+    """The request came without a key, or with one that is not known here."""
 
 
 class PermissionDenied(HeadraceError):
@@ -242,11 +242,11 @@ class PermissionDenied(HeadraceError):
 
 
 class FailedPrecondition(HeadraceError):
-    """The request is well formed but the server is not in a state, or not configured, to do it."""
+    """The request is well formed, but the server's state or configuration does not allow it."""
 
 
 class Conflict(HeadraceError):
-    """What should be made exists already, or something else is changing it now."""
+    """The object to create exists already, or is being changed concurrently."""
 
 
 _LONGEST_RETRY_SECONDS = 86_400.0
@@ -256,26 +256,26 @@ class Refused(HeadraceError):
     """Nothing was computed; the same request may succeed later.
 
     Attributes:
-        retry_after_seconds: When trying again makes sense, as far as can be told.
+        retry_after_seconds: Estimated time in seconds after which a retry makes sense.
     """
 
     retriable = True
 
     def __init__(self, message: str, *, retry_after_seconds: float = 1.0, told: str = "") -> None:
-        """Refuse, and say when to come back.
+        """Create the error.
 
         Args:
-            message: Why, with the numbers that decided it.
-            retry_after_seconds: An estimate of when the refusal's reason is over.
-            told: What callers are told, where the message is for operators only.
+            message: The reason, with the numbers that decided it.
+            retry_after_seconds: Estimated time in seconds after which a retry makes sense.
+            told: Text for callers, if the message is for operators only.
         """
         super().__init__(message, told=told)
-        # A model's own code may say anything; what is no time, NaN included, becomes one.
+        # A model's own code may pass any value; this clamps it to a valid time, NaN included.
         self.retry_after_seconds = min(max(0.0, retry_after_seconds), _LONGEST_RETRY_SECONDS)
 
 
 class OverLimit(Refused):
-    """The caller has had what he may have for now; others are answered."""
+    """The caller has exhausted its quota for now; other callers are answered."""
 
 
 class Overloaded(Refused):
@@ -295,66 +295,65 @@ class Cancelled(HeadraceError):
 
 
 class Unsupported(HeadraceError):
-    """A feature of the protocol that this server does not have."""
+    """The request needs a feature of the protocol that this server lacks."""
 
 
 class ModelError(HeadraceError):
-    """The model failed on this request, or answered with something that its signature forbids."""
+    """The model failed on this request, or returned outputs that violate its signature."""
 
 
 class ModelDied(ModelError):
     """The process of an isolated model ended while it computed this request.
 
-    Where the request was computed alone, it may be what ended the process: so it is not to be sent again as
-    it is. Requests that were computed together with others are refused instead, as ``Unavailable``: hardly
-    any of them is to blame.
+    A request that was computed alone may have crashed the process, so it should not be retried unchanged.
+    Requests that were computed together are refused as ``Unavailable`` instead, as most of them are innocent.
     """
 
     def shared(self, requests: int) -> Unavailable:
-        """What each of several requests is told that were computed together."""
+        """Return the error for each of several requests that were computed together."""
         return Unavailable(f"{self.message}, together with {requests - 1} others; try again")
 
 
 class LoadError(HeadraceError):
-    """A version could not be loaded; versions that are loaded go on."""
+    """A version could not be loaded; loaded versions keep serving."""
 
 
 class NotLoadable(LoadError):
-    """A version cannot be loaded from its files with these settings, however often it is tried.
+    """A version cannot be loaded from its files with these settings, however often this is retried.
 
-    What may pass by itself (a disk that fails, memory that is short, a file that others write) is a plain
-    LoadError, which is tried again.
+    Conditions that may pass (a failing disk, low memory, a file being written by others) are a plain
+    LoadError, which is retried.
     """
 
 
 class NewerFormat(NotLoadable):
-    """A newer headrace wrote this, in a format that is not known here; it is not damaged."""
+    """A newer headrace wrote this, in an unknown format; it is not damaged."""
 
 
 class ConfigError(HeadraceError):
-    """A setting is wrong; the message names it, what it may be, and what it was."""
+    """A setting is wrong; the message names the setting, the expected values and the actual one."""
 
 
 class PlaceTaken(ConfigError):
-    """A port that is set is somebody else's now; it may be free later, without a change of the settings."""
+    """A configured port is in use; it may become free without a change of the settings."""
 
 
 class StreamError(HeadraceError):
-    """A stream is cut, corrupt, or holds a row that cannot be learnt from; all rows before it were good.
+    """A stream is cut, corrupt, or contains a row that cannot be learnt from; all rows before it were good.
 
     Attributes:
-        row: The number of the first row that is not good, from 0.
-        field: The field that is wrong; "" if it is the stream itself.
-        problem: The message, without where that is.
+        row: Number of the first bad row, from 0.
+        field: The wrong field; "" if the stream itself is wrong.
+        problem: The message without the position.
     """
 
     def __init__(self, message: str, *, row: int = 0, field: str = "") -> None:
-        """Say what is wrong, and where.
+        """Create the error.
 
         Args:
-            message: What was expected, what came, and the way out.
-            row: The number of the row, from the stream's start; put in front of the message.
-            field: The field; put in front of the message.
+            message: The expected and the actual value, and the fix.
+            row: Number of the row, from the stream's start; put in front of the message.
+            field: The wrong field; put in front of the message.
         """
         where = f"row {row}, field {field!r}" if field else f"row {row}"
         super().__init__(f"stream, {where}: {message}")
@@ -363,5 +362,5 @@ class StreamError(HeadraceError):
         self.problem = message
 
     def within(self, where: str) -> StreamError:
-        """The same, with more about where the row is."""
+        """Return the same error with more detail about the position."""
         return StreamError(f"{self.problem}; {where}", row=self.row, field=self.field)

@@ -1,8 +1,8 @@
-"""Numbers of formats: what a newer headrace wrote is refused as that, before anything else in it is read.
+"""Format numbers: a file written by a newer headrace is refused before anything else in it is read.
 
-Each file says the number of its format. It grows with each change after which a headrace that does not know
-of it would misread the file, or lose something in it; what may be left unread grows no number. Without one,
-the format is the first. What was written with a smaller number is read.
+Each file contains the number of its format; without one, the format is 1. The number grows with each change
+that would make an older headrace misread the file or lose data. Additions that may be ignored do not change
+the number. Files with smaller numbers are read.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ class _Header(msgspec.Struct):
 def check_format(
     content: bytes | str, known: int, where: str, error: type[HeadraceError] = NewerFormat
 ) -> None:
-    """Refuse JSON of a newer format; what is no JSON, or says no number, is left to whoever reads it all.
+    """Refuse JSON of a newer format; content that is not JSON, or has no number, is left to the caller.
 
     Args:
-        content: The file.
-        known: The newest format that is read.
-        where: What to call it in the error.
-        error: What to raise.
+        content: The file's content.
+        known: The newest format that can be read.
+        where: Name of the file in the error.
+        error: The class of the error to raise.
 
     Raises:
-        HeadraceError: It is of a newer format; of the kind that was asked for.
+        HeadraceError: The format is newer; of the class ``error``.
     """
     try:
         found = msgspec.json.decode(content, type=_Header).format
-    except (msgspec.DecodeError, ValueError, RecursionError):  # a ValueError: not UTF-8
+    except (msgspec.DecodeError, ValueError, RecursionError):  # ValueError: not UTF-8
         return
     check_number(found, known, where, error)
 
 
 def check_number(found: object, known: int, where: str, error: type[HeadraceError] = NewerFormat) -> None:
-    """Refuse a number that is larger than what is known; what is no number is left to whoever reads it.
+    """Refuse a format number larger than the known one; a value that is no number is left to the caller.
 
     Args:
         found: The number of the file's format.
-        known: The newest format that is read.
-        where: What to call the file in the error.
-        error: What to raise.
+        known: The newest format that can be read.
+        where: Name of the file in the error.
+        error: The class of the error to raise.
 
     Raises:
-        HeadraceError: It is larger; of the kind that was asked for.
+        HeadraceError: The number is larger; of the class ``error``.
     """
     if isinstance(found, int) and found > known:
         raise error(f"{where}: format {found} is newer than {known}; update headrace")

@@ -1,15 +1,15 @@
-"""One LMDB environment, shared by threads and processes: reads wait for nobody, writes wait in time.
+"""One LMDB environment, shared by threads and processes: reads never block, writes have a timeout.
 
-LMDB's own write lock has no timeout: behind a process that was stopped while it wrote, all others would wait
-for ever. So whoever writes takes a lock of this module first, which ends with ``Unavailable`` when its time
-is over; LMDB's is then free. Two files make it: who waits longest holds ``next.lock``, so that a process
-that writes again and again leaves room for others, and who writes holds ``write.lock``. The system lets go
-of both when a process ends, however it does.
+LMDB's own write lock has no timeout. If a process is suspended while it writes, all other writers hang. So
+writers take the locks of this module first, which raise ``Unavailable`` on timeout; LMDB's lock is then free.
+There are two lock files. The writer holds ``write.lock``, and the next writer holds ``next.lock``, so that a
+process that writes repeatedly leaves room for others. The system releases both when a process ends, however
+it ends.
 
-Reads wait for no process, stopped or not. Only a process's first reader takes a place in a table that all
-share, for which LMDB has a lock; py-lmdb keeps one such place, so the threads of a process read one after the
-other, unless one takes long: they would not be faster side by side (measured; Python's own lock is between
-them). Everything is in the one unnamed database, as named ones need a write to be opened.
+Reads wait for no process, suspended or not. Only a process's first reader takes a slot in the shared reader
+table, for which LMDB has a lock. py-lmdb keeps one such slot, so the threads of a process read one after
+another, unless a read takes long. They would not be faster in parallel (measured), because of the GIL.
+Everything is in the one unnamed database, as opening named ones requires a write.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     import lmdb
 
 Transaction = Any
-"""py-lmdb's; its own types say of every key and value that it may be a memoryview, which none is here."""
+"""A py-lmdb transaction, typed as Any: py-lmdb's types allow memoryviews, which are not used here."""
 
 _MOST_READERS = 2048
 _DATA, _READERS, _NEXT, _WRITE = "data.mdb", "lock.mdb", "next.lock", "write.lock"
-_READER_BYTES = 64  # a reader's place in LMDB's table
-_BLOCK_BYTES = 512  # of what the system says that a file takes
+_READER_BYTES = 64  # size of a slot in LMDB's reader table
+_BLOCK_BYTES = 512  # unit of st_blocks
 CONTENTS_KEY = b"format"
-"""The key by which a file says what it holds; in every file."""
+"""Key of the entry that identifies a file's contents; present in every file."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0001, 0.004
-# A read that takes longer (its pages come from a disk) is not waited for by others.
+# Longest wait for another thread's read, whose pages may have to come from disk.
 _ALONE_SECONDS = 0.005
 _ROOM_BYTES = 16 * 2**20
-# Readers that were killed keep pages from being used again until somebody looks.
+# Slots of killed readers keep pages from being reused until they are checked.
 _READERS_CHECKED_SECONDS = 10.0
 
 _opened: dict[tuple[int, int], LmdbFile] = {}
@@ -52,15 +52,15 @@ _opening = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class LmdbOptions:
-    """How an environment is opened.
+    """Options for opening an environment.
 
     Attributes:
-        path: Its directory; made if it is not there.
-        largest_bytes: How much it may hold. The file may be larger by an eighth and some MB: removing needs
-            room, too, and LMDB cannot even do that in a map without any.
-        sync: Whether what is written survives a loss of power.
-        contents: What the file holds, and in which version, as in ``headrace store 1``; another is refused.
-        tables: How many named tables it may have.
+        path: The directory; created if missing.
+        largest_bytes: Maximum size of the contents. The file may be larger by an eighth and some MB, because
+            deleting also needs free pages.
+        sync: Whether writes are synced to disk, so that they survive a power cut.
+        contents: Kind and version of the contents, such as ``headrace store 1``; other files are refused.
+        tables: Maximum number of named tables.
     """
 
     path: Path
@@ -71,14 +71,14 @@ class LmdbOptions:
 
 
 class NoRoom(Unavailable):
-    """The file has its largest size, or the disk is full; less may still be done."""
+    """The file has reached its maximum size, or the disk is full; operations that add less may succeed."""
 
 
 class LmdbFile:
-    """An environment, opened once in a process however many ask for it."""
+    """An environment, opened once per process and shared by all its users."""
 
     def __init__(self, options: LmdbOptions, environment: lmdb.Environment, locks: _Locks) -> None:
-        """Take over what ``open_lmdb`` has opened."""
+        """Wrap the environment and locks that ``open_lmdb`` has opened."""
         self.options = options
         self.holders = 0
         self._environment = environment
@@ -88,16 +88,16 @@ class LmdbFile:
 
     @property
     def environment(self) -> lmdb.Environment:
-        """LMDB's own; for what it says of itself, and for opening tables within ``writing``."""
+        """LMDB's environment, for its statistics and for opening tables within ``writing``."""
         return self._environment
 
     @property
     def data(self) -> Path:
-        """The file itself."""
+        """Path of the data file."""
         return self.options.path / _DATA
 
     def reading(self) -> _Reading:
-        """A read transaction, for ``with``; of the newest state, and to be short.
+        """Return a context manager for a read transaction on the newest snapshot; keep it short.
 
         Raises:
             Unavailable: There are too many readers, or the file is damaged.
@@ -106,14 +106,14 @@ class LmdbFile:
 
     @contextmanager
     def writing(self, deadline: float, more_bytes: int = 0) -> Iterator[Transaction]:
-        """A write transaction; committed at the end, aborted by an error.
+        """Run a write transaction, committed at the end and aborted on an exception.
 
         Args:
-            deadline: Until when to wait for those who write now, on the monotonic clock.
-            more_bytes: By how much it may grow; 0 for what shall be done in a full file, too.
+            deadline: Deadline on the monotonic clock for taking the write lock.
+            more_bytes: Bytes by which the contents may grow; 0 for writes that must also work in a full file.
 
         Raises:
-            Unavailable: Somebody else wrote for as long; the file or the disk is full.
+            Unavailable: Taking the write lock timed out, or the file or the disk is full.
         """
         import lmdb  # noqa: PLC0415 - an extra
 
@@ -132,8 +132,8 @@ class LmdbFile:
         pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
         if pages * stat["psize"] + more_bytes > self.options.largest_bytes:
             raise NoRoom(
-                f"the LMDB file is full: it holds {pages * stat['psize']} bytes and was to get {more_bytes} "
-                f"more; raise largest_bytes ({self.options.largest_bytes}), or drop what is not needed"
+                f"the LMDB file is full: it holds {pages * stat['psize']} bytes and needs {more_bytes} more; "
+                f"raise largest_bytes ({self.options.largest_bytes}), or remove data"
             )
 
     def _check_readers(self) -> None:
@@ -143,7 +143,7 @@ class LmdbFile:
             self._environment.reader_check()
 
     def close(self) -> None:
-        """Let go of the file, if nobody else in this process holds it."""
+        """Release the file, and close it if nobody else in this process uses it."""
         with _opening:
             self.holders -= 1
             if not self.holders:
@@ -154,7 +154,7 @@ class LmdbFile:
 
 
 class _Reading:
-    """One read: LMDB's transaction, and its errors in the words of whoever uses the store."""
+    """A read transaction that translates LMDB's errors into headrace's."""
 
     __slots__ = ("_alone", "_environment", "_is_alone", "_transaction")
 
@@ -173,7 +173,7 @@ class _Reading:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._transaction.abort()
-        del self._transaction  # only then its place is free for the next one
+        del self._transaction  # only this frees the reader slot for the next one
         self._release()
         if error is not None and (told := _told(error)) is not error:
             raise told from error
@@ -190,39 +190,39 @@ def _told(error: BaseException) -> BaseException:
 
 
 def refused(error: lmdb.Error) -> Unavailable:
-    """What LMDB refuses, in the words of whoever uses the store."""
+    """Return the headrace error for an LMDB error."""
     import lmdb  # noqa: PLC0415 - an extra
 
     if isinstance(error, lmdb.MapFullError):
-        return NoRoom("the LMDB file is full: raise largest_bytes, or drop what is not needed")
+        return NoRoom("the LMDB file is full: raise largest_bytes, or remove data")
     if isinstance(error, lmdb.MapResizedError):
-        return Unavailable("another process has made the LMDB file larger: open it with its largest_bytes")
+        return Unavailable("another process has enlarged the LMDB file: open it with the same largest_bytes")
     if isinstance(error, lmdb.DiskError) or os.strerror(errno.ENOSPC) in str(error):
         return NoRoom(f"the disk under the LMDB file is full: {error}", told="the store is full")
-    if os.strerror(errno.EIO) in str(error):  # what LMDB says of a write that came short, too
+    if os.strerror(errno.EIO) in str(error):  # LMDB also reports short writes this way
         said = f"the disk under the LMDB file is full, or fails: {error}"
         return NoRoom(said, told="the store is full, or fails")
     if isinstance(error, lmdb.ReadersFullError):
         return Unavailable(f"the LMDB file has {_MOST_READERS} readers already: {error}")
     if isinstance(error, lmdb.PanicError):
         return Unavailable(
-            f"the LMDB file could not be written: {error}; it works again when it is opened anew",
+            f"the LMDB file could not be written: {error}; reopen it to write again",
             told="the store could not be written",
         )
     return Unavailable(f"the LMDB file cannot be used: {error}", told="the store cannot be used")
 
 
 def open_lmdb(options: LmdbOptions, timeout_seconds: float) -> LmdbFile:
-    """Open an environment, or give the one that this process has open.
+    """Open an environment, or return the one that this process has open.
 
     Args:
-        options: Which and how.
-        timeout_seconds: How long to wait for others, where it is made.
+        options: The environment and its options.
+        timeout_seconds: Longest wait in seconds for other writers, if the file is created.
 
     Raises:
         ConfigError: The package lmdb is missing; the directory cannot be written; the file is damaged, of
-            another kind or version, or open in this process in another way.
-        Unavailable: The disk is full, or somebody else wrote all the while.
+            another kind or version, or open in this process with other options.
+        Unavailable: The disk is full, or waiting for another writer timed out.
     """
     try:
         import lmdb  # noqa: PLC0415 - an extra
@@ -232,8 +232,8 @@ def open_lmdb(options: LmdbOptions, timeout_seconds: float) -> LmdbFile:
         options.path.mkdir(parents=True, exist_ok=True)
         status = options.path.stat()
         options = replace(options, path=options.path.resolve())
-    except (OSError, ValueError) as error:  # a name with a NUL in it
-        raise ConfigError(f"{options.path}: cannot be made: {error}") from error
+    except (OSError, ValueError) as error:  # ValueError: the name contains a NUL
+        raise ConfigError(f"{options.path}: cannot be created: {error}") from error
     key = (status.st_dev, status.st_ino)
     with _opening:
         opened = _opened.get(key)
@@ -244,7 +244,7 @@ def open_lmdb(options: LmdbOptions, timeout_seconds: float) -> LmdbFile:
                 raise _not_opened(options.path, error) from error
             _opened[key] = opened
         elif opened.options != options:
-            raise ConfigError(f"{options.path}: open in this process already, with other settings")
+            raise ConfigError(f"{options.path}: already open in this process, with other settings")
         opened.holders += 1
     return opened
 
@@ -261,7 +261,7 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
             max_readers=_MOST_READERS,
             max_dbs=options.tables,
             mode=0o664,
-            readahead=False,  # reads are of keys here and there
+            readahead=False,  # keys are read in random order
             sync=options.sync,
         )
     except BaseException:
@@ -278,10 +278,10 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
 
 
 def _reserve_readers(path: Path) -> None:
-    """Have the disk keep room for LMDB's table of readers, which is memory that they share.
+    """Allocate disk space for LMDB's reader table, which is shared memory backed by a file.
 
-    On a full disk, the first who writes to it would be killed by the system. Where the system cannot keep
-    room, and for all else that is wrong with the path, LMDB says what it says.
+    On a full disk, the first process to write to it would be killed by a signal. Nothing is done if the
+    system cannot allocate space. All other problems of the path are left to LMDB to report.
 
     Raises:
         Unavailable: The disk is full.
@@ -302,7 +302,7 @@ def _reserve_readers(path: Path) -> None:
 
 
 def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> None:
-    """Refuse a file that is cut, which could not be read without the process's end, or of something else."""
+    """Refuse a truncated file, reading which would crash the process, or one with other contents."""
     options = opened.options
     wanted = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     has = (options.path / _DATA).stat().st_size
@@ -334,15 +334,15 @@ def _not_opened(path: Path, error: lmdb.Error) -> HeadraceError:
         return refused(error)
     if isinstance(error, lmdb.InvalidError | lmdb.CorruptedError | lmdb.PageNotFoundError):
         return ConfigError(
-            f"{path}: {_DATA} is no LMDB file, or damaged: {error}; remove it, or use another path"
+            f"{path}: {_DATA} is not an LMDB file, or is damaged: {error}; remove it, or use another path"
         )
     if isinstance(error, lmdb.VersionMismatchError):
-        return ConfigError(f"{path}: {_DATA} is of another version of LMDB: {error}")
+        return ConfigError(f"{path}: {_DATA} was written by another version of LMDB: {error}")
     return ConfigError(f"{path}: cannot be opened: {error}")
 
 
 class _Locks:
-    """Who may write: one thread of one process at a time, and whoever waits longest is next."""
+    """The write lock: one thread of one process at a time, with a queue of one for the next writer."""
 
     def __init__(self, directory: Path) -> None:
         self._among_threads = threading.Lock()
@@ -357,7 +357,7 @@ class _Locks:
 
     @contextmanager
     def held(self, deadline: float) -> Iterator[None]:
-        """Be the one who writes."""
+        """Hold the write lock."""
         if not self._among_threads.acquire(timeout=max(deadline - time.monotonic(), 0)):
             raise _too_late()
         following, writing = self._descriptors
@@ -375,14 +375,14 @@ class _Locks:
             self._among_threads.release()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the lock files."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors = []
 
 
 def _lock(descriptor: int, deadline: float) -> None:
-    """Lock a file in time: the system's own waiting has no end, so it is asked again and again."""
+    """Lock a file before the deadline, by polling with back-off: a blocking flock has no timeout."""
     pause = _FIRST_PAUSE_SECONDS
     while True:
         try:
@@ -393,10 +393,10 @@ def _lock(descriptor: int, deadline: float) -> None:
             if left <= 0:
                 raise _too_late() from None
         except OSError as error:
-            raise Unavailable(f"the LMDB file's lock cannot be had: {error.strerror}") from error
+            raise Unavailable(f"the LMDB file cannot be locked: {error.strerror}") from error
         time.sleep(min(pause, left))
         pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
 
 def _too_late() -> Unavailable:
-    return Unavailable("the LMDB file: another writer did not end in time; is its process stopped?")
+    return Unavailable("the LMDB file: timed out waiting for another writer; its process may be suspended")

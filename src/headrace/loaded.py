@@ -1,4 +1,4 @@
-"""One loaded version being served: the Servable, the Batcher before it, and what codecs remember of it."""
+"""A loaded version being served: its Servable, its Batcher, and the caches of codecs."""
 
 from __future__ import annotations
 
@@ -45,41 +45,41 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _NO_ARCHIVE = (
-    "inputs: they come from an archive, and there is none; start with --archive FILE, "
-    "in process with Engine(archive=…)"
+    "inputs: they come from an archive, but there is none; start with --archive FILE, "
+    "or in process with Engine(archive=…)"
 )
 
 
 class LoadedVersion:
-    """One loaded version of a model; what ``Service.loaded`` gives to a front end for the time of a request.
+    """One loaded version of a model, as ``Service.loaded`` returns it to a front end during a request.
 
-    It may be used from the moment it is got until the serving thread does something else: whoever gets one
-    checks and submits at once, without awaiting anything in between, or holds a Lease of it. From then on the
-    Batcher's count of outstanding requests keeps it loaded.
+    It is valid until the serving thread runs something else. The caller must check and submit at once,
+    without awaiting anything in between, or hold a Lease. From then on, the Batcher's count of outstanding
+    requests keeps the version loaded.
 
     Attributes:
         name: The model's name.
         version: The version's number.
-        servable: What runs it.
-        signatures: The ways to call it.
-        platform: What runs it, in Triton's words.
+        servable: The Servable that computes it.
+        signatures: The signatures by name.
+        platform: Name of the platform that runs it, in Triton's terms.
         config: The model's settings.
-        batcher: Merges the requests to it.
-        predictor: Where requests are submitted: the Batcher itself, or what stands around it.
-        at_once: Says which calls of the serving thread the Batcher answers before they await anything.
-        callers: Answers threads that wait; None where only the serving thread can, because something stands
-            around the Batcher, requests are held back for others, or a model's own code (an object given in
-            process, too) wants one call at a time.
-        cache: Repeats what it has answered; None where it has no prediction cache.
-        codec_cache: What codecs have learnt about requests to this very version; dies with it.
-        warmed: What its batches cost when it was warmed up; None where it was not.
-        published: When it was published, as its manifest says; None without one.
-        origin: What its answers say who gave them.
-        bare: The model itself, where ``servable`` looks its inputs up; else the same.
-        load_seconds: What loading it took.
-        answers: Whether it has answered generated requests when it was warmed up.
-        isolated: What runs it, where that has processes of its own.
-        runs_code: Whether it is code that headrace does not know, and that runs in this process.
+        batcher: Merges its requests.
+        predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
+        at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
+        callers: Answers calling threads directly. None if only the serving thread can answer: a Predictor
+            stands around the Batcher, requests wait for others, or a model's own code (also an object passed
+            in process) needs one call at a time.
+        cache: The prediction cache; None without one.
+        codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
+        warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.
+        published: Publication time in its manifest; None without a manifest.
+        origin: The Origin of its answers.
+        bare: The model itself if ``servable`` looks up its inputs; otherwise the same as ``servable``.
+        load_seconds: Time that loading took, in seconds.
+        answers: Whether it answered generated requests at warm-up.
+        isolated: The Servable in processes of its own; None if it runs in this process.
+        runs_code: Whether it runs code unknown to headrace in this process.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class LoadedVersion:
             version: The version's number.
             servable: The loaded model.
             config: The model's settings.
-            clock: The serving thread's.
+            clock: The serving thread's Clock.
             path: The version directory, if there is one.
         """
         self.name, self.version = name, version
@@ -133,7 +133,7 @@ class LoadedVersion:
         self.cache: Cached | None = None
         self.isolated: IsolatedServable | None = None
         self.runs_code = path is None
-        # One instance of somebody's code means one call at a time: then there is one Batcher only.
+        # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not policy.max_wait_seconds and not one_at_a_time:
             self.callers = Callers(
@@ -158,36 +158,36 @@ class LoadedVersion:
 
     @property
     def statistics(self) -> VersionStatistics:
-        """What it has done."""
+        """Statistics of the version over all threads."""
         if self.callers is None:
             return self.batcher.statistics
         return VersionStatistics.together(self.all_statistics())
 
     def all_statistics(self) -> tuple[VersionStatistics, ...]:
-        """What it has done in the serving thread, and in others."""
+        """Return the statistics of the serving thread, and those of calling threads."""
         if self.callers is None:
             return (self.batcher.statistics,)
         return self.batcher.statistics, self.callers.statistics
 
     @property
     def trouble(self) -> str:
-        """Why it answers nobody just now, although it is loaded; "" while it does."""
+        """Why the loaded version currently cannot answer; "" if it can."""
         return self.isolated.trouble if self.isolated is not None else ""
 
     @property
     def outstanding(self) -> int:
-        """Requests and Leases that still need it; it is unloaded only at zero."""
+        """Number of requests and Leases that still need it; it is unloaded only at zero."""
         inside = self.callers.outstanding if self.callers is not None else 0
         return self.batcher.outstanding + self._leases + inside
 
     @property
     def queued_rows(self) -> int:
-        """Rows that wait."""
+        """Number of queued rows."""
         return self.batcher.queued_rows + (self.callers.queued_rows if self.callers is not None else 0)
 
     @property
     def on_idle(self) -> Callable[[], object] | None:
-        """Called once, and forgotten, when ``outstanding`` has come down to zero."""
+        """Callback that is called once, then cleared, when ``outstanding`` has reached zero."""
         return self._on_idle
 
     @on_idle.setter
@@ -196,19 +196,19 @@ class LoadedVersion:
         self.batcher.on_idle = self._look_whether_idle
         if self.callers is not None:
             self.callers.on_idle = self._look_soon
-            self._clock.call_soon(self._look_whether_idle)  # the last may have left just before
+            self._clock.call_soon(self._look_whether_idle)  # the last request may have ended just before
 
     def _look_soon(self) -> None:
-        """In any thread: look in the serving thread, unless that has ended meanwhile."""
+        """Check from any thread: schedule the check in the serving thread, unless that has ended."""
         with suppress(RuntimeError):
             self._clock.call_soon_threadsafe(self._look_whether_idle)
 
     def acquire(self) -> None:
-        """Keep it loaded until ``release``."""
+        """Keep the version loaded until ``release``."""
         self._leases += 1
 
     def release(self) -> None:
-        """Let go of it, once; what is submitted in the same turn of the serving thread is still answered."""
+        """Release the version, once; requests submitted in the same turn of the loop are still answered."""
         self._leases -= 1
         if self._on_idle is not None:
             self._clock.call_soon(self._look_whether_idle)
@@ -232,13 +232,13 @@ def _inputs(signatures: Mapping[str, Signature]) -> tuple[TensorSpec, ...]:
 
 
 def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
-    """What a default says of inputs from the archive, in outputs that are none of the model's own."""
+    """Return the default values of the outputs that report on inputs looked up in the archive."""
     names = [name for name, source in config.inputs.items() if source.answer]
     return {name + kind: 0 for name in names for kind in (WRITTEN, VERSION)}
 
 
 def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
-    """Let a version know what runs it; a thread that calls could not be answered while that hangs."""
+    """Attach the isolated Servable, and disable calling threads, which would block while it hangs."""
     loaded.isolated = cast("IsolatedServable", runs)
     loaded.callers = loaded.at_once = None
     return loaded
@@ -246,22 +246,22 @@ def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
 
 @dataclass(frozen=True)
 class VersionLoader:
-    """Loads version directories, or hands out objects given in process; the Loader of the Manager.
+    """Loads version directories, or returns objects passed in process; the Manager's Loader.
 
     Attributes:
-        clock: The serving thread's.
+        clock: The serving thread's Clock.
         threads: The loader threads.
-        allow_code: Whether version directories may hold Python code that is run.
-        call: Lets a Python model call another model, from its own thread.
-        find: Gives the default version of another model, in the serving thread.
-        ready: Gives the version of a model that serves, in any thread; None while none does.
-        objects: Servables given in process, by model and version.
-        totals: Counts what each model's versions do together.
-        archive: Gives the archive that inputs of models come from, if there is one.
-        verifier: Says who has signed a version; None where any version is served.
-        trusted: Which files may be loaded.
-        fair: Whether callers take turns where several wait.
-        isolate: Whether versions have processes of their own whose models' settings do not say.
+        allow_code: Whether Python code in version directories may run.
+        call: Lets a Python model call another model, from the Python model's own thread.
+        find: Returns the default version of another model, in the serving thread.
+        ready: Returns a model's version that serves, in any thread; None if there is none.
+        objects: Servables passed in process, by model and version.
+        totals: Totals of each model over all its versions.
+        archive: Returns the archive that model inputs come from, if there is one.
+        verifier: Verifies the signatures of versions; None if any version is served.
+        trusted: The files that may be loaded.
+        fair: Whether callers take turns when several wait.
+        isolate: Whether versions run in processes of their own, unless the model's settings say otherwise.
     """
 
     clock: Clock
@@ -282,15 +282,16 @@ class VersionLoader:
         """Load one version, in a loader thread.
 
         Raises:
-            LoadError: It is not what its manifest says, nobody vouches for that, or no runtime can load it.
-            Unavailable: What its inputs come from is not known yet.
+            LoadError: The version does not match its manifest, lacks a valid signature, or no runtime can
+                load it.
+            Unavailable: A space that its inputs come from is not known yet.
         """
         began, given = time.monotonic(), self.objects.get((model, version))
         if given is not None:
             return self._surrounded(LoadedVersion(model, version, given, config, self.clock))
         if (path / MODEL_CONFIG_FILE).exists():
             _log.warning(
-                "%s version %d: the %s in the version's directory is not read; its place is %s/%s",
+                "%s version %d: the %s in the version's directory is not read; move it to %s/%s",
                 *(model, version, MODEL_CONFIG_FILE, path.parent.name, MODEL_CONFIG_FILE),
             )
         if config.inputs and self.archive() is None:
@@ -304,7 +305,7 @@ class VersionLoader:
             registry.expect(path, config.runtime.kind)
         config = with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
-        # By its kind from now on: what is put there meanwhile must not be taken for something else.
+        # Pinned to its kind: files that appear later must not make it look like another.
         options = replace(self._options(config), kind=runtime.kind, checksums=files)
         run = partial(self._run, options=options)
         isolates = self.isolate if config.isolate is None else config.isolate
@@ -331,17 +332,17 @@ class VersionLoader:
         check: Callable[[], object],
         path: Path,
     ) -> Servable:
-        # Only models that ask for it need what a process of their own does.
+        # Imported late: only isolated models need it.
         from headrace.isolation.loading import Which, load  # noqa: PLC0415
 
         model, version, recorded_in = of
-        # A signed version is loaded again from the copy that nobody else can write.
+        # A signed version is reloaded from its private copy, which nobody else can write.
         which = Which(model, version, path, check) if path == recorded_in else Which(model, version, path)
         return load(which, recorded_in, options, config)
 
     def _run(self, path: Path, options: registry.RuntimeOptions) -> Servable:
         if options.threads > 1:
-            # A runtime's threads have the priority of the one that loads it, for good: not the loader's.
+            # A runtime's threads keep the priority of the thread that creates them; the loader's is too low.
             return self.threads.at_serving_priority(registry.load, path, options)
         return registry.load(path, options)
 
@@ -352,10 +353,10 @@ class VersionLoader:
         run: Callable[[Path], Servable],
         runtime: registry.Runtime,
     ) -> Servable:
-        """Load a signed version so that nobody can exchange a file after it was checked."""
-        if runtime.checks:  # it computes with what it has checked
+        """Load a signed version so that no file can be replaced after it was verified."""
+        if runtime.checks:  # the runtime computes with the bytes that it has verified
             return run(path)
-        # Only where versions are signed.
+        # Imported late: only signed versions need it.
         from headrace.versions.staging import StagedVersion  # noqa: PLC0415
 
         staged = self.threads.when_idle(lambda: StagedVersion(path, manifest, stop_if_dropped))
@@ -370,8 +371,8 @@ class VersionLoader:
     def _featured(
         self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
     ) -> Servable:
-        """Put the archive before a model, in the versions of its spaces that the model was trained on."""
-        # Only models that ask for it need what an archive does.
+        """Look inputs up in the archive, in the space versions that the model was trained on."""
+        # Imported late: only models with archive inputs need it.
         from headrace.archive.featured import FeaturedServable  # noqa: PLC0415
 
         try:
@@ -384,7 +385,7 @@ class VersionLoader:
             raise
 
     def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
-        """Put around a version what its settings say: a cache, and around that what answers in its place."""
+        """Wrap a version according to its settings: in a cache, and that in a Predictor of defaults."""
         policy = loaded.config.default
         if self.fair:
             loaded.batcher.share_fairly()
@@ -441,12 +442,12 @@ class VersionLoader:
         )
 
     def warm_up(self, loaded: LoadedVersion) -> None:
-        """Run recorded requests, or made-up ones, and learn what batches cost.
+        """Run recorded requests, or generated ones, and measure the cost of batches.
 
-        They run in a loader thread; those of a model's own code in the threads that will serve it.
+        They run in a loader thread. A model's own code runs in the threads that will serve it.
 
         Raises:
-            LoadError: A recorded request failed, or one of its processes did not start.
+            LoadError: A recorded request failed, or one of the version's processes did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
         serving, own = self.ready(loaded.name) if self.ready is not None else None, loaded.bare.signatures
@@ -469,17 +470,17 @@ class VersionLoader:
         loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
 
     def attach(self, loaded: LoadedVersion) -> None:
-        """Called in the serving thread just before the version serves: from now on it counts.
+        """Prepare the version to serve, in the serving thread, and include it in the totals.
 
         Raises:
-            LoadError: A process of its own has ended.
+            LoadError: A process of the version has ended.
         """
         if loaded.isolated is not None:
             loaded.isolated.serve()
         self.totals.include(loaded)
 
     def close(self, loaded: LoadedVersion) -> None:
-        """Free a version that nobody uses any more, in a loader thread."""
+        """Free a version that is no longer used, in a loader thread."""
         if loaded.cache is not None and (share := loaded.statistics.cached_share) is not None:
             _log.info(
                 "its prediction cache answered %.1f %% of the requests without the model",
@@ -488,6 +489,6 @@ class VersionLoader:
             )
         try:
             self.clock.call_soon_threadsafe(loaded.batcher.close)
-        except RuntimeError:  # the event loop has ended, and with it all requests
+        except RuntimeError:  # the event loop has ended, and all requests with it
             loaded.batcher.instances.stop()
         loaded.servable.close()

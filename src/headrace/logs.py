@@ -1,4 +1,4 @@
-"""Structured logs on standard error: an event and its fields, as text for people or JSON for machines."""
+"""Structured logs on standard error: an event and its fields, as text for people or as JSON."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-# Events are texts in the code, so they are few; a library that builds its texts itself is bounded by this.
+# Events are literals in the code, so there are few; this bounds libraries that format their own texts.
 _EVENTS_KEPT = 1000
 
 _STANDARD_ERROR = 2
 _WAIT_SECONDS, _NO_WAIT_SECONDS = 0.2, 10.0
-"""How long a line waits for its reader; and how long none waits after one has been lost."""
+"""Longest wait for a line's reader in seconds, and the time without waiting after a line was lost."""
 
 
 class InCall(Protocol):
-    """What log lines that are written inside of a call say of it."""
+    """The log fields of a call, added to lines that are written during the call."""
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """Fields beside those that a line has itself; nothing when the call is over."""
+        """Additional fields; empty when the call has ended."""
 
 
 CALL: ContextVar[InCall | None] = ContextVar("call", default=None)
-"""The call that the current task works for, where calls have names."""
+"""The call that the current task works for; None if calls have no names."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """What was given as ``extra``."""
+    """Return the fields passed as ``extra``."""
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
@@ -54,7 +54,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-31T12:00:00.000Z info  loaded  model=ctr version=3``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; a traceback below it if there is one."""
+        """Return one line, followed by a traceback if there is one."""
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         line = f"{_stamp(record)} {record.levelname.lower():<7} {record.getMessage()}"
         if fields:
@@ -63,10 +63,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, event, and the event's fields."""
+    """One JSON object per line: time, level, logger, event, and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, whatever is in it."""
+        """Return one line, whatever values it contains."""
         said = {
             "time": _stamp(record),
             "level": record.levelname.lower(),
@@ -80,13 +80,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Event:
-    """What has become of one event's records lately.
+    """Recent records of one event.
 
     Attributes:
-        second: When the last one came.
-        may: How many records may still be told.
-        texts: How often each text came in that second.
-        left_out: How many records were left out since the last that was told.
+        second: Second of the last record, in Unix time.
+        may: Number of records that may still be logged.
+        texts: Number of occurrences of each text in that second.
+        left_out: Number of records left out since the last logged one.
     """
 
     __slots__ = ("left_out", "may", "second", "texts")
@@ -99,21 +99,21 @@ class _Event:
 
 
 class Sparing(logging.Filter):
-    """Lets a text through a few times a second: a model that always fails must not fill a disk.
+    """Rate limit per text: a model that always fails must not fill the disk.
 
-    What counts is what is said, with its fields, so the complaint about one model never hides that about
-    another. An event whose text is another one each time has a limit too, above what a start with many bad
-    models needs. The first record of an event that is told again says how many were not, in the field
-    ``left_out``.
+    Records count as the same text if their arguments and fields are equal, so warnings about one model never
+    hide those about another. An event whose text always differs is limited too, above the rate that a start
+    with many bad models needs. The first record logged after others were left out has their number in the
+    field ``left_out``.
     """
 
     def __init__(self, per_second: int = 5, burst: int = 200) -> None:
-        """Start a new count.
+        """Create the filter.
 
         Args:
-            per_second: How often the same text is let through in one second.
-            burst: How many different texts of one event are let through at once; four times ``per_second``
-                more in each second.
+            per_second: Maximum number of records with the same text in one second.
+            burst: Maximum number of different texts of one event at once; refilled at four times
+                ``per_second``.
         """
         super().__init__()
         self._per_second = per_second
@@ -121,7 +121,7 @@ class Sparing(logging.Filter):
         self._events: dict[tuple[str, str], _Event] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to let a record through; what versions and models do in good order always is."""
+        """Return whether to log a record; records below WARNING always are."""
         if record.levelno < logging.WARNING:
             return True
         event = self._event((record.name, str(record.msg)), int(record.created))
@@ -151,7 +151,7 @@ class Sparing(logging.Filter):
 
 
 def _name_call(record: logging.LogRecord) -> bool:
-    """Let a line that is written inside of a call say which one; after Sparing, which compares fields."""
+    """Add the current call's fields to a record. Runs after Sparing, which compares fields."""
     call = CALL.get()
     if call is not None:
         for name, value in call.log_fields.items():
@@ -160,18 +160,18 @@ def _name_call(record: logging.LogRecord) -> bool:
 
 
 class Unblocked(logging.Handler):
-    """Writes lines to a descriptor, and waits for nobody who does not read them.
+    """Writes lines to a descriptor without blocking on a reader that hangs.
 
-    A log that is collected through a pipe would otherwise stop a server as soon as its collector hangs. A
-    line that does not go out within a moment is lost; the next one that does says how many were, in the
-    field ``lines_lost``.
+    Otherwise a log that is collected through a pipe would block the server when its collector hangs. A line
+    that cannot be written within a short timeout is lost. The next line that is written has the number of
+    lost lines in the field ``lines_lost``.
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Get ready.
+        """Create the handler.
 
         Args:
-            descriptor: Where to; it stays the caller's, and other processes may write there, too.
+            descriptor: Target of the lines; owned by the caller, and possibly shared with other processes.
         """
         super().__init__()
         self._descriptor = _never_waiting(descriptor)
@@ -183,12 +183,12 @@ class Unblocked(logging.Handler):
         self._may_wait_at = -math.inf
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a line, or lose it."""
+        """Write a line, or drop it."""
         if self._lost:
             record.lines_lost = self._lost
         try:
             line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
-        except Exception:  # noqa: BLE001 - the boundary to whoever logs: what cannot be told is told so
+        except Exception:  # noqa: BLE001 - the boundary to logging code: the error is logged instead
             line = f"a line of {record.name} cannot be formatted: {record.msg!r}\n".encode(errors="replace")
         self._lost = 0 if self._write(b"\n" + line if self._is_torn else line) else self._lost + 1
 
@@ -199,7 +199,7 @@ class Unblocked(logging.Handler):
                 return False
             try:
                 written = self._write_some(rest[: select.PIPE_BUF])
-            except OSError:  # others have filled it, the disk is full, or nobody is there any more
+            except OSError:  # another writer filled the pipe, the disk is full, or the reader has gone
                 return False
             self._is_torn = rest[written - 1] != ord("\n")
             rest = rest[written:]
@@ -221,23 +221,23 @@ class Unblocked(logging.Handler):
 
 
 def _never_waiting(descriptor: int) -> int:
-    """The same pipe or terminal, opened anew: whether a descriptor waits is shared with who has it, too."""
+    """Reopen a pipe or terminal as non-blocking: the flag of the original is shared with other processes."""
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
-        with suppress(OSError):  # another user's, or not Linux: it is looked at before it is written to
+        with suppress(OSError):  # owned by another user, or not Linux: `_has_room` polls before each write
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
             return os.open(f"/proc/self/fd/{descriptor}", flags)
     return descriptor
 
 
 def set_up(style: Literal["text", "json"], level: str, *, serves: bool = False, **fields: object) -> None:
-    """Log what headrace and its libraries say to standard error.
+    """Log the events of headrace and its libraries to standard error.
 
     Args:
-        style: For people or for machines.
-        level: The least that is logged: debug, info, warning or error.
-        serves: Whether this process has others wait for it: then it loses lines that nobody reads.
-        **fields: What each record says beside its own: which process it is of.
+        style: ``text`` for people, or ``json``.
+        level: The lowest level that is logged: debug, info, warning or error.
+        serves: Whether this process serves requests; then it drops lines rather than block.
+        **fields: Fields added to each record, such as the name of the process.
     """
     handler: logging.Handler = Unblocked(_STANDARD_ERROR) if serves else logging.StreamHandler(sys.stderr)
     if fields:

@@ -1,4 +1,4 @@
-"""How much memory this process may have, and may still take: the least of machine and cgroups."""
+"""Memory that this process may use, and may still allocate: the least of the machine and the cgroups."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _VERSIONS = (
 
 
 def available_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
-    """How much can be taken before something must be ended for it, cached files not counted.
+    """Return the memory that can be allocated before a process is killed; file cache counts as free.
 
     Args:
-        proc: Where the kernel tells about processes.
-        mount: Where the cgroup file systems are mounted.
+        proc: Mount point of procfs.
+        mount: Mount point of the cgroup file systems.
 
     Returns:
-        Bytes; None if that cannot be told.
+        Bytes; None if unknown.
     """
     found = [_of_machine(proc / "meminfo", "MemAvailable")]
     found += [_of_cgroup(folder) for folder in _cgroups(proc, mount)]
@@ -31,14 +31,14 @@ def available_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
 
 
 def allowed_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
-    """How much all processes of this one's cgroup may have together, or all of the machine's.
+    """Return the memory limit of all processes in this process's cgroup, or on the machine.
 
     Args:
-        proc: Where the kernel tells about processes.
-        mount: Where the cgroup file systems are mounted.
+        proc: Mount point of procfs.
+        mount: Mount point of the cgroup file systems.
 
     Returns:
-        Bytes; None if that cannot be told.
+        Bytes; None if unknown.
     """
     found = [_of_machine(proc / "meminfo", "MemTotal")]
     found += [_limit_of_cgroup(folder) for folder in _cgroups(proc, mount)]
@@ -46,13 +46,13 @@ def allowed_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
 
 
 def at_most(wanted: int, allowed: int | None, part: int, least: int) -> int:
-    """A budget that leaves room for the rest: what is wanted, but no more than a part of what is allowed.
+    """Return a memory budget: the wanted size, capped at a fraction of the allowed memory.
 
     Args:
-        wanted: What it is where there is memory enough, in bytes.
-        allowed: What ``allowed_bytes`` tells.
-        part: Of how many equal parts it may have one.
-        least: What it cannot do without, however little is allowed.
+        wanted: Size in bytes if memory is plentiful.
+        allowed: Result of ``allowed_bytes``.
+        part: The budget is at most ``allowed`` divided by this.
+        least: Minimum in bytes, however little memory is allowed.
     """
     return wanted if allowed is None else max(least, min(wanted, allowed // part))
 

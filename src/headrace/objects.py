@@ -1,6 +1,6 @@
-"""Python's texts and bytes where they lie, for kernels: nothing is joined or copied to get at them.
+"""Access to Python strings and bytes from kernels, in place and without copies.
 
-All of it is for code that keeps Python's lock.
+Callers must hold the GIL.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from numba.extending import intrinsic as _typed_intrinsic
 
 from headrace.compiled import cached
 
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+_intrinsic: Any = _typed_intrinsic  # numba's annotations require all arguments, also the typing context
 _cgutils: Any = cgutils
 
 BLOCK = 64
-"""How many keys are fetched ahead together."""
+"""Number of keys that are prefetched together."""
 
 LINE = 64
-"""How many bytes of memory come at once."""
+"""Size of a cache line in bytes."""
 
 
 @_intrinsic
 def fetch(_context: Any, address: Any) -> Any:
-    """Ask for the line of memory at an address, and do not wait for it."""
+    """Prefetch the cache line at an address, without waiting for it."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer, number = _cgutils.voidptr_t, ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
         asked = _cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        constants = [number(value) for value in (0, 3, 1)]  # to read, to keep, data
+        constants = [number(value) for value in (0, 3, 1)]  # read, keep in cache, data
         builder.call(asked, [builder.inttoptr(arguments[0], pointer), *constants])
         return context.get_dummy_value()
 
@@ -41,7 +41,7 @@ def fetch(_context: Any, address: Any) -> Any:
 
 @_intrinsic
 def item_of(_context: Any, texts: Any, place: Any) -> Any:
-    """The address of an item of a Python list, by the list's own; 0 if the list has become shorter."""
+    """Return the address of an item of the Python list at an address; 0 if the index is out of range."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         api = context.get_python_api(builder)
@@ -55,7 +55,7 @@ def item_of(_context: Any, texts: Any, place: Any) -> Any:
 
 @_intrinsic
 def text_of(_context: Any, text: Any) -> Any:
-    """Where a Python text's UTF-8 lies, and how long it is; 0 for what is no Unicode text."""
+    """Return the address and size of a Python string's UTF-8; address 0 if it is not a Unicode string."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         api = context.get_python_api(builder)
@@ -72,7 +72,7 @@ def text_of(_context: Any, text: Any) -> Any:
 
 @_intrinsic
 def bytes_of(_context: Any, item: Any) -> Any:
-    """Where the bytes of a ``bytes`` object lie, and how many they are; 0 for what is none."""
+    """Return the address and size of the contents of a ``bytes`` object; address 0 for other objects."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         api, number = context.get_python_api(builder), ir.IntType(64)
@@ -90,7 +90,7 @@ def bytes_of(_context: Any, item: Any) -> Any:
 
 @_intrinsic
 def _set_bytes(_context: Any, items: Any, place: Any, start: Any, size: Any) -> Any:
-    """Put a ``bytes`` object of what lies at an address into a list; whether that was possible."""
+    """Store a new ``bytes`` object, copied from an address, in a list; return whether this succeeded."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         api = context.get_python_api(builder)
@@ -108,15 +108,15 @@ def _set_bytes(_context: Any, items: Any, place: Any, start: Any, size: Any) -> 
 
 @cached()
 def encode(texts: int, encoded: int, count: int) -> bool:
-    """Make UTF-8 of texts.
+    """Encode strings as UTF-8.
 
     Args:
-        texts: The address of a list of them.
-        encoded: The address of a list of as many items, which gets them.
-        count: How many there are.
+        texts: Address of a list of strings.
+        encoded: Address of a list of the same length, which receives the ``bytes`` objects.
+        count: Number of strings.
 
     Returns:
-        Whether all of them could be made.
+        Whether all strings were encoded.
     """
     for place in range(count):
         item = item_of(texts, place)

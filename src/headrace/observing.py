@@ -1,4 +1,4 @@
-"""What a server tells of single calls, put together of its settings: traces, and the access log."""
+"""Observers of single calls, built from a server's settings: tracing and the access log."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_CLOSE_SECONDS, _MOST_CLOSE_SECONDS = 0.5, 5.0
 
 
 class Observing:
-    """What observes the calls of one server."""
+    """The observers of one server's calls."""
 
     def __init__(
         self,
@@ -32,13 +32,13 @@ class Observing:
         routes: Iterable[HttpRoute],
         methods: Iterable[GrpcMethod],
     ) -> None:
-        """Observe the calls that come from now on.
+        """Observe the calls that arrive from now on.
 
         Args:
             config: The settings.
-            service: The server's; told of the metrics.
-            routes: The paths of REST.
-            methods: Those of gRPC.
+            service: The server's Service, which also gets the observers' metrics.
+            routes: The REST routes.
+            methods: The gRPC methods.
 
         Raises:
             ConfigError: A file cannot be written, or a package is missing.
@@ -46,7 +46,7 @@ class Observing:
         self._log: AccessLog | None = None
         self._tracer: Tracer | None = None
         if config.access_log.path is not None:
-            from headrace.access_log import AccessLog  # noqa: PLC0415 - only where it is wanted
+            from headrace.access_log import AccessLog  # noqa: PLC0415 - only if enabled
 
             self._log = AccessLog(config.access_log, service.outcomes)
         if config.tracing.is_on:
@@ -61,7 +61,7 @@ class Observing:
         service.also_measures(self)
 
     def collect(self) -> Iterator[Family]:
-        """The metrics of what was told, and what was not."""
+        """Yield the metrics of reported and dropped calls."""
         if self._tracer is not None:
             traced = family(TRACED_CALLS)
             counts = {
@@ -80,16 +80,16 @@ class Observing:
             yield lines
 
     def reopen(self) -> None:
-        """Open the access log anew: what had its name may have been moved away."""
+        """Reopen the access log, whose file may have been rotated."""
         if self._log is not None:
             self._log.reopen()
 
     async def close(self, until: float) -> None:
-        """Write and send what waits, once no call is under way any more.
+        """Write and send pending records, once no call is in flight.
 
         Args:
-            until: When the server is to have ended, on the monotonic clock; half a second is given in any
-                case.
+            until: Deadline of the server's shutdown on the monotonic clock; at least half a second is spent
+                in any case.
         """
         await asyncio.to_thread(self._close, until)
 

@@ -1,7 +1,7 @@
-"""How calls end: one Outcome for each, answered or refused, given once to whoever observes.
+"""How calls end: one Outcome per call, answered or refused, passed once to each observer.
 
-The metrics are the first observer, and always there: they count in the same place, without a record. The
-record, and its id, is made only where somebody else observes, too: all calls, or those that it samples.
+The metrics always observe. They are counted in the same place and need no record. A record and its id are
+created only if there are other observers, of all calls or of a sample.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ _log = logging.getLogger(__name__)
 
 _ID_BYTES = 16
 LEFT = Cancelled("the caller left before there was an answer")
-"""Why a call ends whose caller does not wait any more."""
+"""The error of a call whose caller has stopped waiting."""
 
 _BROKEN = HeadraceError("internal error; the server's log says more")
 
 
 class Door(StrEnum):
-    """Where a call came in; the values are what metrics call it."""
+    """The entry point of a call; the values are used in metrics."""
 
     REST = "REST"
     GRPC = "gRPC"
     IN_PROCESS = "in process"
 
-    __hash__ = str.__hash__  # Enum's own hashes the name, in Python
+    __hash__ = str.__hash__  # Enum's own hashes the name, in Python code
 
 
 Peer = tuple[str, int] | str | None
-"""The other end of a connection, as servers tell it: host and port, or both as one text."""
+"""The other end of a connection, as servers report it: host and port, or both as one text."""
 
 
 class Outcome:
-    """How one call ended. Complete, and not to be changed, from when observers are given it.
+    """How one call ended. Complete and immutable from the time that observers receive it.
 
     Attributes:
-        id: 128 bits that this process has drawn; whatever else is said about the call can name it.
-        door: Where the call came in.
-        method: HTTP's; "" in process.
-        path: Where to, without the query; for gRPC ``/package.Service/Method``; "" in process.
-        request_id: What the caller named the call; "" if it did not.
-        trace: Its place in a trace; None without one.
-        key_of: Whose key it came with, by the name that the operator has given him; "" without one.
-        asked: The model and version that it was handed to; None if it did not come so far. The last one,
-            where one call asks several times.
-        source: Who gave the answer; None without one, also where no model was asked for one.
-        code: The codes it was answered with.
-        status: HTTP's status, where it is not the one of ``code``; 0 otherwise.
-        error: What was said about an error; "" without one.
-        error_type: The name of the error's class; "" without one.
-        arrived: When it came, on the monotonic clock.
-        handed: When the model was asked; 0.0 if it never was.
-        ended: When it was known what is answered. Sending it takes longer, and is not in here.
-        has_ended: Whether it is complete.
-        rows: How many the answer has.
-        request_bytes: The size of what was asked, decompressed; -1 where nobody counted.
-        response_bytes: The size of what is answered, before it is compressed; -1 where nobody counted.
-        timings: Of the batch that gave the answer, or failed to; None without one.
+        id: 128 random bits that identify the call in other records.
+        door: The entry point of the call.
+        method: The HTTP method; "" in process.
+        path: The path without the query; for gRPC ``/package.Service/Method``; "" in process.
+        request_id: The caller's name for the call; "" without one.
+        trace: The call's place in a trace; None without one.
+        key_of: The operator's name for the owner of the call's key; "" without a key.
+        asked: The model and version that the call was handed to; None if it did not get that far. The last
+            one, if one call asks several times.
+        source: The Origin of the answer; None without an answer from a model.
+        code: The codes of the response.
+        status: The HTTP status if it differs from that of ``code``; 0 otherwise.
+        error: The error message; "" without an error.
+        error_type: The name of the error's class; "" without an error.
+        arrived: Time of arrival on the monotonic clock.
+        handed: Time at which the model was asked; 0.0 if it never was.
+        ended: Time at which the response was known. Sending it takes longer and is not included.
+        has_ended: Whether the record is complete.
+        rows: Number of rows in the answer.
+        request_bytes: Size of the request, decompressed; -1 if unknown.
+        response_bytes: Size of the response before compression; -1 if unknown.
+        timings: Timings of the batch that answered the call, or failed; None without one.
     """
 
     __slots__ = (
@@ -83,13 +83,13 @@ class Outcome:
     )  # fmt: skip
 
     def __init__(self, door: Door, peer: Peer = None, method: str = "", path: str = "") -> None:
-        """Begin the record of a call that has come just now.
+        """Begin the record of a call that has just arrived.
 
         Args:
-            door: Where it came in.
+            door: The entry point of the call.
             peer: The other end of its connection.
-            method: HTTP's.
-            path: Without the query.
+            method: The HTTP method.
+            path: The path without the query.
         """
         self.id = os.urandom(_ID_BYTES)
         self.door = door
@@ -112,7 +112,7 @@ class Outcome:
 
     @property
     def caller(self) -> str:
-        """The other end of its connection, as ``host:port``; "" in process, and where nobody says."""
+        """The other end of its connection, as ``host:port``; "" in process or if unknown."""
         if self._peer is None or isinstance(self._peer, str):
             return self._peer or ""
         host, port = self._peer
@@ -120,7 +120,7 @@ class Outcome:
 
     @property
     def answered_by(self) -> str:
-        """Who gave the answer: ``model``, ``cache`` or ``default``; "" without one."""
+        """The kind of the answer's source: ``model``, ``cache`` or ``default``; "" without an answer."""
         if self.source is None:
             return ""
         if self.source.is_default:
@@ -129,12 +129,12 @@ class Outcome:
 
     @property
     def is_computed(self) -> bool:
-        """Whether a model was called for it; the times of an answer that is only repeated are none."""
+        """Whether a model was called; the timings of a repeated answer are meaningless."""
         return self.timings is not None and self.timings.finished > self.timings.started
 
     @property
     def log_fields(self) -> Mapping[str, str]:
-        """What log lines that are written inside of the call say beside their own; nothing once it ended."""
+        """Additional fields of log lines written during the call; empty once it has ended."""
         if self.has_ended:
             return {}
         found = {"request_id": self.request_id} if self.request_id else {}
@@ -143,26 +143,26 @@ class Outcome:
         return found
 
     def handed_to(self, origin: Origin, answer: asyncio.Future[Answer] | None = None) -> None:
-        """Note what was asked.
+        """Record which model is asked.
 
         Args:
             origin: The model and the version.
-            answer: Has the answer when the call ends, if there is one; None where it is ``given``.
+            answer: Future of the answer, read when the call ends; None if ``given`` will be called.
         """
         self.asked = origin
         self.handed = time.monotonic()
         self._answer = answer
 
     def given(self, answer: Answer) -> None:
-        """Note the answer."""
+        """Record the answer."""
         self.source, self.timings, self.rows = answer.origin, answer.timings, answer.rows
 
     def weighed(self, request_bytes: int, response_bytes: int, status: int = 0) -> None:
-        """Note how large the request and its answer are, and HTTP's status if it is not the code's."""
+        """Record the sizes of the request and its response, and the HTTP status if not the code's own."""
         self.request_bytes, self.response_bytes, self.status = request_bytes, response_bytes, status
 
     def end(self, code: Codes, error: HeadraceError | None) -> None:
-        """Complete it."""
+        """Complete the record."""
         self.ended = time.monotonic()
         self.has_ended = True
         self.code = code
@@ -174,11 +174,11 @@ class Outcome:
 
 
 class Call(CallOfRequest, Protocol):
-    """What ends in an Outcome.
+    """A call that ends in an Outcome.
 
     Attributes:
-        door: Where it came in.
-        outcome: The record of it, begun when it came; None where only the metrics observe.
+        door: The entry point of the call.
+        outcome: The call's record, begun on arrival; None if only the metrics observe.
     """
 
     door: Door
@@ -195,21 +195,21 @@ class ReceivedCall(Call, Protocol):
     headers: Headers
 
     def named(self, request_id: str) -> None:
-        """Say with the answer, or the error, what the call is called."""
+        """Send the call's name with the answer or the error."""
 
 
 class Sampler(Protocol):
-    """Chooses the calls that an observer wants to know of, before anything is made for them."""
+    """Selects the calls that an observer receives, before a record is created for them."""
 
     def sample(self, headers: Headers) -> TraceContext | None:
-        """The place in a trace of a call that is chosen; None for the others."""
+        """Return the trace context of a selected call; None for the others."""
 
     def child(self, context: TraceContext) -> TraceContext | None:
-        """The same for a message of a stream that was chosen."""
+        """Return the trace context of a message in a selected stream; None if it is not selected."""
 
 
 class InProcessCall:
-    """A call that nothing came with.
+    """A call in process, without headers.
 
     Attributes:
         door: ``IN_PROCESS``.
@@ -221,63 +221,63 @@ class InProcessCall:
     door = Door.IN_PROCESS
 
     def __init__(self, outcome: Outcome | None) -> None:
-        """Begin."""
+        """Create the call."""
         self.outcome = outcome
 
     def header(self, name: bytes) -> None:
-        """There are none."""
+        """Return None: a call in process has no headers."""
 
     def answered_by(self, origin: Origin) -> None:
-        """Nobody is told: the answer itself says it."""
+        """Do nothing: the answer itself states its origin."""
 
     def failed_in(self, timings: Timings) -> None:
-        """Note the times of the batch that failed."""
+        """Record the timings of the batch that failed."""
         if self.outcome is not None:
             self.outcome.timings = timings
 
 
 Observer = Callable[[Outcome], object]
-"""Gets each Outcome once, in the serving thread, before the answer is sent: it must not take long.
+"""Receives each Outcome once, in the serving thread, before the answer is sent. It must not take long.
 
-Of a call in a thread that waits it hears shortly after.
+The Outcome of a call in a calling thread arrives shortly after the call.
 """
 
 
 class Tally:
-    """The first observer: how many calls of one door ended how. The metrics read it.
+    """Counters of one door's calls by result, read by the metrics.
 
     Attributes:
-        answered: How many were answered.
-        failed: How many were not, by code: HTTP's status for REST, the name of gRPC's for the others. All
-            that can be are there from the start, so that a rate sees the first error, too.
+        answered: Number of calls that were answered.
+        failed: Number of calls that failed, by code: the HTTP status for REST, otherwise the gRPC name. All
+            possible codes exist from the start, so that a rate includes the first error.
     """
 
     __slots__ = ("answered", "failed")
 
     def __init__(self, door: Door) -> None:
-        """Start at nothing."""
+        """Start all counters at 0."""
         self.answered = 0
         self.failed = dict.fromkeys(sorted({said(door, one) for one in (*CODES.values(), WRONG_METHOD)}), 0)
 
 
 def said(door: Door, code: Codes) -> str:
-    """A code as a door says it: HTTP's status for REST, the name of gRPC's for the others."""
+    """Return a code as a door shows it: the HTTP status for REST, otherwise the gRPC name."""
     return str(code.http) if door is Door.REST else code.name
 
 
 class Outcomes:
-    """Where every call ends, once. Serving thread only, but for the calls of threads that wait.
+    """The place where each call ends, once. Serving thread only, except for calls in calling threads.
 
-    Whoever takes a call in (a transport, the engine's in-process forms) begins its record if ``observed``,
-    and says how it ended with ``answered`` or ``failed``: one of them, once.
+    Code that accepts a call (a transport, or the engine's methods) begins its record if ``observed``. It
+    reports the end of the call with either ``answered`` or ``failed``, once.
 
     Attributes:
-        observed: Whether anybody observes beside the tallies.
-        all_observed: Whether somebody observes all calls, not only those that are sampled.
+        observed: Whether there are observers besides the metrics.
+        all_observed: Whether an observer receives all calls, not only sampled ones.
     """
 
     def __init__(self) -> None:
-        """Begin with the metrics alone."""
+        """Start with the metrics as the only observer."""
         self.observed = self.all_observed = False
         self._names = False
         self._sampler: Sampler | None = None
@@ -287,11 +287,11 @@ class Outcomes:
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._of_sampled: Observer = _nobody
-        self._failing: set[int] = set()  # by id: what is called need not be hashable
+        self._failing: set[int] = set()  # by id, as observers need not be hashable
 
     @property
     def tallies(self) -> Mapping[Door, Tally]:
-        """Count them all, by door."""
+        """The counters of all calls, by door."""
         together = Tally(Door.IN_PROCESS)
         for part in (self._tallies[Door.IN_PROCESS], self._of_threads):
             together.answered += part.answered
@@ -300,31 +300,31 @@ class Outcomes:
         return {**self._tallies, Door.IN_PROCESS: together}
 
     def observe(self, observer: Observer, *, names: bool = False) -> None:
-        """Give an observer the Outcome of every call that begins from now on.
+        """Pass the Outcome of each call that begins from now on to an observer.
 
         Args:
-            observer: Is called with it.
-            names: Whether calls that come without a name get one, and say which trace they belong to.
+            observer: Called with each Outcome.
+            names: Whether each call is named, also in its response, and records the trace that it came with.
         """
         self._observers.append(observer)
         self.observed = self.all_observed = True
         self._names |= names
 
     def observe_sampled(self, observer: Observer, sampler: Sampler) -> None:
-        """Give an observer the Outcomes of calls from the network that a sampler chooses.
+        """Pass the Outcomes of sampled calls from the network to an observer.
 
         Args:
-            observer: Is called with it; one at the most is there.
-            sampler: Asked when the call comes. No record is made of those that it leaves out.
+            observer: Called with each Outcome; there is at most one such observer.
+            sampler: Asked when a call arrives. No record is created for calls that it rejects.
         """
         self._sampler, self._of_sampled = sampler, observer
         self.observed = True
 
     def record_paths(self, wants: Callable[[str], bool]) -> None:
-        """Begin a record of calls from the network by their paths, also if nobody observes them.
+        """Begin records of calls from the network by path, even if nobody observes them.
 
         Args:
-            wants: Whether a path's calls have one.
+            wants: Returns whether the calls of a path need a record.
         """
         self._wants = wants
         self.observed = True
@@ -332,15 +332,15 @@ class Outcomes:
     def begin(
         self, call: ReceivedCall, method: str, path: str, peer: Peer, *, is_admitted: bool = True
     ) -> None:
-        """Begin the record of a call from the network, if somebody wants one.
+        """Begin the record of a call from the network, if one is needed.
 
         Args:
-            call: The call; gets the record.
-            method: HTTP's.
-            path: Without the query.
+            call: The call, which receives the record.
+            method: The HTTP method.
+            path: The path without the query.
             peer: The other end of the connection.
-            is_admitted: Whether it may be chosen for a trace; one that was refused at the gate may not, or
-                strangers would use up the traces of all.
+            is_admitted: Whether the call may be sampled for a trace. A call refused by the gate may not:
+                otherwise unauthenticated clients could exhaust the limit on traces.
         """
         trace = None if self._sampler is None or not is_admitted else self._sampler.sample(call.headers)
         if trace is None:
@@ -356,11 +356,11 @@ class Outcomes:
             logs.CALL.set(outcome)
 
     def begin_message(self, call: Call, of_stream: Outcome) -> None:
-        """Begin the record of a message that is a call in a stream, if somebody wants one.
+        """Begin the record of a message that is a call in a stream, if one is needed.
 
         Args:
-            call: The message's; gets the record.
-            of_stream: That of the stream.
+            call: The message's call, which receives the record.
+            of_stream: The stream's record.
         """
         trace = of_stream.trace
         if trace is not None and trace.is_recorded:
@@ -373,18 +373,18 @@ class Outcomes:
             logs.CALL.set(outcome)
 
     def answered(self, call: Call) -> None:
-        """A call ends with an answer."""
+        """End a call with an answer."""
         self._tallies[call.door].answered += 1
         if call.outcome is not None:
             self._give(call.outcome, OK, None)
 
     def failed(self, call: Call, error: BaseException, code: Codes | None = None) -> None:
-        """A call ends without an answer.
+        """End a call without an answer.
 
         Args:
             call: The call.
-            error: Why: what is no HeadraceError is a caller who left, or a bug.
-            code: What it is answered with, if that is not the error's own.
+            error: The reason. An Exception that is no HeadraceError is a bug; others mean the caller left.
+            code: The codes of the response, if not the error's own.
         """
         known = _as_headrace_error(error)
         code = code or codes(known)
@@ -393,12 +393,12 @@ class Outcomes:
             self._give(call.outcome, code, known)
 
     def ended_in_thread(self, outcome: Outcome | None, ended: Answer | BaseException, clock: Clock) -> None:
-        """A call of a thread that waits ends in that thread; observers are told soon, in the serving thread.
+        """End a call in its calling thread; observers are notified later, in the serving thread.
 
         Args:
-            outcome: The record of it, if it is observed.
-            ended: The answer, or why there is none.
-            clock: The serving thread's.
+            outcome: The call's record, if it is observed.
+            ended: The answer or the error.
+            clock: The serving thread's Clock.
         """
         known = None if isinstance(ended, Answer) else _as_headrace_error(ended)
         code = OK if known is None else codes(known)
@@ -411,7 +411,7 @@ class Outcomes:
             if isinstance(ended, Answer):
                 outcome.given(ended)
             outcome.end(code, known)
-            with suppress(RuntimeError):  # the serving thread has ended, and with it whoever observes
+            with suppress(RuntimeError):  # the serving thread has ended, and the observers with it
                 clock.call_soon_threadsafe(self._tell, outcome)
 
     def _give(self, outcome: Outcome, code: Codes, error: HeadraceError | None) -> None:
@@ -423,21 +423,21 @@ class Outcomes:
         for observer in (*self._observers, self._of_sampled) if is_sampled else self._observers:
             try:
                 observer(outcome)
-            except Exception:  # noqa: BLE001 - an observer's own code: no call suffers for it
-                if id(observer) not in self._failing:  # else every call would fill the log
+            except Exception:  # noqa: BLE001 - an observer's own code: calls are not affected by its errors
+                if id(observer) not in self._failing:  # logging every call would flood the log
                     self._failing.add(id(observer))
-                    _log.exception("an observer of outcomes failed; it is told of calls all the same")
+                    _log.exception("an observer of outcomes failed; it still receives later outcomes")
             else:
                 self._failing.discard(id(observer))
 
 
 def _nothing(_path: str) -> bool:
-    """What is wanted by path as long as nobody wants anything."""
+    """Select no path: the default while nobody records by path."""
     return False
 
 
 def _nobody(outcome: Outcome) -> None:
-    """Observes what is sampled as long as nobody else does."""
+    """Ignore sampled calls: the default while nobody observes them."""
 
 
 def _as_headrace_error(error: BaseException) -> HeadraceError:
@@ -447,17 +447,17 @@ def _as_headrace_error(error: BaseException) -> HeadraceError:
 
 
 class SubmittedRequest(Request):
-    """A Request that is a call: how it ends is how the call does."""
+    """A Request that is a call of its own: the call ends when the Request is settled."""
 
     __slots__ = ("_call", "_outcomes")
 
     def begin(self, call: InProcessCall, outcomes: Outcomes, origin: Origin) -> None:
-        """Say which call it is.
+        """Attach the call.
 
         Args:
             call: The call.
-            outcomes: Where it ends.
-            origin: What is asked.
+            outcomes: The Outcomes in which it ends.
+            origin: The model and the version.
         """
         self.call = self._call = call
         self._outcomes = outcomes
@@ -465,7 +465,7 @@ class SubmittedRequest(Request):
             call.outcome.handed_to(origin)
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer, once; the call ends with it."""
+        """Settle the Request, once; this ends the call."""
         was_settled = self.settled
         wanted = super().settle(settlement)
         if was_settled:
@@ -481,7 +481,7 @@ class SubmittedRequest(Request):
         return wanted
 
     def abandon(self) -> None:
-        """Nobody waits any more: the call ends, too."""
+        """End the call because the caller has stopped waiting."""
         if not self.settled:
             self._outcomes.failed(self._call, LEFT)
         super().abandon()

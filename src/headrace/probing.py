@@ -1,4 +1,4 @@
-"""What a version must show before it is ready: that its rows are rows, and that it answers."""
+"""Checks that a version must pass before it is ready: its rows are independent, and it answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAY_OUT_OF_FAILING = (
 )
 _FEW_ROWS = 8
 _LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
-"""Checking takes no longer than the longer of these: so long, and this part of what loading took."""
+"""Time limit of the checks: the longer of this many seconds, and this share of the loading time."""
 
 
 def probe(
@@ -39,23 +39,23 @@ def probe(
     Args:
         servable: The version.
         config: The model's settings.
-        of: The model's name, and the version.
-        load_seconds: What loading it took.
+        of: The model's name and the version's number.
+        load_seconds: Time that loading took, in seconds.
         must_answer: Whether the version that serves now has answered generated requests of this signature.
-        recorded: Batches of recorded requests that it has answered.
+        recorded: Batches of recorded requests that the version has answered.
 
     Returns:
-        Whether it answers generated requests by its default signature.
+        Whether the version answers generated requests for its default signature.
 
     Raises:
-        LoadError: Its rows are not independent rows, or it answers no generated request and must.
+        LoadError: Its rows are not independent, or it must answer generated requests and fails all of them.
     """
     answers = False
     if not (config.warm_up.enabled and config.warm_up.probe):
         return answers
     until = time.monotonic() + max(_LEAST_SECONDS, _LOAD_SHARE * load_seconds)
     for signature in servable.signatures.values():
-        # Where the model's inputs are looked up, recorded requests have keys in place of them.
+        # For a model whose inputs are looked up, recorded requests contain keys instead of its inputs.
         names = set(signature.input_names)
         own = (one.inputs for one in recorded if one.signature == signature.name)
         batches = [inputs for inputs in own if inputs.keys() == names]
@@ -87,7 +87,7 @@ def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tenso
 
 
 def _sizes(signature: Signature, config: ModelConfig) -> tuple[int, ...]:
-    """The sizes of batches that the model may see; empty for any."""
+    """Return the batch sizes that the model may receive, ascending; empty for any."""
     if signature.rows:
         return (signature.rows,)
     policy = config.batching

@@ -1,4 +1,4 @@
-"""The composition root: builds a server from its parts, starts, drains and stops it; it never decides."""
+"""The composition root: assembles a server, starts, drains and stops it; contains no decisions."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ _LEAST_UNLOAD_SECONDS = 1.0
 
 
 class Transport(Protocol):
-    """Something that serves an application on sockets.
+    """A front end that serves an application on sockets.
 
     Attributes:
-        serving: From ``start`` on, ends when it serves no more, with what ended it.
-        opened: The listening sockets that it has opened beside those given.
+        serving: From ``start`` on, a future that completes when serving ends, with the error if any.
+        opened: The listening sockets that the transport opened besides those given to it.
     """
 
     serving: asyncio.Future[None] | None
 
     @property
     def opened(self) -> Sequence[socket.socket]:
-        """See above."""
+        """The listening sockets that the transport opened itself."""
 
     async def start(self) -> None:
-        """Start answering; returns when connections are accepted."""
+        """Start serving; returns when connections are accepted."""
 
     def drain(self) -> None:
-        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
+        """From now on, announce in each HTTP/1.1 response that its connection will close, and close it."""
 
     async def stop(self) -> None:
-        """Accept nothing more, and return when what was accepted has been answered."""
+        """Accept no more connections, and return when accepted requests have been answered."""
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
-    """The routes of all REST APIs."""
+    """Return the routes of all REST APIs."""
     return [
         *tfserving_rest.http_routes(service),
         *oip_rest.http_routes(service),
@@ -84,7 +84,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
 
 
 def grpc_methods(service: Service) -> list[GrpcMethod]:
-    """The methods of all gRPC services."""
+    """Return the methods of all gRPC services."""
     return [
         *oip_grpc.grpc_methods(service),
         *tfserving_grpc.grpc_methods(service),
@@ -94,10 +94,10 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
 
 
 def application(engine: Engine) -> Application:
-    """Both front ends of an engine as one ASGI application, to run anywhere or to mount in another.
+    """Return an engine's front ends, REST and gRPC, as one ASGI application to run or to mount in another.
 
     Args:
-        engine: Started by the caller, in the loop in which the application answers, before the first request.
+        engine: Started by the caller, in the loop of the application, before the first request.
     """
     service = Service(engine)
     return Application(
@@ -110,15 +110,15 @@ class Server:
 
     Attributes:
         engine: The models.
-        counted_at: Where callers are counted: the descriptor of shared memory, -1 for none, and which of how
-            many processes this is.
+        counted_at: The shared counters of callers: descriptor of the shared memory (-1 for none), index of
+            this process, and number of processes.
         supervisor: Watches the front ends, once started.
         http_address: Host and port of REST, once started.
         grpc_address: Host and port of gRPC, once started.
-        administers: Whether it serves the ports of administration.
-        admin: What serves them, once started.
-        ports: Listening sockets that somebody else has opened; None where it opens its own.
-        by_h2corn: What serves REST, gRPC or both by h2corn, once started; None where others serve both.
+        administers: Whether the server serves the administration ports.
+        admin: The administration ports, once started.
+        ports: Listening sockets opened elsewhere; None if the server opens its own.
+        by_h2corn: The h2corn transport of REST, gRPC or both, once started; None if others serve both.
     """
 
     def __init__(
@@ -130,15 +130,15 @@ class Server:
         service: Callable[[Engine], Service] = Service,
         share: Share | None = None,
     ) -> None:
-        """Describe a server.
+        """Create a server without starting it.
 
         Args:
             models: The directory of models.
             config: The settings.
-            engine: What answers; one of its own if left out.
-            sockets: Where it listens, for REST and for gRPC; opened by the settings if left out.
-            service: Makes what codecs ask.
-            share: Which part of an archive is this process's; None for the whole.
+            engine: The engine; a new one if None.
+            sockets: Listening sockets for REST and gRPC; opened according to the settings if empty.
+            service: Creates the Service that codecs ask.
+            share: The part of an archive that this process handles; None for the whole.
         """
         self._models, self._config = models, config
         self.engine = engine or Engine(models, config=config)
@@ -163,13 +163,13 @@ class Server:
         self._disk_space: DiskSpace | None = None
 
     async def start(self) -> None:
-        """Open the ports and begin to load; returns when connections are accepted, models loaded or not.
+        """Open the ports and start loading; returns when connections are accepted, models loaded or not.
 
         An archive is open by then.
 
         Raises:
-            ConfigError: A port or an address cannot be had, or what should serve it is not installed; or the
-                archive's settings are wrong.
+            ConfigError: A port or an address is not available, its server is not installed, or the archive's
+                settings are wrong.
             LoadError: An embedder of the archive cannot be loaded.
             Unavailable: The archive cannot be opened now.
         """
@@ -177,24 +177,24 @@ class Server:
         await self.serve()
 
     async def prepare(self) -> None:
-        """Open the ports and the archive, and begin to load; ``serve`` accepts connections then.
+        """Open the ports and the archive, and start loading; ``serve`` then accepts connections.
 
         Raises:
             HeadraceError: As ``start``.
         """
         config = self._config
         if config.admin_metrics and not config.has_admin_ports:
-            expected = "admin_port or admin_socket beside it: metrics would be given nowhere"
+            expected = "admin_port or admin_socket to be set as well, or metrics are served nowhere"
             raise wrong("admin_metrics", expected, config.admin_metrics)
         if config.audit.file is not None:
-            from headrace.audit import AuditLog  # noqa: PLC0415 - only where it is wanted
+            from headrace.audit import AuditLog  # noqa: PLC0415 - only if enabled
 
             self._audit = AuditLog(config.audit.file)
         self._certificate = _certificate(config)
         if self._certificate is not None and self._audit is not None:
             self._certificate.tells = self._audit.note
         if config.access.is_on:
-            from headrace.frontends.access import Access  # noqa: PLC0415 - only where there are keys
+            from headrace.frontends.access import Access  # noqa: PLC0415 - only with keys
 
             tells = None if self._audit is None else self._audit.note
             self._access = Access(config.access, self.counted_at, tells)
@@ -209,7 +209,7 @@ class Server:
                 opened(config.host, config.grpc_port, "grpc_port"),
             ]
         if self.administers:
-            from headrace.frontends.transport.admin import AdminPorts  # noqa: PLC0415 - only where there are some
+            from headrace.frontends.transport.admin import AdminPorts  # noqa: PLC0415 - only with admin ports
 
             self.admin = AdminPorts(config, () if self.ports is None else self.ports.admin)
         http, grpc = self._sockets
@@ -219,16 +219,16 @@ class Server:
         self.engine.awaits_archive = config.archive is not None
         await self.engine.start(wait=False)
         if config.archive is not None:
-            from headrace.frontends.archive.serving import Serving  # noqa: PLC0415 - only where it is served
+            from headrace.frontends.archive.serving import Serving  # noqa: PLC0415 - only with an archive
 
             self._archive = await Serving.open(config.archive, self.engine, self._archive_share)
             self.engine.use_archive(self._archive.archive)
 
     async def serve(self) -> None:
-        """Accept connections, once prepared; returns when they are.
+        """Accept connections, once prepared; returns when they are accepted.
 
         Raises:
-            ConfigError: What should serve a port is not installed, or cannot have it.
+            ConfigError: A port's server is not installed, or cannot use the port.
         """
         try:
             await self._begin(self._config)
@@ -255,12 +255,12 @@ class Server:
         self._observe(routes, methods)
         self._measure_disks()
         if self._audit is not None:
-            from headrace.frontends.audited import audited  # noqa: PLC0415 - only where it is told
+            from headrace.frontends.audited import audited  # noqa: PLC0415 - only with an audit log
 
             routes, methods = audited(routes, methods, self._audit, self.engine.outcomes)
         if self._access is not None:
             self._following.append(asyncio.create_task(self._access.follow()))
-            self.supervisor.needs("following the file of keys", self._following[-1])
+            self.supervisor.needs("following the key file", self._following[-1])
         if self._certificate is not None:
             self._follow(self._certificate)
         if config.has_admin_ports:
@@ -316,20 +316,20 @@ class Server:
         else:
             by_h2corn.append(grpc)
         if by_h2corn:
-            from headrace.frontends.transport.h2corn import H2cornTransport  # noqa: PLC0415 - not needed by others
+            from headrace.frontends.transport.h2corn import H2cornTransport  # noqa: PLC0415 - not needed by other servers
 
             self.by_h2corn = H2cornTransport(application, self._listeners(by_h2corn), config, certificate)
             transports.append(self.by_h2corn)
         return transports
 
     def _listeners(self, sockets: list[socket.socket]) -> Listeners:
-        from headrace.frontends.transport.listeners import Listeners  # noqa: PLC0415 - not needed by others
+        from headrace.frontends.transport.listeners import Listeners  # noqa: PLC0415 - not needed by other servers
 
         return Listeners([sockets], may_join=self._may_join) if self.ports is None else self.ports.listeners
 
     def _observe(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> None:
         if self._config.tracing.is_on or self._config.access_log.path is not None:
-            from headrace.observing import Observing  # noqa: PLC0415 - only where it is wanted
+            from headrace.observing import Observing  # noqa: PLC0415 - only if enabled
 
             self._observing = Observing(self._config, self._service, routes, methods)
 
@@ -346,10 +346,10 @@ class Server:
 
         self._service.also_measures(TlsMetrics(certificate))
         self._following.append(asyncio.create_task(certificate.follow()))
-        self.supervisor.allows("looking for new certificates", self._following[-1])
+        self.supervisor.allows("checking for new certificates", self._following[-1])
 
     def look_again(self) -> None:
-        """Read what is read again when it changes: now."""
+        """Reload certificates and reopen log files now."""
         if self._certificate is not None:
             self._certificate.look()
         if self._observing is not None:
@@ -357,29 +357,29 @@ class Server:
 
     @property
     def archive(self) -> Archive | None:
-        """The archive that is served, once started."""
+        """The served archive, once started; None without one."""
         return None if self._archive is None else self._archive.archive
 
     @property
     def statuses(self) -> dict[str, list[VersionStatus]] | None:
-        """What can be told about the versions of all models; None as long as they have not been tried."""
+        """The states of all models' versions; None until each model has been tried."""
         manager = self.engine.manager
         tried = self.engine.is_settled
         return {model: manager.status(model) for model in manager.models()} if tried else None
 
     async def stop(self, *, lead: bool = True) -> bool:
-        """Say that it is going, and later go: answer what was accepted, close the ports, unload.
+        """Announce the shutdown, then shut down: answer accepted requests, close the ports, unload.
 
-        Nobody is cut off who keeps to what he was told. First each answer says that its connection ends with
-        it, while new connections are still taken: a caller that keeps one learns it with its next answer.
-        Then none is taken any more, and those that wait are accepted, and have a moment to ask. Only then the
-        transports stop.
+        Clients that honour the announcement lose no request. First, each response announces that its
+        connection will close, while new connections are still accepted, so that callers with open connections
+        learn of it. Then only connections that already wait are accepted, and get a moment to send a request.
+        Only then do the transports stop.
 
         Args:
-            lead: Whether to take connections for ``drain_lead_seconds`` more.
+            lead: Whether to accept connections for ``drain_lead_seconds`` more.
 
         Returns:
-            Whether nothing is at work any more; not if a model was when the drain time was over, or hangs.
+            Whether all work has ended. False if a model still worked when the drain time expired, or hangs.
         """
         until = time.monotonic() + self._config.drain_seconds
         self.drain()
@@ -391,7 +391,7 @@ class Server:
         return await self.finish(until, self._calling_sockets if is_lent else (), frees_ports=not is_lent)
 
     async def leave(self) -> bool:
-        """Go, as ``stop`` does, while another server listens at the same sockets, and takes new connections.
+        """Shut down as ``stop`` does, while a successor accepts new connections on the same sockets.
 
         Returns:
             As ``stop``.
@@ -410,7 +410,7 @@ class Server:
         return await self.finish(until, shared)
 
     async def until_first_answers(self, seconds: float) -> None:
-        """Wait until all who have connected have got something, for so long at the most."""
+        """Wait until each open connection has received data, or the time in seconds has passed."""
         await until_first_answers([*self._calling_sockets, *self._admin_sockets], seconds)
 
     @property
@@ -422,7 +422,7 @@ class Server:
         return [] if self.admin is None else self.admin.sockets
 
     async def _until_none_accepts(self, stops: asyncio.Future[list[BaseException | None]]) -> None:
-        """Wait until all that is served by h2corn has stopped to accept connections, or has ended."""
+        """Wait until all h2corn transports have stopped accepting connections, or have ended."""
         accepting = [*self._administering, *([] if self.by_h2corn is None else [self.by_h2corn])]
         waits = asyncio.gather(*(one.accepts_no_more.wait() for one in accepting))
         both: tuple[asyncio.Future[Any], ...] = (stops, waits)
@@ -430,10 +430,10 @@ class Server:
         waits.cancel()
 
     def drain(self, *, is_followed: bool = False) -> None:
-        """Say in each answer that its connection ends with it; new ones are still taken, until ``finish``.
+        """Announce in each response that its connection will close; accept new ones until ``finish``.
 
         Args:
-            is_followed: Whether another server takes new connections: then it says that it is ready, still.
+            is_followed: Whether a successor accepts new connections; the server then still reports ready.
         """
         self.supervisor.stop()
         self._is_followed = is_followed
@@ -449,12 +449,13 @@ class Server:
     async def finish(
         self, until: float, shared: Sequence[socket.socket] = (), *, frees_ports: bool = False
     ) -> bool:
-        """Answer what was accepted, and unload; no new connection comes any more.
+        """Answer accepted requests, and unload; accept no new connections.
 
         Args:
-            until: When the drain time is over, on the monotonic clock.
-            shared: The sockets at which somebody else takes connections once this server does not any more.
-            frees_ports: Whether nobody else has the others: the next server may have the ports at once.
+            until: Deadline of the drain on the monotonic clock.
+            shared: Sockets on which another process accepts connections once this server no longer does.
+            frees_ports: Whether no other process has the other sockets, so that the next server may bind the
+                ports at once.
 
         Returns:
             As ``stop``.
@@ -467,8 +468,8 @@ class Server:
         if frees_ports and self.by_h2corn is not None:
             self.by_h2corn.listeners.listen_no_more()
         for ended in await stops:
-            if isinstance(ended, Exception):  # the others, and the models, are stopped all the same
-                _log.error("what served requests has failed", exc_info=ended)
+            if isinstance(ended, Exception):  # the other transports and the models are stopped anyway
+                _log.error("a front end has failed", exc_info=ended)
         for one in self._sockets:
             one.close()
         if self.admin is not None:
@@ -479,7 +480,7 @@ class Server:
             await self._observing.close(until)
         try:
             async with asyncio.timeout(max(_LEAST_UNLOAD_SECONDS, until - time.monotonic())):
-                if self._archive is not None:  # first: what fills it may ask the models
+                if self._archive is not None:  # first: its Fillers may ask the models
                     await self._archive.close()
                 await self.engine.close()
         except TimeoutError:
@@ -490,7 +491,7 @@ class Server:
 def _certificate(config: ServerConfig) -> ServedCertificate | None:
     if not config.tls.wanted:
         return None
-    from headrace.frontends.transport.reloading import ServedCertificate  # noqa: PLC0415 - only where it is used
+    from headrace.frontends.transport.reloading import ServedCertificate  # noqa: PLC0415 - only with TLS
 
     return ServedCertificate(config.tls)
 

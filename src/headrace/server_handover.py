@@ -1,4 +1,4 @@
-"""A server of one process that takes the place of another one, and gives its own place away."""
+"""Handover between two servers of one process each: taking over from one, and handing over to the next."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headrace.server import Server
 
 
 def handover(server: Server, config: ServerConfig) -> Handover:
-    """What starts a server in the place of another one.
+    """Return the Handover that starts a server in place of another one.
 
     Args:
-        server: Not started.
+        server: The server, not started.
         config: Its settings.
     """
     return Handover(_Candidate(server, config), config, __version__)
 
 
 class _Candidate:
-    """A server that is about to start."""
+    """A server that is about to start and may take over."""
 
     def __init__(self, server: Server, config: ServerConfig) -> None:
         self._server = server
@@ -38,7 +38,7 @@ class _Candidate:
         await self._server.prepare()
         if (
             ports is None and self._server.ports is not None
-        ):  # a service manager's: connections can wait there
+        ):  # the sockets are a service manager's: connections can wait there
             await self._server.engine.settle(self._seconds)
 
     def here(self) -> Mapping[str, Sequence[VersionStatus]] | None:
@@ -52,7 +52,7 @@ class _Candidate:
 
 
 class _Side:
-    """What a server gives away."""
+    """The side of a serving server that hands over."""
 
     def __init__(self, server: Server) -> None:
         if server.by_h2corn is None:

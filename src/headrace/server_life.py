@@ -1,6 +1,6 @@
-"""A server's own start, handover and end, told in its audit log where it has one.
+"""A server's start, handover and stop, recorded in its audit log if it has one.
 
-None of these waits for the log to be written: a full disk must not keep a server from starting or stopping.
+None of them depends on writing the log: a full disk must not keep a server from starting or stopping.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ _Done = TypeVar("_Done")
 
 
 class ServerLife:
-    """Tells of one server: of its process, or of its supervisor process where it has workers."""
+    """Records the life of one server: of its process, or of its supervisor process if it has workers."""
 
     def __init__(self, models: Path | None, config: ServerConfig) -> None:
-        """Look whether the log can be written.
+        """Check that the log can be written.
 
         Args:
-            models: The directory of models, which is what lines are about.
+            models: The directory of models, recorded as the object of the actions.
             config: The server's settings.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The log cannot be written.
         """
         self._on = "" if models is None else str(models.absolute())
         self._log: AuditLog | None = None
         if config.audit.file is not None:
-            from headrace.audit import AuditLog  # noqa: PLC0415 - only where it is wanted
+            from headrace.audit import AuditLog  # noqa: PLC0415 - only if enabled
 
             self._log = AuditLog(config.audit.file)
 
     async def told(self, action: str, act: Awaitable[_Done], otherwise: str = "") -> _Done:
-        """Do something, told before and after it.
+        """Perform an action, and log it before and after.
 
         Args:
-            action: Which, such as ``start``.
-            act: What does it.
-            otherwise: How it has ended where it returns False.
+            action: Name of the action, such as ``start``.
+            act: Performs the action.
+            otherwise: The logged reason of the failure if ``act`` returns False.
         """
         if self._log is None:
             return await act
@@ -71,10 +71,10 @@ class ServerLife:
         return done
 
     def note(self, action: str) -> None:
-        """Tell of something that has been done, behind the loop's back: it goes on at once.
+        """Log a completed action in a background thread, without waiting for it.
 
         Args:
-            action: Which.
+            action: Name of the action.
         """
         if self._log is not None:
             asyncio.get_running_loop().run_in_executor(None, partial(self._log.note, action, self._on))
@@ -84,5 +84,5 @@ def _asked(log: AuditLog, action: str, on: str, by: dict[str, str | int]) -> str
     try:
         return log.begin(action, on, by)
     except HeadraceError as error:
-        _log.error("%s is not told: %s", action, error.message)
+        _log.error("could not write %s to the audit log: %s", action, error.message)
         return ""

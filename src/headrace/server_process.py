@@ -1,4 +1,4 @@
-"""A server as a process: started, told to stop by signals, and made to serve evenly."""
+"""A server as a process: its start, its signals, and its tuning for even latency."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Less than a slice of the lane: see _hand_over_soon.
+# Less than a slice of the lane; see _hand_over_soon.
 _SWITCH_SECONDS = 0.0005
 _LOADS_END_SECONDS = 10.0
-"""How long a start that has failed waits for loads that have begun."""
+"""How long a failed start waits for loads in progress, in seconds."""
 _THREADS_END_SECONDS = 5.0
-"""How long a stopped server's process waits for threads: one that reads a file may hang with its disk."""
-# How long connections wait at a service manager's sockets for models that load.
+"""Timeout in seconds for a stopped server's threads; a thread that reads a file may hang with its disk."""
+# How long connections wait at a service manager's sockets while models load.
 _LONGEST_WAIT_SECONDS = 600.0
 
 
@@ -43,10 +43,10 @@ async def run(
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends the process at once.
 
-    A server that can take no more requests ends, so that whoever watches processes starts it again. So does
-    one whose place another server has taken.
+    The process also ends if it can accept no more requests, so that a process manager restarts it, and if a
+    successor has taken over.
 
-    SIGINT is somebody at a terminal, who does not want to wait for callers to learn that the server goes.
+    After SIGINT there is no lead time for callers to learn of the shutdown: a user waits at a terminal.
 
     Args:
         models: The directory of models.
@@ -54,7 +54,7 @@ async def run(
         announce: Run once the ports are open.
 
     Returns:
-        The exit code: 0, or 1 when no more requests could be taken.
+        The exit code: 0, or 1 if no more requests could be accepted.
     """
     life = ServerLife(models, config)
     server = Server(models, config)
@@ -66,7 +66,9 @@ async def run(
     manager = service_manager(config)
     handover = _handover(server, config)
     start = _started(server, handover, manager, stopping)
-    if not await life.told("start", _ending_loads(server, start), "it was told to stop first"):
+    if not await life.told(
+        "start", _ending_loads(server, start), "the server was stopped before it was ready"
+    ):
         return 0
     if handover is not None and handover.has_taken:
         life.note("take-over")
@@ -74,7 +76,7 @@ async def run(
         loop.add_signal_handler(signal.SIGHUP, server.look_again)
     tune_process()
     announced = loop.create_task(announce(server))
-    server.supervisor.allows("printing what is served", announced)
+    server.supervisor.allows("printing the served models", announced)
     telling = tells(manager, lambda: server.statuses, config, life)
     failed = server.supervisor.failed
     taken = () if handover is None else (handover.taken,)
@@ -94,24 +96,28 @@ async def run(
 
 
 def expect_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Have signals that ask for something end no server that cannot do it, or not yet.
+    """Keep SIGHUP and SIGUSR2 from ending a server that does not support them, or not yet.
 
-    A terminal that is closed sends SIGHUP, too: a server that was started there, and has no other use for it,
-    ends as after Ctrl-C.
+    SIGHUP is also sent when a terminal closes. A server that was started in one, and has no other use for
+    SIGHUP, then ends as after Ctrl-C.
 
     Args:
-        loop: Where signals are handled.
+        loop: The event loop that handles the signals.
     """
     if not sys.stdin.isatty():
-        loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP: nothing is read again, or not yet")
+        loop.add_signal_handler(
+            signal.SIGHUP,
+            _log.warning,
+            "SIGHUP: ignored; there is nothing to reload, or the server is still starting",
+        )
     elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, os.kill, os.getpid(), signal.SIGINT)
-    asks = "SIGUSR2: a server with --handover that serves starts a successor; nothing is done"
+    asks = "SIGUSR2: ignored; only a server with --handover starts a successor, and only while it serves"
     loop.add_signal_handler(signal.SIGUSR2, _log.warning, asks)
 
 
 async def _ending_loads(server: Server, start: Awaitable[_T]) -> _T:
-    """Start; where that fails, wait for loads: native code that is at work when Python ends aborts."""
+    """Start; on failure wait for loads: Python aborts if it exits while native code runs."""
     try:
         return await start
     except HeadraceError:
@@ -123,7 +129,7 @@ async def _ending_loads(server: Server, start: Awaitable[_T]) -> _T:
 def _handover(server: Server, config: ServerConfig) -> Handover | None:
     if config.handover is None:
         return None
-    from headrace.server_handover import handover  # noqa: PLC0415 - only where it is wanted
+    from headrace.server_handover import handover  # noqa: PLC0415 - only if enabled
 
     return handover(server, config)
 
@@ -134,7 +140,7 @@ async def _started(
     manager: ServiceManager | None,
     stopping: asyncio.Future[signal.Signals],
 ) -> bool:
-    """Start, by whatever way; returns whether it serves: not if it was told to stop before."""
+    """Start in the configured way; return False if a signal stopped the process first."""
     if manager is not None:
         server.ports = manager.inherited(server.engine.config)
     if handover is not None:
@@ -146,14 +152,14 @@ async def _started(
 
 
 async def _start_when_tried(server: Server, stopping: asyncio.Future[signal.Signals]) -> bool:
-    """Start at sockets that somebody else has opened: connections can wait there until models are tried.
+    """Start on inherited sockets, where connections can wait until each model has been tried.
 
     Args:
-        server: Not started.
-        stopping: Has a result when it is to stop.
+        server: The server, not started.
+        stopping: Completes when the server is to stop.
 
     Returns:
-        Whether it serves.
+        Whether the server serves.
     """
     await server.prepare()
     tried = asyncio.ensure_future(server.engine.settle(_LONGEST_WAIT_SECONDS))
@@ -166,14 +172,14 @@ async def _start_when_tried(server: Server, stopping: asyncio.Future[signal.Sign
 
 
 def service_manager(config: ServerConfig) -> ServiceManager | None:
-    """What started this process, if it is a service manager, or might be asked for a successor.
+    """Return the ServiceManager if one started this process, or if a successor may be requested.
 
     Args:
         config: The server's settings.
     """
     if config.handover is None and not {"NOTIFY_SOCKET", "LISTEN_PID"} & os.environ.keys():
         return None
-    from headrace.service_manager import ServiceManager  # noqa: PLC0415 - only where there is one
+    from headrace.service_manager import ServiceManager  # noqa: PLC0415 - only under a service manager
 
     return ServiceManager()
 
@@ -181,13 +187,13 @@ def service_manager(config: ServerConfig) -> ServiceManager | None:
 def tells(
     manager: ServiceManager | None, statuses: Statuses, config: ServerConfig, life: ServerLife
 ) -> Telling | None:
-    """Tell the service manager how this process fares; SIGUSR2 starts a successor.
+    """Report this process's state to the service manager, and let SIGUSR2 start a successor.
 
     Args:
-        manager: Who is told, if anybody.
-        statuses: What can be told about the versions of all models; None as long as they have not been tried.
+        manager: The service manager, if there is one.
+        statuses: Returns the states of all models' versions; None until each model has been tried.
         config: The server's settings.
-        life: Where it is told that a successor is started.
+        life: Records that a successor was started.
     """
     if manager is None:
         return None
@@ -205,10 +211,10 @@ def tells(
 
 
 def end_of(handover: Handover | None) -> str:
-    """What the end of a server is called in its audit log.
+    """Return the name of the server's end in its audit log.
 
     Args:
-        handover: What gives its place away, if anything.
+        handover: The Handover, if the server has one.
     """
     return "stop" if handover is None or not handover.taken.done() else "hand-over"
 
@@ -225,21 +231,21 @@ async def _stopped(server: Server, handover: Handover | None, *, lead: bool) -> 
 
 
 def leave_at_work(code: int, seconds: float) -> NoReturn:
-    """End the process though a model is still at work: its thread cannot be ended, and would keep it.
+    """End the process while a model still works: its thread cannot be stopped, and would keep the process.
 
     Args:
         code: The exit code.
-        seconds: How long it was waited for.
+        seconds: Time waited for the model, in seconds.
     """
     _log.warning("stopped while a model was still at work", extra={"after_seconds": round(seconds, 1)})
     end_at_once(code)
 
 
 async def ends_in_time(running: Awaitable[int]) -> int:
-    """Run a server, and see that its process ends within seconds of it, also where a thread does not.
+    """Run a server, and end the process within seconds of its end, even if a thread hangs.
 
     Args:
-        running: The server; it returns the exit code.
+        running: The server; returns the exit code.
     """
     code = 1
     try:
@@ -252,12 +258,12 @@ async def ends_in_time(running: Awaitable[int]) -> int:
 
 
 def _end_without_threads(code: int) -> NoReturn:
-    _log.warning("a thread did not end, and is left behind")
+    _log.warning("a thread did not end in time; exiting without it")
     end_at_once(code)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End the process without waiting for any thread; what cannot be written out is lost."""
+    """End the process without waiting for any thread; output that cannot be flushed is lost."""
     logging.shutdown()
     with suppress(OSError):  # a full disk
         sys.stdout.flush()
@@ -265,17 +271,17 @@ def end_at_once(code: int) -> NoReturn:
 
 
 def tune_process() -> None:
-    """Let this process serve as evenly as it can; once everything is imported."""
+    """Tune this process for even latency; call it once everything is imported."""
     _calm_garbage_collector()
     _hand_over_soon()
 
 
 def _calm_garbage_collector() -> None:
-    """Collect less often, and never what is there for good.
+    """Run the garbage collector less often, and never over objects that are permanent.
 
-    Python looks for cycles after every 700 new objects, which is every few dozen requests, and serving makes
-    none: that was 5 to 8 % of a small request's time. What is looked at in one go is small: a large body is
-    hundreds of thousands of objects, and everybody waits meanwhile (0.2 µs an object).
+    By default Python looks for cycles after every 700 new objects, which is every few dozen requests. Serving
+    creates no cycles, and the search took 5 to 8 % of a small request's time. Each collection covers few
+    objects: a large body has hundreds of thousands of them, at 0.2 µs each, and all requests wait meanwhile.
     """
     gc.collect()
     gc.freeze()
@@ -283,11 +289,11 @@ def _calm_garbage_collector() -> None:
 
 
 def _hand_over_soon() -> None:
-    """Let the thread that reads the sockets have Python's lock after half a millisecond, not after five.
+    """Lower the GIL switch interval from 5 to 0.5 ms, for the thread that reads the sockets.
 
-    Who waits for the lock insists on it only if nobody has let go of it for that long. The serving thread
-    lets go after each turn and has it back before the other one is awake: so beside turns of one to four
-    milliseconds, one after another, requests that had come lay there for up to half a second.
+    A thread that waits for the GIL forces a switch only if no thread has released it for that interval. The
+    serving thread releases it after each turn, and reacquires it before the other thread wakes up. With
+    successive turns of one to four milliseconds, arrived requests remained unread for up to half a second.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
 

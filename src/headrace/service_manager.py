@@ -1,7 +1,7 @@
-"""The service manager that started this process (systemd): sockets that it has opened, and what it is told.
+"""The service manager that started this process (systemd): inherited sockets, and notifications.
 
-Both are a few bytes of protocol: https://www.freedesktop.org/software/systemd/man/sd_notify.html and
-sd_listen_fds.html. Whoever starts this process otherwise sets none of the variables, and nothing is done.
+Both are small protocols: https://www.freedesktop.org/software/systemd/man/sd_notify.html and
+sd_listen_fds.html. Without a service manager none of the environment variables is set, and nothing is done.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ _TELL_SECONDS = 10.0
 _EXTENSION_SECONDS = 30.0
 _LONGEST_START_SECONDS = 600.0
 _BEGIN_SECONDS = 30.0
-"""How long a successor may take until it asks for the place, beside what its models may take."""
+"""How long a successor may take until it asks to take over, besides loading its models, in seconds."""
 _OF_ONE_PROCESS = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
 
 Statuses = Callable[[], Mapping[str, Sequence[VersionStatus]] | None]
-"""What can be told about the versions of all models; None as long as they have not been tried."""
+"""Returns the states of all models' versions; None until each model has been tried."""
 
 
 class ServiceManager:
-    """What started this process, as its environment tells."""
+    """The service manager that started this process, according to the environment."""
 
     def __init__(self) -> None:
-        """Take what is meant for this process out of the environment: h2corn would use it, too."""
+        """Remove the service manager's variables from the environment: h2corn would use them, too."""
         self._started_with = dict(os.environ)
         for name in (*_OF_ONE_PROCESS, "NOTIFY_SOCKET", "WATCHDOG_USEC"):
             os.environ.pop(name, None)
         self._address = self._started_with.get("NOTIFY_SOCKET", "")
 
     def notify(self, *words: str) -> None:
-        """Tell it something, such as ``READY=1``, if it wants to be told.
+        """Send assignments such as ``READY=1`` to the service manager, if it wants notifications.
 
         Args:
-            words: Assignments.
+            words: The assignments.
         """
         if not self._address:
             return
@@ -62,10 +62,10 @@ class ServiceManager:
             try:
                 told.sendto("\n".join(words).encode(), address)
             except OSError as error:
-                _log.warning("the service manager was not told: %s", error)
+                _log.warning("could not notify the service manager: %s", error)
 
     def watchdog_seconds(self) -> float | None:
-        """How long this process may say nothing before it is ended; None for as long as it likes."""
+        """Return the watchdog timeout in seconds; None without a watchdog."""
         own = str(os.getpid())
         if not self._address or self._started_with.get("WATCHDOG_PID", own) != own:
             return None
@@ -75,13 +75,13 @@ class ServiceManager:
             return None
 
     def inherited(self, config: ServerConfig) -> Ports | None:
-        """The listening sockets that this process was started with; None if there are none.
+        """Return the listening sockets that this process inherited; None if there are none.
 
         Args:
             config: The server's settings.
 
         Raises:
-            ConfigError: They are not what a server of these settings can use.
+            ConfigError: A server with these settings cannot use the sockets.
         """
         if self._started_with.get("LISTEN_PID") != str(os.getpid()):
             return None
@@ -90,7 +90,7 @@ class ServiceManager:
 
     @property
     def for_a_successor(self) -> dict[str, str]:
-        """The environment of a process that takes the place of this one."""
+        """The environment of a process that takes over from this one."""
         return {name: value for name, value in self._started_with.items() if name not in _OF_ONE_PROCESS}
 
 
@@ -102,8 +102,8 @@ def _ports(names: Sequence[str], many: str, config: ServerConfig) -> Ports:
         )
     if config.workers != 1 or (config.http_server, config.grpc_server) != ("h2corn", "h2corn"):
         raise ConfigError(
-            "sockets of the service manager need --workers 1, and h2corn for both ports: leave the .socket "
-            "units out, and this server opens its own"
+            "sockets of the service manager need --workers 1, and h2corn for both ports: remove the "
+            ".socket units, so that this server opens its own"
         )
     sockets = {}
     for number, name in enumerate(names, _FIRST_DESCRIPTOR):
@@ -112,15 +112,15 @@ def _ports(names: Sequence[str], many: str, config: ServerConfig) -> Ports:
         is_tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
         if not is_tcp or not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             raise ConfigError(f"LISTEN_FDS: expected {name} to be a socket that listens at a host and port")
-        take_again(one)  # a server that was killed while it stopped may have left it closed
+        take_again(one)  # a server that was killed while it stopped may have closed it for new connections
     return Ports(Listeners([[sockets[name] for name in _NAMES]], may_join=False), is_lent=True)
 
 
 def status(models: Mapping[str, Sequence[VersionStatus]]) -> str:
-    """A line about what is served.
+    """Return a status line about the served models.
 
     Args:
-        models: What can be told about the versions of each.
+        models: The states of each model's versions.
     """
     versions = [one for many in models.values() for one in many]
     serving = sum(any(one.answers for one in many) for many in models.values())
@@ -130,15 +130,15 @@ def status(models: Mapping[str, Sequence[VersionStatus]]) -> str:
 
 
 class Telling:
-    """Tells the service manager how this process fares, from the loop that serves."""
+    """Reports this process's state to the service manager, from the serving loop."""
 
     def __init__(self, manager: ServiceManager, statuses: Statuses, handover_seconds: float) -> None:
-        """Begin to tell.
+        """Start reporting.
 
         Args:
-            manager: Who is told.
-            statuses: What is told of.
-            handover_seconds: How long a successor may take to be ready.
+            manager: The service manager.
+            statuses: Returns the states to report.
+            handover_seconds: Timeout in seconds for a successor to be ready.
         """
         self._handover_seconds = handover_seconds
         self._manager = manager
@@ -158,24 +158,24 @@ class Telling:
             await asyncio.sleep(self._beat_seconds)
 
     async def _until_ready(self) -> None:
-        """A start takes as long as its models: the service manager is asked for more time meanwhile."""
+        """Extend the start timeout while models load, then report that the server is ready."""
         until = time.monotonic() + _LONGEST_START_SECONDS
         told = 0.0
         while (now := self._statuses()) is None and time.monotonic() < until:
             if time.monotonic() > told + _TELL_SECONDS:
                 told = time.monotonic()
-                self._notify("STATUS=loads its models", f"EXTEND_TIMEOUT_USEC={_EXTENSION_SECONDS * 1e6:.0f}")
+                self._notify("STATUS=loading models", f"EXTEND_TIMEOUT_USEC={_EXTENSION_SECONDS * 1e6:.0f}")
             await asyncio.sleep(_LOOK_SECONDS)
         self._notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={status(now or {})}")
 
     def start_successor(self) -> bool:
-        """Start this command again; the new process takes the place of this one, and says so when it has.
+        """Start this command again; the new process takes over from this one and reports it.
 
         Returns:
-            Whether it was started.
+            Whether the process was started.
         """
         if self._successor is not None and self._successor.poll() is None:
-            _log.warning("a server that is to take over is on its way already")
+            _log.warning("a successor has already been started")
             return False
         self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
@@ -185,28 +185,28 @@ class Telling:
                 env=self._manager.for_a_successor,
             )
         except OSError as error:
-            _log.error("the server that is to take over cannot be started: %s", error)
+            _log.error("cannot start the successor: %s", error)
             self._notify("READY=1")
             return False
-        _log.info("a server that is to take over is started", extra={"successor": self._successor.pid})
+        _log.info("started a successor", extra={"successor": self._successor.pid})
         self._look_after(self._successor, time.monotonic() + self._handover_seconds + _BEGIN_SECONDS)
         return True
 
     def _look_after(self, successor: subprocess.Popen[bytes], until: float) -> None:
         code = successor.poll()
         if code is None:
-            if time.monotonic() > until:  # it hangs before it has begun: it would give up by itself otherwise
+            if time.monotonic() > until:  # it hangs before its handover, which has a timeout of its own
                 successor.kill()
             asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_after, successor, until)
             return
-        _log.error("the server that was to take over has ended with code %d; this one goes on", code)
+        _log.error("the successor ended with code %d; this server keeps serving", code)
         self._notify("READY=1")
 
     def stop(self, *, is_followed: bool) -> None:
-        """Tell nothing any more.
+        """Stop reporting.
 
         Args:
-            is_followed: Whether another server goes on, which tells of itself.
+            is_followed: Whether a successor has taken over, which reports its own state.
         """
         self._task.cancel()
         if not is_followed:

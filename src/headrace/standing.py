@@ -1,7 +1,7 @@
-"""Standing arguments: what a kernel is given at every call, laid out once as compiled code wants it.
+"""Standing arguments: kernel arguments that never change, laid out once in the form of compiled code.
 
-Numba takes a tuple of arrays apart at each call, element by element, through Python's own interface: for a
-model's forty, that takes longer than a row's prediction. Here only an address is passed.
+Numba unpacks a tuple of arrays at each call, element by element, through Python's C API. For a model's forty
+arrays this takes longer than predicting a row. Here only an address is passed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numba.extending import unbox as _typed_unbox
 _Value = TypeVar("_Value")
 _WORD_BYTES = 8
 
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+_intrinsic: Any = _typed_intrinsic  # numba's annotations require all arguments, also the typing context
 _unbox: Any = _typed_unbox
 _native: Any = NativeValue
 _typeof: Any = numba.typeof
 
 
 class StandingType(types.Type):
-    """What compilers know of a standing argument."""
+    """The numba type of a standing argument."""
 
     def __init__(self, of: Any) -> None:
-        """Name it.
+        """Create the type.
 
         Args:
             of: The type of the tuple.
@@ -41,18 +41,18 @@ class StandingType(types.Type):
 
 
 class Standing(Generic[_Value]):
-    """A tuple of arrays, integers and further tuples, to be passed to kernels, which ask for it by ``given``.
+    """A tuple of arrays, integers and further tuples, passed to kernels, which read it with ``given``.
 
     Attributes:
         value: The tuple.
-        address: Where it is laid out.
+        address: Address of its native layout.
     """
 
     def __init__(self, value: _Value) -> None:
-        """Lay it out.
+        """Lay the tuple out.
 
         Args:
-            value: The tuple; its arrays stay where they are.
+            value: The tuple; its arrays are not copied.
         """
         kind = _typeof(value)
         self._words = np.array(_words(kind, value), np.uint64)
@@ -65,11 +65,11 @@ class Standing(Generic[_Value]):
 
 
 def _words(kind: Any, value: Any) -> list[int]:
-    """A value as compiled code has it: each part of it takes whole words."""
-    if isinstance(kind, types.Array):  # nobody counts references to it, nor asks whose it is
+    """Return the native layout of a value in 64-bit words; each part takes whole words."""
+    if isinstance(kind, types.Array):  # meminfo and parent are null: no reference counting, no owner
         return [0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides]
     if isinstance(kind, types.BaseTuple):
-        kinds: Any = kind  # its own types do not know that it has them
+        kinds: Any = kind  # numba's annotations do not make it iterable
         return [word for part, one in zip(kinds, value, strict=True) for word in _words(part, one)]
     if isinstance(kind, types.NoneType):
         return [0]
@@ -95,7 +95,7 @@ def _unboxed(kind: StandingType, standing: Any, compiling: Any) -> Any:
 
 @_intrinsic
 def given(_typing: Any, standing: Any) -> Any:
-    """In a kernel: the tuple that is laid out."""
+    """Return the standing tuple, inside a kernel."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(arguments[0])

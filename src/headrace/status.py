@@ -1,4 +1,4 @@
-"""The one table from errors to the codes of HTTP and gRPC."""
+"""The one table from errors to HTTP and gRPC codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from headrace.errors import (
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """What an error is called in the two protocols.
+    """The codes of an error in the two protocols.
 
     Attributes:
         http: The HTTP status.
@@ -42,8 +42,8 @@ class Codes:
 OK = Codes(200, 0, "OK")
 WRONG_METHOD = Codes(405, 12, "UNIMPLEMENTED")
 
-# HTTP's column is TensorFlow Serving's. A full queue is UNAVAILABLE there too: gRPC clients retry that by
-# themselves.
+# The HTTP column is TensorFlow Serving's. A full queue is UNAVAILABLE there too, as gRPC clients retry that
+# by themselves.
 CODES: dict[type[HeadraceError], Codes] = {
     InvalidRequest: Codes(400, 3, "INVALID_ARGUMENT"),
     TooLarge: Codes(413, 8, "RESOURCE_EXHAUSTED"),
@@ -65,5 +65,5 @@ CODES: dict[type[HeadraceError], Codes] = {
 
 
 def codes(error: HeadraceError) -> Codes:
-    """The codes of an error: its own class's, or its nearest ancestor's."""
+    """Return the codes of an error: its own class's, or its nearest ancestor's."""
     return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)

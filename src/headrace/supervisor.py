@@ -1,4 +1,4 @@
-"""Watches the tasks of a serving process: nothing that must go on ends silently."""
+"""Watches the tasks of a serving process, so that no required task ends silently."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Supervisor:
     """Watches tasks of one event loop.
 
     Attributes:
-        failed: Has a result once something ended by itself that the server cannot do without: its name.
+        failed: Completes with the name of the first required task that ended by itself.
     """
 
     def __init__(self) -> None:
-        """Watch nothing yet; made in the event loop."""
+        """Create the supervisor, in the event loop."""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stopping = False
 
@@ -25,22 +25,22 @@ class Supervisor:
         """Watch a task that has to run until the server stops.
 
         Args:
-            what: What it does, for the log.
+            what: Name of the task for the log.
             task: The task.
         """
         task.add_done_callback(partial(self._ended, what))
 
     def allows(self, what: str, task: asyncio.Future[None]) -> None:
-        """Watch a task that may end; if it fails the log says so, and the server goes on.
+        """Watch a task that may end; if it fails, this is logged, and the server goes on.
 
         Args:
-            what: What it does, for the log.
+            what: Name of the task for the log.
             task: The task.
         """
         task.add_done_callback(partial(self._failed, what))
 
     def stop(self) -> None:
-        """From now on everything may end."""
+        """Allow all tasks to end from now on."""
         self._stopping = True
 
     def _ended(self, what: str, task: asyncio.Future[None]) -> None:
@@ -48,7 +48,7 @@ class Supervisor:
         if self._stopping:
             return
         why = f": {error}" if error is not None else ""
-        _log.error("%s ended by itself; no requests can be taken any more%s", what, why)
+        _log.error("%s ended unexpectedly; no more requests can be accepted%s", what, why)
         if not self.failed.done():
             self.failed.set_result(what)
 

@@ -1,8 +1,8 @@
 """Tensors, the data between all layers: name -> NumPy array whose first axis is rows.
 
 Numbers and booleans are arrays of their native little-endian dtype. Strings are object arrays whose elements
-are ``bytes``; text is UTF-8. ``DATATYPES`` is the one table of what can travel, under the names of both
-protocols.
+are ``bytes``; text is UTF-8. ``DATATYPES`` is the one table of supported element types, with their names in
+both protocols.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ DATATYPES: tuple[Datatype, ...] = (
 
 BY_DTYPE: dict[np.dtype[Any], Datatype] = {datatype.dtype: datatype for datatype in DATATYPES}
 BY_NUMPY: dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in BY_DTYPE}
-"""By NumPy's own name: for names from elsewhere, since ``np.dtype`` takes them for Python to be parsed."""
+"""Datatypes by NumPy's own name, for external names: ``np.dtype`` would parse these as expressions."""
 BY_OIP: dict[str, Datatype] = {datatype.oip: datatype for datatype in DATATYPES}
 BY_TENSORFLOW: dict[int, Datatype] = {datatype.tensorflow: datatype for datatype in DATATYPES}
 
 
 def held_bytes(array: Array) -> int:
-    """What an array takes, its texts with their lengths."""
+    """Return the size of an array in bytes; texts count with their lengths."""
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
 
 
 def describe(array: Array) -> str:
-    """Say an array's datatype and shape in a few words, for error messages."""
+    """Return an array's datatype and shape as short text, for error messages."""
     datatype = BY_DTYPE.get(array.dtype)
     name = datatype.oip if datatype else str(array.dtype)
     return f"{name} {list(array.shape)}"

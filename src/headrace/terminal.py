@@ -1,4 +1,4 @@
-"""What people see on a terminal: tables, and one line that is renewed while something goes on."""
+"""Terminal output: tables, and a progress line that is redrawn in place."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SPACE = "  "
 
 
 def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, indent: str = "") -> str:
-    """Align columns.
+    """Return rows as text with aligned columns.
 
     Args:
-        rows: The cells, all rows of one length. What would move a terminal's cursor is shown as `�`.
-        right: The columns that are aligned on the right, such as numbers.
-        indent: What each line begins with.
+        rows: The cells, all rows of one length. Control characters are shown as `�`.
+        right: Indices of the columns to align on the right, such as numbers.
+        indent: Prefix of each line.
 
     Returns:
-        The lines, without blanks at their ends.
+        The lines, without trailing blanks.
     """
     shown = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(map(_width, column)) for column in zip(*shown, strict=True)]
@@ -37,28 +37,28 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, indent:
 
 
 def size(count: int) -> str:
-    """A number of bytes with its unit, to a tenth: small files are not 0.0 MB."""
+    """Format a number of bytes with its unit, to a tenth: small files are not 0.0 MB."""
     if count < 1000:
         return f"{count} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
 
 
 def counted(count: int, noun: str) -> str:
-    """A number of things, with their noun in the singular or the plural, which ends in an s."""
+    """Format a count with its noun, which gets an s in the plural."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 class Line:
-    """One line that is renewed in place; nothing where nobody looks."""
+    """A line that is redrawn in place; nothing is drawn if the file is not a terminal."""
 
     def __init__(
         self, file: TextIO, now: Callable[[], float] = time.monotonic, *, shown: bool | None = None
     ) -> None:
-        """Show nothing yet.
+        """Create the line without drawing it.
 
         Args:
-            file: The terminal; a file that is none is left alone.
-            now: What tells the time, in seconds.
+            file: The terminal; nothing is written to other files.
+            now: Returns the time in seconds.
             shown: Whether to draw, whatever the file is.
         """
         self._file = file
@@ -69,11 +69,11 @@ class Line:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to say something new: what is renewed more often, nobody can read."""
+        """Whether the line should be redrawn; more frequent updates would be unreadable."""
         return self._shown and self._now() - self._drawn >= _REFRESH_SECONDS
 
     def show(self, text: str) -> None:
-        """Show a text in place of the one before it."""
+        """Replace the line by a text."""
         if not self._shown:
             return
         self._drawn = self._now()
@@ -81,13 +81,13 @@ class Line:
         self._width = _width(text)
 
     def clear(self) -> None:
-        """Wipe the line away, to make room for another one."""
+        """Clear the line, to make room for other output."""
         if self._width:
             self._write("\r" + " " * self._width + "\r")
             self._width = 0
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # A terminal that has gone ends no work.
+        with contextlib.suppress(OSError):  # A closed terminal must not end the work.
             self._file.write(text)
             self._file.flush()
 
@@ -97,7 +97,7 @@ def _printable(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """How many places a text takes; ideographs take two, and marks on a letter none."""
+    """Return the width of a text in columns; wide characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
@@ -105,20 +105,20 @@ def _width(text: str) -> int:
 
 
 def fitted(text: str, columns: int, lines: int) -> list[str]:
-    """Cut a text to a screen.
+    """Cut a text to the size of a screen.
 
     Args:
-        text: Lines; what would move the cursor is shown as `�`.
-        columns: How wide the screen is.
-        lines: How high it is.
+        text: The lines; control characters are shown as `�`.
+        columns: Width of the screen.
+        lines: Height of the screen.
 
     Returns:
-        At least one line, none wider than the screen; the last one says how many are left out, if any.
+        At least one line, none wider than the screen; the last one states how many lines were cut, if any.
     """
     shown = [_cut(_printable(line), columns) for line in text.split("\n")]
     if len(shown) > lines:
         left_out = len(shown) - lines + 1
-        shown = [*shown[: lines - 1], _cut(f"… and {left_out:,} lines more", columns)]
+        shown = [*shown[: lines - 1], _cut(f"… and {left_out:,} more lines", columns)]
     return shown
 
 

@@ -1,4 +1,4 @@
-"""Which trace a call belongs to: W3C Trace Context (``traceparent``, ``tracestate``), read and drawn."""
+"""The trace of a call: W3C Trace Context (``traceparent``, ``tracestate``), parsed and generated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 0x01
-"""The flag that says that the caller records the trace."""
+"""The flag by which the caller states that it records the trace."""
 
-_KEPT_FLAGS = 0x03  # sampled, and that the id is random: the ones that are defined
+_KEPT_FLAGS = 0x03  # the defined flags: sampled, and random trace id
 _STATE_MEMBERS, _STATE_BYTES = 32, 512
-# Later versions may say more behind a further dash; the first one may not.
+# Later versions may append further fields after a dash; version 00 may not.
 _PARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
@@ -24,12 +24,12 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Parent(NamedTuple):
-    """What a caller says of its span.
+    """The caller's span.
 
     Attributes:
-        trace_id: The trace, 32 hexadecimal digits.
-        span_id: The caller's span in it, 16 of them.
-        flags: See ``SAMPLED``.
+        trace_id: The trace id, 32 hexadecimal digits.
+        span_id: The caller's span id, 16 hexadecimal digits.
+        flags: The trace flags; see ``SAMPLED``.
     """
 
     trace_id: str
@@ -46,25 +46,25 @@ class TraceContext:
     """A call's place in a trace.
 
     Attributes:
-        trace_id: The trace, 32 hexadecimal digits.
-        span_id: The call's span, 16 of them; the caller's where the call has none of its own.
-        parent_id: The caller's span; "" if the trace begins here.
-        is_remote: Whether the parent is another process's.
-        flags: Those that the caller sent, or those of a trace that begins here.
-        state: ``tracestate``, as it came; "" without.
+        trace_id: The trace id, 32 hexadecimal digits.
+        span_id: The call's span id, 16 hexadecimal digits; the caller's if the call has no span of its own.
+        parent_id: The caller's span id; "" if the trace begins here.
+        is_remote: Whether the parent is in another process.
+        flags: The caller's trace flags, or those of a trace that begins here.
+        state: The ``tracestate`` as received; "" without one.
         is_recorded: Whether the call becomes a span.
     """
 
     __slots__ = ("flags", "is_recorded", "is_remote", "parent_id", "span_id", "state", "trace_id")
 
     def __init__(self, parent: Parent | None, state: str = "", *, is_recorded: bool, is_remote: bool = True):
-        """Begin a span below a parent, or a trace; or only note what the parent is.
+        """Begin a span below a parent or a new trace, or only note the parent.
 
         Args:
             parent: The caller's span; None to begin a trace.
             state: The caller's ``tracestate``.
-            is_recorded: Whether there is to be a span.
-            is_remote: Whether the parent is another process's.
+            is_recorded: Whether the call becomes a span.
+            is_remote: Whether the parent is in another process.
         """
         self.parent_id, self.is_remote, self.state = "", is_remote and parent is not None, state
         self.is_recorded = is_recorded
@@ -79,29 +79,29 @@ class TraceContext:
             self.parent_id = "" if parent is None else parent.span_id
 
     def child(self) -> TraceContext:
-        """The context of a span below this one, in this process."""
+        """Return the context of a span below this one, in this process."""
         parent = Parent(self.trace_id, self.span_id, self.flags)
         return TraceContext(parent, self.state, is_recorded=True, is_remote=False)
 
 
 def new_trace_id() -> str:
-    """Draw the id of a trace: not zero, 32 hexadecimal digits."""
+    """Generate a trace id: 32 hexadecimal digits, not all zero."""
     return f"{random.getrandbits(128) or 1:032x}"
 
 
 def new_span_id() -> str:
-    """Draw the id of a span: not zero, 16 hexadecimal digits."""
+    """Generate a span id: 16 hexadecimal digits, not all zero."""
     return f"{random.getrandbits(64) or 1:016x}"
 
 
 def parent_in(headers: Headers) -> Parent | None:
-    """The caller's span; None where it says nothing, says it twice, or what is no ``traceparent``."""
+    """Return the caller's span; None if ``traceparent`` is missing, repeated or invalid."""
     found = [value for name, value in headers if name == TRACEPARENT]
     return parse_parent(found[0]) if len(found) == 1 else None
 
 
 def parse_parent(value: bytes) -> Parent | None:
-    """Read a ``traceparent``; None if it is none."""
+    """Parse a ``traceparent``; return None if it is invalid."""
     matched = _PARENT.fullmatch(value)
     if matched is None:
         return None
@@ -112,9 +112,9 @@ def parse_parent(value: bytes) -> Parent | None:
 
 
 def state_in(headers: Headers) -> str:
-    """The caller's ``tracestate``, of all its headers together; "" if one of its members is wrong.
+    """Return the caller's ``tracestate``, joined from all its headers; "" if a member is invalid.
 
-    It counts as wrong, too, when it has more members or bytes than the standard asks anybody to carry.
+    It also counts as invalid if it has more members or bytes than the standard requires to be propagated.
     """
     together = b",".join(value for name, value in headers if name == TRACESTATE)
     if len(together) > _STATE_BYTES:
@@ -128,6 +128,6 @@ def state_in(headers: Headers) -> str:
 
 
 def noted(headers: Headers) -> TraceContext | None:
-    """The context of a call that becomes no span, so that what is logged of it can name its trace."""
+    """Return the context of a call without a span, so that its log lines can name the caller's trace."""
     parent = parent_in(headers)
     return None if parent is None else TraceContext(parent, is_recorded=False)

@@ -1,9 +1,9 @@
-"""Warm-up: a version answers before anybody asks it, so that its first real answer is not its slowest.
+"""Warm-up: a version computes batches before it serves, so that its first real answer is not its slowest.
 
 Recorded requests are JSON lines, each ``{"inputs": {"name": values, …}}`` (columns) or ``{"instances":
 [{"name": value, …}, …]}`` (rows), with an optional ``"signature_name"``: the bodies of TensorFlow Serving's
-predict. They must all succeed. Without a recording, batches of zeros are run; models that cannot answer those
-say nothing about themselves by it, so that is no error.
+predict. They must all succeed. Then generated batches are run, of zeros or of the signature's sample rows.
+These may fail without an error, as a model need not be able to answer zeros.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from headrace.tensors import STRING, Tensors
 _log = logging.getLogger(__name__)
 
 WELL_KNOWN = "warm_up.jsonl"
-"""The recording that is used when the settings name none."""
+"""The recording that is used if the settings name none."""
 
 _NO_REQUEST = (
     ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError, HeadraceError,
-)  # fmt: skip  # what whoever wrote a line may have got wrong in it
+)  # fmt: skip  # errors that a malformed line may cause
 _LONGEST_LINE_BYTES = 2**26
 _ROUNDS = 3
 _LONGEST_SECONDS = 2.0
 _MOST_SHAPES = 64
 _INLINE_MARGIN = 4.0
-"""A batch predicted to take up to so many times ``inline_seconds`` may run in the serving thread, too."""
+"""A batch predicted to take up to this many times ``inline_seconds`` may run in the serving thread, too."""
 
 
 class WarmUpBatch(NamedTuple):
     """A batch that the model has answered.
 
     Attributes:
-        rows: How many rows it has.
-        signature: How the model was called.
-        inputs: What it was called with.
+        rows: Number of rows.
+        signature: Name of the signature.
+        inputs: The inputs.
     """
 
     rows: int
@@ -68,7 +68,7 @@ Probe = Callable[[Sequence[WarmUpBatch]], object]
 
 
 def _nothing(_: Sequence[WarmUpBatch]) -> None:
-    """Probe nothing."""
+    """Probe nothing: the default."""
 
 
 def warm_up(
@@ -79,14 +79,15 @@ def warm_up(
     native: RunGently = at_once,
     probe: Probe = _nothing,
 ) -> list[WarmUpBatch]:
-    """Run recorded requests if there are any, and made-up batches.
+    """Run recorded requests if there are any, and generated batches.
 
     Args:
         servable: The loaded version.
-        config: The model's settings; ``warm_up.enabled = false`` skips all of it.
+        config: The model's settings; ``warm_up.enabled = false`` skips everything.
         path: The version directory; recordings lie in it or in the model's directory above it.
-        cost: Learns what the batches cost.
-        native: Runs made-up batches, if the model computes without Python's lock; perhaps twice side by side.
+        cost: Learns the cost of the batches.
+        native: Runs the probe and the generated batches if the model computes without the GIL, possibly twice
+            in parallel.
         probe: Called with the recorded batches, in the same thread, once they have been answered.
 
     Returns:
@@ -120,24 +121,25 @@ def warm_up_serving_threads(
     clock: Clock,
     probe: Probe = _nothing,
 ) -> None:
-    """Warm a model's own code up in each thread that will call it.
+    """Warm up a model's own code in each thread that will call it.
 
-    Libraries keep state for each thread (cuDNN's handles, an allocator's memory), and code that headrace does
-    not know may use any of them. The first instance's thread runs the whole warm-up. The other ones, one
-    after another, and the serving thread, if batches may be short enough for it, run each batch once.
+    Libraries keep state per thread (cuDNN's handles, an allocator's memory), and unknown code may use any of
+    them. The first instance's thread runs the whole warm-up. The threads of the other instances run each
+    batch once, one thread after another. So does the serving thread, with the batches that are short enough
+    for it.
 
     Args:
         servable: The loaded version.
-        config: The model's settings. Where they do not say how many instances there are, no thread is started
-            after two seconds: those that are needed later start cold.
+        config: The model's settings. If they do not set the number of instances, no thread is started after
+            two seconds; threads that are needed later start cold.
         path: As in ``warm_up``.
-        batcher: What serves the version, before its first request. Its threads get the priority of the thread
-            that calls this.
-        clock: The serving thread's; one batch at a time runs there, and whatever is ready in between.
+        batcher: The version's Batcher, before its first request. Its threads get the priority of the calling
+            thread.
+        clock: The serving thread's Clock. Batches run there one at a time, with other callbacks in between.
         probe: As in ``warm_up``, in the first instance's thread.
 
     Raises:
-        LoadError: As in ``warm_up``; or a batch that one thread was answered failed in another.
+        LoadError: As in ``warm_up``; or a batch that one thread answered failed in another.
     """
     if not config.warm_up.enabled:
         return
@@ -169,7 +171,7 @@ def _warm_up_instances(
 
 
 def _run_again(servable: Servable, batches: Iterable[WarmUpBatch]) -> None:
-    """Run, in another thread, batches that have been answered in one."""
+    """Run batches that were answered in one thread again in another thread."""
     for batch in batches:
         try:
             servable.predict(batch.inputs, batch.signature)
@@ -192,7 +194,7 @@ def _is_native(servable: Servable) -> bool:
 
 
 def first_recorded(servable: Servable, path: Path) -> Tensors | None:
-    """The inputs of the first recorded request for the default signature; None if there is none.
+    """Return the inputs of the first recorded request for the default signature; None if there is none.
 
     Args:
         servable: The loaded version.
@@ -209,7 +211,7 @@ def first_recorded(servable: Servable, path: Path) -> Tensors | None:
 
 
 def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:
-    """The recordings that lie in the version directory, or else in the model's directory above it."""
+    """Yield the recordings that lie in the version directory, or else in the model's directory above it."""
     if path is None:
         return
     for name in names or (WELL_KNOWN,):
@@ -217,7 +219,7 @@ def _recordings(path: Path | None, names: tuple[str, ...]) -> Iterator[Path]:
         if found is not None:
             yield found
         elif names:
-            raise LoadError(f"warm-up: there is no {name} in the version directory or beside it")
+            raise LoadError(f"warm-up: {name} exists neither in the version directory nor beside it")
 
 
 def _recorded(servable: Servable, recording: Path, config: ModelConfig) -> Iterator[tuple[int, Tensors, str]]:
@@ -236,7 +238,7 @@ def _recorded(servable: Servable, recording: Path, config: ModelConfig) -> Itera
 
 
 def _lines(recording: Path, most: int) -> Iterator[tuple[int, bytes]]:
-    """The first lines of a recording, numbered from 1."""
+    """Yield the first lines of a recording, numbered from 1."""
     try:
         with io.BufferedReader(open_file(recording)) as lines:
             for number in range(1, most + 1):
@@ -252,13 +254,13 @@ def _lines(recording: Path, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _decoded(value: dict[str, object]) -> object:
-    """Bytes where JSON says ``{"b64": "…"}``."""
+    """Decode JSON's ``{"b64": "…"}`` to bytes; return other values unchanged."""
     encoded = value.get("b64")
     return base64.b64decode(encoded, validate=True) if len(value) == 1 and isinstance(encoded, str) else value
 
 
 def _columns(body: Mapping[str, object], signature: Signature) -> Mapping[str, object]:
-    """The inputs of a body in rows or columns; a single input needs no name."""
+    """Return the inputs of a body in rows or columns; a single input needs no name."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs if isinstance(inputs, dict) else {signature.input_names[0]: inputs}
@@ -271,7 +273,7 @@ def _columns(body: Mapping[str, object], signature: Signature) -> Mapping[str, o
 
 
 def _batches(checked: CheckedInputs, signature: Signature, policy: BatchingPolicy) -> Iterator[Tensors]:
-    """A request as the model would get it: in parts of allowed sizes, filled up."""
+    """Yield a request as the batches that the model would receive: split and padded to allowed sizes."""
     layout, columns, rows = checked
     allowed = (signature.rows,) if signature.rows else policy.allowed_batch_rows
     most = allowed[-1] if allowed else policy.max_batch_rows if policy.enabled else rows
@@ -284,7 +286,7 @@ def _batches(checked: CheckedInputs, signature: Signature, policy: BatchingPolic
 def _run_zeros(
     servable: Servable, config: ModelConfig, cost: BatchCost, answered: dict[object, WarmUpBatch]
 ) -> None:
-    """Run batches of zeros: each allowed size, or else a few sizes, for no longer than it helps."""
+    """Run batches of zeros or sample rows: each allowed size, or a few sizes within the time limit."""
     until = time.monotonic() + _LONGEST_SECONDS
     for signature in servable.signatures.values():
         for rows in _sizes(signature, config.batching):
@@ -294,14 +296,14 @@ def _run_zeros(
                 break
             try:
                 _run_timed(servable, signature, inputs, cost, _ROUNDS if in_time else 0)
-            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, asked about made-up data
-                _log.warning("a made-up warm-up batch of %d rows failed: %s", rows, error)
+            except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, on generated data
+                _log.warning("a generated warm-up batch of %d rows failed: %s", rows, error)
                 break
             _keep(answered, signature.name, inputs)
 
 
 def _sizes(signature: Signature, policy: BatchingPolicy) -> Iterable[int]:
-    """The sizes of made-up batches, ascending."""
+    """Return the sizes of generated batches, ascending."""
     if signature.rows:
         return (signature.rows,)
     most = policy.max_batch_rows
@@ -324,9 +326,9 @@ def _run_timed(
     servable: Servable, signature: Signature, inputs: Tensors, cost: BatchCost, rounds: int
 ) -> None:
     rows = len(next(iter(inputs.values())))
-    # A thread that gives way may wait for a processor for longer than the model computes.
+    # A low-priority thread may wait for a processor longer than the model computes; count CPU time only.
     clock = time.thread_time if _is_native(servable) else time.monotonic
-    servable.predict(inputs, signature.name)  # the first call of a size pays for memory; it is no measure
+    servable.predict(inputs, signature.name)  # not timed: the first call of a size allocates memory
     for _ in range(rounds):
         stop_if_dropped()
         started = clock()

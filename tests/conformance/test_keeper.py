@@ -440,7 +440,7 @@ def test_what_is_not_sealed_is_not_taken(file: int, caplog: pytest.LogCaptureFix
             assert lifeline.recv(1) == b"", "the other end is closed"
         messages.close([received[1][1], loose])
         assert results == [None]
-        assert "what it gave is not sealed" in caplog.text
+        assert "its copy is not sealed" in caplog.text
         assert memfds("self", "loose") == 0
 
 

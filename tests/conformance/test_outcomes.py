@@ -204,7 +204,7 @@ def test_a_blocking_call_that_would_wait_for_ever_is_one_outcome() -> None:
         await until_in_loop(lambda: len(made.given) == 3)
         refused = FailedPrecondition("")
         assert made.codes() == expected("in process", refused, refused, refused)
-        assert "asks itself" in made.given[1].error
+        assert "calls itself" in made.given[1].error
 
     run(scenario)
 
@@ -302,7 +302,7 @@ def test_an_observer_that_fails_hurts_no_answer_and_no_other_observer(
         assert told == after == made.given
         assert len(told) == 3
         assert [record.message for record in caplog.records if "observer" in record.message] == [
-            "an observer of outcomes failed; it is told of calls all the same"
+            "an observer of outcomes failed; it still receives later outcomes"
         ], "once, and not at each call"
 
     run(scenario)

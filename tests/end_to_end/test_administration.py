@@ -87,7 +87,7 @@ def test_models_are_unloaded_and_loaded_there_and_nowhere_else(server: tuple[Run
     for connect in at_port:
         status, body = running.request("POST", UNLOAD, b"")
         assert status == refused, body
-        assert b"administration is off at this port" in body
+        assert b"administration is off on this port" in body
         assert asked(connect(), "POST", UNLOAD)[0] == 200
         running.wait_for(lambda: running.get(ready)[0] != 200, "the model to go", SECONDS)
         assert asked(connect(), "POST", LOAD)[0] == 200
@@ -102,7 +102,7 @@ def test_grpc_is_refused_and_served_likewise(server: tuple[RunningServer, Path])
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(method)(message, timeout=SECONDS)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert "administration is off at this port" in caught.value.details()
+            assert "administration is off on this port" in caught.value.details()
     for address in (f"127.0.0.1:{admin_port(running)}", f"unix:{path}"):
         with grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")]) as channel:
             index = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")(
@@ -155,8 +155,8 @@ def test_a_path_that_cannot_be_had_is_an_error_that_says_why(models: Path, tmp_p
         one.listen()
         other.bind(str(stale))
         cases = {
-            taken: "somebody listens at",
-            file: "expected a path at which nothing is",
+            taken: "is taken, perhaps by another headrace server",
+            file: "expected an unused path, but",
             tmp_path / ("x" * 200): "cannot listen at",
             tmp_path / "missing" / "sock": "; make the directory ",
         }

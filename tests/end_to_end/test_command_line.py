@@ -131,7 +131,7 @@ def test_what_cannot_be_served_is_in_the_table_and_in_the_answers_with_the_way_o
     settings.write_text('[models.gone]\npath = "nowhere"\n')
     ways_out = {
         "bad name!": "rename its directory",
-        "flat": "into a directory 1 in it",
+        "flat": "into a subdirectory named 1",
         "gone": "correct the path in [models.gone]",
     }
     with RunningServer(models, "--config", str(settings)) as server:

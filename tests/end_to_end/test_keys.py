@@ -86,7 +86,9 @@ def test_keys_are_wanted_by_every_transport_and_change_while_it_runs(
 
         right = file.read_text("utf-8")
         file.write_text(right[: len(right) // 2], "utf-8")
-        server.wait_for(lambda: "stay in force" in "".join(server.errors), "the log to tell of it")
+        server.wait_for(
+            lambda: "the previous keys stay valid" in "".join(server.errors), "the log to tell of it"
+        )
         assert "headrace_access_file_broken 1.0" in metrics_of(server, other)
         assert predicted(server, second) == 200
         file.write_text(right, "utf-8")
@@ -99,7 +101,7 @@ def test_a_server_does_not_start_with_a_file_of_keys_that_is_wrong(tmp_path: Pat
     example.write(tmp_path / "models")
     for text, told in (
         (None, "cannot be read"),
-        ("", "it is empty"),
+        ("", "the file is empty"),
         ('[[key]]\nname = "a"\nverbs = ["fly"]\n', "fly"),
         ("[keys]\n", "unknown setting; did you mean key?"),
     ):

@@ -55,7 +55,7 @@ def test_what_padding_changes_is_refused(tmp_path: Path) -> None:
     words = keras.layers.Embedding(titles.VOCABULARY, 8)(ids)
     titles.write(keras.Model(ids, keras.layers.GlobalAveragePooling1D()(words)), tmp_path / "plain")
     table = {"kind": "text", "model": "plain", "tokenizer": "titles/tokenizer.json"}
-    with pytest.raises(ConfigError, match="the vector of a text changes with how much it is padded"):
+    with pytest.raises(ConfigError, match="the vector of a text depends on its padding"):
         open_embedder("plain", table, tmp_path)
 
 

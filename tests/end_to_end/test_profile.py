@@ -80,4 +80,4 @@ def test_a_model_of_code_has_no_profile(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text("")
     ran = headrace("profile", tmp_path)
     assert ran.returncode == 2
-    assert "a python model is no graph of operations" in ran.stderr
+    assert "a python model is not a graph of operations" in ran.stderr

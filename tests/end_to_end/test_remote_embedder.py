@@ -73,7 +73,7 @@ def test_a_version_is_kept_to_and_its_end_is_told(
     write_letters(models, 2, scale=10)
     server.wait_for(lambda: server.get("/v2/models/letters/versions/2/ready")[0] == 200, "the new version")
     server.wait_for(lambda: server.get("/v2/models/letters/versions/1/ready")[0] != 200, "the old one to go")
-    with pytest.raises(FailedPrecondition, match="the encoder's version is not served any more"):
+    with pytest.raises(FailedPrecondition, match="the encoder's version is no longer served"):
         embedder.embed([b"a"])
     newer = remote(server.http_port, tmp_path)
     np.testing.assert_array_equal(newer.embed([b"ab"]).vectors, [[10, 10, 0]])
@@ -91,7 +91,7 @@ def test_a_server_that_dies_and_comes_back_is_asked_again(tmp_path: Path) -> Non
     with RunningServer(directory, "--allow-code", "--http-port", str(port)) as first:
         embedder = remote(port, tmp_path)
         first.kill()
-    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 cannot be asked: ConnectionRefusedError"):
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1 cannot be reached: ConnectionRefusedError"):
         embedder.embed([b"a"])
     with pytest.raises(Unavailable):
         remote(port, tmp_path)
@@ -164,7 +164,7 @@ def test_answers_that_are_none_are_the_encoders_fault(pretender: Pretender, tmp_
     ]
     for body in wrong:
         pretender.say(reply(body))
-        with pytest.raises(ModelError, match="the encoder fails on whatever it gets"):
+        with pytest.raises(ModelError, match="the encoder fails on every input"):
             embedder.embed([b"x"])
     embedder.close()
 

@@ -118,7 +118,7 @@ def test_top_waits_for_a_server_that_goes_and_shows_it_when_it_is_back(models: P
         screen.wait_for(r"ready, load .*\n.*model .*\n.*m +1\*")
     screen.wait_for("does not answer")
     with RunningServer(models, "--http-port", str(port)):
-        screen.wait_for("it is back")
+        screen.wait_for("the server answers again")
         screen.wait_for(r"m +1\*")
         assert screen.end() == 0
     assert screen.shown.endswith("\x1b[?25h\x1b[?1049l")
@@ -145,7 +145,7 @@ def test_over_https_with_a_key(models: Path, tmp_path: Path, capsys: pytest.Capt
         assert main(["status", url, *trusted, "--token-file", str(token)]) == 0
         assert "https://localhost" in capsys.readouterr().out
         assert main(["status", url, *trusted]) == 2
-        assert "it wants a token: --token-file FILE" in capsys.readouterr().err
+        assert "a token is required: --token-file FILE" in capsys.readouterr().err
         assert main(["status", url, "--token-file", str(token)]) == 1
         assert "certificate verify failed" in capsys.readouterr().err
 

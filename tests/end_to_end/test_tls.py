@@ -126,7 +126,9 @@ def test_a_new_certificate_is_taken_up_at_sighup_and_a_broken_one_is_not(
         assert kept.get(address).status_code == 200
         authority.replace("server.key", b"broken")
         server.process.send_signal(signal.SIGHUP)
-        server.wait_for(lambda: any("stays in force" in line for line in server.errors), "the log")
+        server.wait_for(
+            lambda: any("the previous one stays in use" in line for line in server.errors), "the log"
+        )
         assert "new.example" in shown(server.http_port, authority, None)
         text = kept.get(f"https://127.0.0.1:{server.http_port}/metrics").text
     for line in ('reloads_total{result="loaded"} 1.0', 'reloads_total{result="failed"} 1.0'):

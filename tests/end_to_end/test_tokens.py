@@ -59,7 +59,9 @@ def test_tokens_let_in_beside_keys_until_their_key_is_taken_out(
         assert rest(token(headrace_models=["*"]).decode()) == 200
         assert predicted(server, script) == 200
         file.write_text("{")
-        server.wait_for(lambda: "stay in force" in "".join(server.errors), "the log to tell of it")
+        server.wait_for(
+            lambda: "the previous keys stay valid" in "".join(server.errors), "the log to tell of it"
+        )
         assert rest(token(headrace_models=["*"]).decode()) == 200
         assert mine not in "".join(server.errors)
 
@@ -74,7 +76,10 @@ def test_each_caller_by_tokens_has_the_limits_of_the_settings(tmp_path: Path) ->
         assert status_of_grpc(server, ann[1]) is grpc.StatusCode.RESOURCE_EXHAUSTED
         bearer = {"authorization": f"Bearer {ann[2]}"}
         status, body = server.request("POST", PREDICT, BODY, bearer)
-        assert (status, b"'jwt:ann' has had its 0.001 requests a second" in body) == (429, True)
+        assert (status, b"'jwt:ann' has reached its limit of 0.001 requests per second" in body) == (
+            429,
+            True,
+        )
         assert predicted(server, token(sub="bob", headrace_models=["*"]).decode()) == 200
 
 

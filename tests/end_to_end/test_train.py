@@ -228,7 +228,7 @@ def test_a_checkpoint_is_not_overwritten_by_a_run_that_does_not_resume(rows: Pat
     options = (rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path)
     train(*options)
     _, errors = train(*options, code=2)
-    assert "go on from them with --resume" in errors
+    assert "resume from them with --resume" in errors
 
 
 @pytest.mark.rest
@@ -259,7 +259,7 @@ def test_another_model_is_not_published_over_unless_that_is_said(rows: Path, tmp
     options = (rows, "--model", "lr", "--rows", 100, "--publish")
     _, errors = train(*options, half, code=2)
     assert "version 1" in errors
-    assert "another model: it is no click model, but holds model.onnx" in errors
+    assert "another model: it is not a click model, but holds model.onnx" in errors
     _, errors = train(*options, half.parent, code=2)
     assert f"--publish {half.parent / 'NAME'}" in errors
     assert [path.name for path in half.parent.iterdir()] == ["half"]

@@ -94,7 +94,7 @@ def test_a_file_that_cannot_grow_costs_lines_and_no_calls(
     said = [record.message for record in caplog.records if "access log" in record.message]
     assert said == [
         "the access log cannot be written; lines are lost, and counted",
-        "the access log is written again",
+        "the access log can be written again",
     ]
     *torn, last = log.read_text().splitlines()
     assert json.loads(last)["protocol"] == "gRPC", "a torn line is ended before the next one"

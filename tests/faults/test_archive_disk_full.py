@@ -105,7 +105,7 @@ def keys_until_refused(archive: Archive, caplog: pytest.LogCaptureFixture) -> li
     def is_refused() -> bool:
         keys.append(f"late {len(keys)}")
         archive.lookup("texts", keys[-1:])
-        return "the queue takes no missing keys" in caplog.text
+        return "the queue does not accept missing keys" in caplog.text
 
     until(is_refused)
     return keys
@@ -133,7 +133,7 @@ def test_a_full_disk_fails_no_lookup_and_loses_nothing(
                     if kill:
                         continue
                     told = status(folder)
-                    assert any("takes nothing" in str(one) for one in told["warnings"]), told
+                    assert any("accepts no writes" in str(one) for one in told["warnings"]), told
                     for size in (100_000, 1000, 10):  # until there is no gap left
                         assert "No space left" in refusal(partial(publish, archive, size))
                     late = keys_until_refused(archive, caplog)

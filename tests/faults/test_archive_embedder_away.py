@@ -160,7 +160,7 @@ def test_a_server_ends_while_an_encoder_hangs_and_its_keys_are_delivered_again(
                 assert process.wait(30) == 0
             finally:
                 encoder.go()
-            until(lambda: any("is still at work: it is left behind" in line for line in said))
+            until(lambda: any("is still working on a batch; it is abandoned" in line for line in said))
         with archiving(tmp_path, "filler"):
             until(lambda: all_found(archive, "texts", ["hangs"]))
 

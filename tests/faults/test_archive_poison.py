@@ -101,7 +101,7 @@ def test_images_that_are_none_become_dead_letters_and_their_neighbours_are_fille
         """
     ill = {
         "missing": "'127.0.0.1' answered 404 'Not Found'",
-        "page": "no image: expected JPEG, PNG, WEBP, GIF, got b'<html>",
+        "page": "not an image: expected JPEG, PNG, WEBP, GIF, got b'<html>",
         "large": f"too large: expected at most max_bytes = {MAX_BYTES} bytes, got {MAX_BYTES + 1}",
         "bomb": "too large: Image size (3600000000 pixels) exceeds limit of ",
     }
@@ -171,7 +171,7 @@ def test_vectors_that_are_none_become_dead_letters_and_their_neighbours_are_fill
         """
     keys = ["first", "nan", "second", "long", "short", "third one"]
     ill = {
-        "nan": "the encoder gave a vector with NaN or infinity in it",
+        "nan": "the encoder returned a vector with NaN or infinity",
         "long": "the encoder fails: expected vectors of 3 numbers, got 4",
         "short": "the encoder fails: expected vectors of 3 numbers, got 1",
     }

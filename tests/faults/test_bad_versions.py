@@ -135,7 +135,7 @@ def test_what_no_retry_can_mend_is_tried_once_until_its_settings_change(models: 
     settings = models / "trees/headrace.toml"
     settings.write_text(RETRY_SOON)
     with RunningServer(models) as server:
-        assert "nobody has trusted" in state(server, "trees", 1)
+        assert "types that are not trusted" in state(server, "trees", 1)
         broken = write(models, "m", 2, b"not a model")  # which is tried again and again meanwhile
         server.wait_for(lambda: attempts(server, "m", 2) >= 3, "some attempts at another version")
         assert attempts(server, "trees", 1) == 1

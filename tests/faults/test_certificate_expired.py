@@ -40,7 +40,7 @@ def test_it_is_served_and_told_clients_refuse_it_and_a_new_one_is_taken_up(
     careless = ssl._create_unverified_context()
     with RunningServer(models, *authority.options(), tls=careless) as server:
         server.wait_for(
-            lambda: any(" error " in line and "has expired on" in line for line in server.errors), "the error"
+            lambda: any(" error " in line and "expired on" in line for line in server.errors), "the error"
         )
         with pytest.raises(httpx.ConnectError, match="certificate has expired"):
             over_rest(server, authority)

@@ -51,7 +51,7 @@ def test_an_unmounted_directory_unloads_nothing_and_is_taken_up_again(mounted: P
         write(volume, "m", 2, affine(1.0, 2.0))
         subprocess.run(["mount", "--bind", volume, mounted], check=True)
         server.wait_for(lambda: answer(server, "m") == [2.0], "the version that came meanwhile")
-        server.wait_for(said(server, "solved: "), "a word about that, too")
+        server.wait_for(said(server, "resolved: "), "a word about that, too")
         does_it_still_serve(server)
 
 

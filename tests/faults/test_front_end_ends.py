@@ -47,5 +47,5 @@ def test_a_server_whose_front_end_ends_by_itself_says_so_and_ends(tmp_path: Path
     command += ["--http-port", "0", "--grpc-port", "0", "--drain-lead-seconds", "0", *options]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1, ended.stderr
-    assert f"the front end {kind} ended by itself; no requests can be taken any more" in ended.stderr
+    assert f"the front end {kind} ended unexpectedly; no more requests can be accepted" in ended.stderr
     assert "stopped" in ended.stderr.splitlines()[-1]

@@ -60,7 +60,7 @@ def test_a_model_that_is_not_served_by_the_new_one(models: Path, place: Path, tm
     (tmp_path / "empty").mkdir()
     with RunningServer(models, "--handover", str(place)) as server:
         code, said = ended(tmp_path / "empty", "--handover", str(place))
-        assert (code, f"{MODEL} is served by the running server, and not by this one" in said) == (1, True), (
+        assert (code, f"{MODEL} is served by the running server, but not by this one" in said) == (1, True), (
             said
         )
         still_hands_over(server, models, place)
@@ -72,7 +72,7 @@ def test_a_version_that_fails_to_load_in_the_new_one(models: Path, place: Path, 
     (broken / "model.onnx").write_bytes(b"none")
     with RunningServer(models, "--handover", str(place)) as server:
         code, said = ended(tmp_path / "broken", "--handover", str(place))
-        assert (code, "is ready in the running server, and not here" in said) == (1, True), said
+        assert (code, "is ready in the running server, but not here" in said) == (1, True), said
         still_hands_over(server, models, place)
 
 
@@ -92,7 +92,7 @@ def test_a_running_server_that_hangs_is_not_taken_over(models: Path, place: Path
     with RunningServer(models, "--handover", str(place)) as server:
         with stopped(server.process.pid):
             code, said = ended(models, "--handover", str(place))
-        assert (code, "has said nothing for 10 s" in said) == (1, True), said
+        assert (code, "has not answered for 10 s" in said) == (1, True), said
         still_hands_over(server, models, place)
 
 
@@ -102,7 +102,7 @@ def test_a_new_server_that_is_killed_while_it_loads_costs_nothing(models: Path, 
         Callers(http1, server, 4, 0.01) as tally,
     ):
         for signals in ((signal.SIGKILL,), (signal.SIGSTOP, signal.SIGKILL), (signal.SIGTERM,)):
-            before = server.count_in_log("is given up")
+            before = server.count_in_log("the handover to a new server was aborted")
             begun = server.count_in_log("about to take over")
             process = started(models, "--handover", str(place))
             server.wait_for(
@@ -111,7 +111,12 @@ def test_a_new_server_that_is_killed_while_it_loads_costs_nothing(models: Path, 
             for number in signals:
                 process.send_signal(number)
             process.communicate(timeout=SECONDS)
-            server.wait_for(lambda before=before: server.count_in_log("is given up") > before, "its end")
+            server.wait_for(
+                lambda before=before: (
+                    server.count_in_log("the handover to a new server was aborted") > before
+                ),
+                "its end",
+            )
         before = tally.answered
         server.wait_for(lambda: tally.answered > before + 20, "answers")
         tally.ended.set()
@@ -147,7 +152,7 @@ def test_another_protocol_is_refused_with_both_releases(models: Path, place: Pat
         with said_by(place, b'{"type":"hello","headrace":"99.0","protocols":[99],"more":1}') as taker:
             said = json.loads(taker.recv(65536)[4:])
             assert said["type"] == "refused"
-            assert "speaks the protocol 1 of handing over, not 99" in said["why"]
+            assert "speaks handover protocol 1, not 99" in said["why"]
             assert taker.recv(1) == b""
         still_hands_over(server, models, place)
 
@@ -162,7 +167,9 @@ def test_whatever_else_is_said_is_passed_over(models: Path, place: Path, message
                 taker.sendall(content)
                 with suppress(ConnectionResetError):  # it has not read all of that
                     assert taker.recv(1) == b""
-            server.wait_for(lambda: server.count_in_log("is given up") > 0, "its end")
+            server.wait_for(
+                lambda: server.count_in_log("the handover to a new server was aborted") > 0, "its end"
+            )
         still_hands_over(server, models, place)
 
 
@@ -237,7 +244,9 @@ def test_a_path_that_cannot_be_had_any_more(models: Path, place: Path, tmp_path:
             gate.touch()
             with after:
                 assert server.wait_until_ended() == 0
-                after.wait_for(lambda: after.count_in_log("no other one can take its place") > 0, "its word")
+                after.wait_for(
+                    lambda: after.count_in_log("no other server can take over from it") > 0, "its word"
+                )
                 assert after.post(f"/v1/models/{MODEL}:predict", {"instances": [1.0]})[0] == 200
                 assert after.stop() == 0
         finally:

@@ -80,7 +80,7 @@ def test_no_form_of_a_private_address_is_connected_to(door: Door, server: Hostil
     found = door.failures([f"http://{host}:{server.port}/red.png" for host in FORBIDDEN_HOSTS])
     for host, failure in zip(FORBIDDEN_HOSTS, found, strict=True):
         assert failure is not None, host
-        assert failure.is_final or "no addresses" in failure.reason, (host, failure)
+        assert failure.is_final or "cannot resolve" in failure.reason, (host, failure)
     assert server.asked == []
 
 
@@ -91,7 +91,7 @@ def test_a_name_counts_for_nothing_its_address_counts(door: Door, server: Hostil
         )
         assert failure is not None
         assert failure.is_final
-        assert f"'images.example' leads to {address}, " in failure.reason
+        assert f"'images.example' resolves to {address}, " in failure.reason
     assert server.asked == []
 
 
@@ -148,7 +148,7 @@ def test_every_redirect_is_checked_again(door: Door, server: HostileServer) -> N
         assert failure is not None, path
         assert failure.is_final, (path, failure)
     assert "more than 3 redirects" in str(told["/loop"])
-    assert "'private.images.example' leads to 10.0.0.1, a private address" in str(told["/private"])
+    assert "'private.images.example' resolves to 10.0.0.1, a private address" in str(told["/private"])
     assert server.asked.count("/red.png") == 1
     assert server.asked.count("/loop") == 4
 
@@ -259,7 +259,7 @@ def test_a_slow_drip_ends_at_the_time_limit(door: Door, server: HostileServer) -
     for path, failure in zip(paths, found, strict=True):
         assert failure is not None, path
         assert not failure.is_final, (path, failure)
-        assert "broke off" not in failure.reason, (path, failure)
+        assert "closed the connection" not in failure.reason, (path, failure)
 
 
 def test_a_drip_of_redirects_has_one_time_limit(door: Door, server: HostileServer) -> None:
@@ -302,7 +302,7 @@ def test_compressed_bodies_are_not_opened(door: Door, server: HostileServer) -> 
         failure = door.allowed(server.url(f"/{encoding[:3]}"))
         assert failure is not None
         assert failure.is_final
-        assert "which was not asked for" in failure.reason
+        assert "which was not requested" in failure.reason
 
 
 def test_what_is_no_http_is_a_reason(door: Door, server: HostileServer) -> None:
@@ -324,7 +324,7 @@ def test_what_is_no_http_is_a_reason(door: Door, server: HostileServer) -> None:
     found = door.failures([server.url(path) for path in answers], allow_networks=["127.0.0.1"])
     for path, failure in zip(answers, found, strict=True):
         assert failure is not None, path
-    assert "broke off" in str(found[list(answers).index("/short")])
+    assert "closed the connection" in str(found[list(answers).index("/short")])
 
 
 def test_paths_stay_below_their_directory(door: Door, tmp_path: Path) -> None:

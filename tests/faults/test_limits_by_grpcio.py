@@ -45,7 +45,7 @@ def test_a_message_that_never_comes_is_given_up(
                 over.set()
         if options:  # h2corn resets the stream by itself
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            assert "had not arrived after 0.5 s" in caught.value.details()
+            assert "did not arrive within 0.5 s" in caught.value.details()
         does_it_still_serve(server)
 
 

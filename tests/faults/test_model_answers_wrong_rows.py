@@ -44,9 +44,9 @@ SAID = {
     -1: "the model gave INT64 [0] as 'y' for a batch of 1 rows",
     -2: "the model gave INT64 [2] as 'y' for a batch of 1 rows",
     -3: "the model gave INT64 [0] as 'y' for a batch of 1 rows",
-    -5: "the model declares the outputs y, and answered with z",
-    -6: "the model declares the outputs y, and answered with y, z",
-    -8: "the model declares the outputs y, and answered with no mapping",
+    -5: "the model declares the outputs y, but answered with z",
+    -6: "the model declares the outputs y, but answered with y, z",
+    -8: "the model declares the outputs y, but answered with no mapping",
 }
 
 

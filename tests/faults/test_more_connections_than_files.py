@@ -79,7 +79,7 @@ def test_a_server_that_can_accept_nothing_more_ends_and_says_why(models: Path) -
         finally:
             for connection in connections:
                 connection.close()
-        assert "no requests can be taken any more: Too many open files" in "".join(server.errors)
+        assert "no more requests can be accepted: Too many open files" in "".join(server.errors)
 
 
 def test_a_server_that_may_have_too_few_files_says_so(models: Path) -> None:

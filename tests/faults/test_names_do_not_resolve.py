@@ -35,11 +35,11 @@ NAMES: dict[str, tuple[str, str]] = {
     "cassandra": (
         'store = { kind = "cassandra", contact_points = ["cassandra.invalid:9042"] }\n'
         f"{LOCAL_QUEUE}{VECTORS}",
-        "Cassandra at cassandra.invalid:9042: no address is known of any of these names",
+        "Cassandra at cassandra.invalid:9042: none of these names could be resolved",
     ),
     "kafka": (
         f'queue = {{ kind = "kafka", servers = ["kafka.invalid:9092"] }}\n{LOCAL_STORE}{ENCODED}',
-        "the queue takes no missing keys: ",
+        "the queue does not accept missing keys: ",
     ),
     "embedder": (
         LOCAL_STORE + LOCAL_QUEUE + REMOTE,

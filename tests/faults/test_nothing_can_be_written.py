@@ -20,8 +20,8 @@ SECONDS = 400.0
 LOST = ("joined_inputs.*", "hashing.place_integers*")
 """Some kernels that each click model needs, and that are compiled in a second or two."""
 
-NOT_KEPT = "compiled kernels cannot be kept"
-BY_A_CHILD = "compiling kernels in a process of their own"
+NOT_KEPT = "compiled kernels cannot be cached"
+BY_A_CHILD = "compiling kernels in a separate process"
 
 pytestmark = [
     pytest.mark.rest,  # The first one waits for all kernels to be compiled.

@@ -125,4 +125,4 @@ def test_a_process_that_runs_out_of_them_again_and_again_ends_and_says_why(serve
                     server.wait_for(lambda n=times: server.count_in_log(PICKED_UP) == n, "accepting to go on")
             begin(served).unlink()
         assert server.wait_until_ended(60) == 1
-    assert "no requests can be taken any more: Too many open files" in "".join(server.errors)
+    assert "no more requests can be accepted: Too many open files" in "".join(server.errors)

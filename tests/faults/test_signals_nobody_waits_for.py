@@ -88,4 +88,4 @@ def test_a_thread_that_hangs_does_not_keep_the_process(loop: str) -> None:
         text=True,
         check=False,
     )
-    assert (ended.returncode, ended.stderr) == (3, "a thread did not end, and is left behind\n")
+    assert (ended.returncode, ended.stderr) == (3, "a thread did not end in time; exiting without it\n")

@@ -18,7 +18,7 @@ def test_its_workers_answer_and_say_so(models: Path) -> None:
         server.wait_for(lambda: workers_ready(server) == 2, "both to be ready")
         with stopped(server.process.pid):
             server.wait_for(
-                lambda: server.count_in_log("the supervisor has said nothing") >= 2, "it to be said"
+                lambda: server.count_in_log("the supervisor has been silent") >= 2, "it to be said"
             )
             does_it_still_serve(server)
             assert server.get("/metrics")[0] == 503

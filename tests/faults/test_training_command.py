@@ -116,7 +116,7 @@ def test_what_a_servers_settings_label_is_not_deleted(rows: Path, tmp_path: Path
     server.write_text("[models.other.versions]\nlabels = { stable = 1 }\n")
     code, last, errors = finish(headrace(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     assert (code, last) == (2, {})
-    assert "says nothing of the model in" in errors
+    assert "does not mention the model in" in errors
     assert not (tmp_path / "models").exists(), "told before anything is learnt"
     server.write_text("[models.ctr.versions]\nlabels = { stable = 1, canary = 2 }\n")
     code, _, errors = finish(headrace(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE))

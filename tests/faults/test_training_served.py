@@ -150,8 +150,8 @@ def unlisted(directory: Path) -> None:
     ("damage", "says"),
     [
         (half_written, "table.linear.npy is damaged"),
-        (without_base, "a patch of version 9, which is not there; bring it back, or publish a whole version"),
-        (on_another_base, "is not the one it was made from; publish a whole version"),
+        (without_base, "a patch of version 9, which does not exist; restore it, or publish a whole version"),
+        (on_another_base, "is not the one that the patch was made from; publish a whole version"),
         (flipped_bit, "table.linear.npy does not have the checksum"),
         (not_a_number, "table.linear.npy: row 12345, column 0: expected a finite number, got nan"),
         (unlisted, "table.linear.npy is read, and the manifest does not list it"),

@@ -110,7 +110,7 @@ def read(data: bytes) -> None:
             for _block in reader:
                 pass
     except StreamError as error:
-        if "bytes that came" not in str(error):
+        if "bytes received" not in str(error):
             raise
 
 

@@ -56,7 +56,7 @@ def test_where_nothing_was_left_out_the_rows_stay_the_same_ones(of: TensorSpec, 
 def test_a_null_where_nothing_may_be_missing_is_explained() -> None:
     with pytest.raises(
         InvalidRequest,
-        match=r"^x: row 1: got null, and nothing stands for a missing value of this input; send a value$",
+        match=r"^x: row 1: got null, but this input has no replacement for missing values; send a value$",
     ):
         complete(spec("FP32", 2), [[1.0, 2.0], [None, 2.0]], Expanded())
 
@@ -74,9 +74,9 @@ WIDE = spec("INT64", 4096, absent=-1, shorter=True)
 
 
 def test_few_bytes_are_not_filled_up_to_many() -> None:
-    with pytest.raises(TooLarge, match=r"^x: what came once would take 268\d+ bytes or more"):
+    with pytest.raises(TooLarge, match=r"^x: values sent once would take 268\d+ bytes or more"):
         complete(WIDE, [[]] * 10_000, Expanded())
-    with pytest.raises(TooLarge, match=r"^x: what came once would take 327680000 bytes"):
+    with pytest.raises(TooLarge, match=r"^x: values sent once would take 327680000 bytes"):
         fitted(WIDE, np.empty((10_000, 0), np.int64), Expanded())
 
 

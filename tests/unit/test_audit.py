@@ -82,7 +82,7 @@ def test_what_was_done_and_cannot_be_told_is_in_the_log_of_the_process(
     with log.telling("unload", "ctr", BY):
         (tmp_path / "there/audit").unlink()
         (tmp_path / "there").rmdir()
-    assert "does not say how an action ended: No such file" in caplog.text
+    assert "could not write the end of an action to the audit log: No such file" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["directory", "missing directory", "link", "pipe"])

@@ -154,8 +154,8 @@ def test_every_setting_of_a_model_can_be_set() -> None:
 
 WRONG_MODELS = {
     '[cache]\nsize_bytes = 100000\n[inputs.image]\nspace = "images"\nkey = "url"': (
-        "headrace.toml: cache.seconds: expected more than 0 beside [inputs]: what comes from the archive "
-        "changes while a version is loaded, got 0.0"
+        "headrace.toml: cache.seconds: expected more than 0 with [inputs], because values from the archive "
+        "change while a version is loaded, got 0.0"
     ),
     "x = ": "headrace.toml: not TOML: ",
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
@@ -171,8 +171,7 @@ WRONG_MODELS = {
         "digits, dots, _ and -, got '../x'"
     ),
     "[default]\nafter_seconds = 1": (
-        "headrace.toml: default.values: expected values, or a model's name, beside after_seconds, "
-        "got 'neither'"
+        "headrace.toml: default.values: expected values, or a model's name, with after_seconds, got 'neither'"
     ),
     "[batching]\nmax_batch_row = 8": (
         "headrace.toml: batching.max_batch_row: unknown setting; did you mean max_batch_rows?"
@@ -188,7 +187,7 @@ WRONG_MODELS = {
         "got 2"
     ),
     "isolate = false\n[batching]\ninstance_processes = 2": (
-        "isolate: expected true, or nothing, beside batching.instance_processes, got False"
+        "isolate: expected true, or nothing, with batching.instance_processes, got False"
     ),
     "[batching]\nmax_batch_rows = '8'": "batching.max_batch_rows: expected `int`, got `str`",
     "[batching]\nmax_batch_rows = true": "batching.max_batch_rows: expected `int`, got `bool`",
@@ -379,7 +378,7 @@ def test_every_number_in_lists_and_tables_is_checked_too() -> None:
 
 def test_answers_made_of_what_changes_are_not_repeated_for_ever() -> None:
     inputs = {"image": InputSource(space="images", key="url")}
-    with pytest.raises(ConfigError, match=r"cache\.seconds: expected more than 0 beside \[inputs\]"):
+    with pytest.raises(ConfigError, match=r"cache\.seconds: expected more than 0 with \[inputs\]"):
         ModelConfig(inputs=inputs, cache=CachePolicy(size_bytes=2**20))
     assert ModelConfig(inputs=inputs, cache=CachePolicy(size_bytes=2**20, seconds=10)).inputs == inputs
 

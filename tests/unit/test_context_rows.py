@@ -106,7 +106,7 @@ def test_a_small_message_cannot_ask_for_much_memory() -> None:
     wide = Signature(
         "s", (TensorSpec("u", _FLOAT, (None,), context=True), TensorSpec("a", _FLOAT, ())), OUTPUT
     )
-    with pytest.raises(TooLarge, match="u: what came once would take 4294967296 bytes"):
+    with pytest.raises(TooLarge, match="u: values sent once would take 4294967296 bytes"):
         wide.check({"u": np.zeros((1, 1 << 20), np.float32), "a": np.zeros(1 << 10, np.float32)})
 
 
@@ -116,7 +116,7 @@ def test_a_text_of_the_context_counts_with_its_length_and_all_inputs_together() 
     long = Signature("s", inputs, OUTPUT)
     once = {"u": [b"x" * 1000], "v": [b"y" * 1000], "a": np.zeros(500, np.float32)}
     assert long.check(once, allowance=Expanded(1_008_000)).rows == 500
-    with pytest.raises(TooLarge, match="v: what came once would take 1008000 bytes or more for all rows"):
+    with pytest.raises(TooLarge, match="v: values sent once would take 1008000 bytes or more for all rows"):
         long.check(once, allowance=Expanded(1_007_999))
 
 

@@ -36,7 +36,7 @@ def test_what_is_needed_and_ends_is_told(work: object, caplog: pytest.LogCapture
     supervisor = asyncio.run(watched(work(), needed=True))  # type: ignore[operator]
     assert supervisor.failed.result() == "the work"
     why = ": no descriptor is left" if work is failure else ""
-    assert caplog.messages == [f"the work ended by itself; no requests can be taken any more{why}"]
+    assert caplog.messages == [f"the work ended unexpectedly; no more requests can be accepted{why}"]
 
 
 @pytest.mark.parametrize("work", [nothing, failure])

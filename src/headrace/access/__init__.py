@@ -1,1 +1,1 @@
-"""Who may ask what, and how much: keys, what they permit, limits for each caller. It knows no protocol."""
+"""Access control, independent of protocols: keys, what they permit, and limits per caller."""

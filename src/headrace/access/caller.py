@@ -1,4 +1,4 @@
-"""Who asks, as far as the server knows, and what it lets him do."""
+"""The caller of a request, as far as it is known, and what it may do."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from headrace.access.verbs import ADMIN, ANY, named
 from headrace.errors import PermissionDenied, shown
 
 USUAL_PRIORITIES = (2, 3)
-"""The classes that callers may give their requests unless their keys say otherwise; 1 is before all."""
+"""Priority classes that callers may use unless their keys say otherwise; class 1 is served first."""
 
 NOBODY = ""
-"""The name of a caller who need not say who he is, for what is open to everybody."""
+"""Name of a caller without credentials, for requests that are open to everybody."""
 
 OF_TOKENS = "jwt:"
-"""What the names of callers with tokens begin with; those of keys cannot, so none is taken for another."""
+"""Prefix of the names of callers with tokens. Names of keys cannot have it, so the two never collide."""
 
 _NO_NAMES = Globs(())
 
 
 class Caller:
-    """One who was let in. Not changed once made: a key that changes makes another.
+    """A caller that was admitted. Not changed once set up: a changed key makes a new one.
 
     Attributes:
-        name: What the operator calls him; several keys may be one caller's.
-        verbs: What he may do, as bits.
-        models: Of which models.
-        spaces: Of which spaces of the archive.
-        expires: When his key ends; None for never.
-        proof: What he has shown, by which it can be asked later whether it still holds: the id of a key, or
-            the digest of the one that a token is signed with.
-        limits: How much he may ask; None for as much as he likes.
-        priorities: The classes that he may give his requests.
-        counted_as: What metrics call him: his name, unless there may be too many like him.
+        name: Name given by the operator, which several keys may share, or derived from the token.
+        verbs: Permitted verbs, as bits.
+        models: Permitted models.
+        spaces: Permitted spaces of the archive.
+        expires: Expiry of the key or token; None for never.
+        proof: Evidence that is checked again later: the id of the key, or the thumbprint of the key that
+            signed the token.
+        limits: Limits on the caller; None for none.
+        priorities: Permitted priority classes.
+        counted_as: Name in metrics: ``name``, unless there may be too many such callers.
     """
 
     __slots__ = (
@@ -73,46 +73,46 @@ class Caller:
         self.priorities: Collection[int] = USUAL_PRIORITIES
 
     def is_over(self) -> bool:
-        """Whether the time of his key has ended."""
+        """Return whether the key or token has expired."""
         return self.expires is not None and datetime.now(UTC) >= self.expires
 
     def check_verbs(self, verbs: int) -> None:
-        """Let him do what any of these verbs permits.
+        """Check that the caller has one of some verbs.
 
         Args:
-            verbs: Bits; what is asked for permits one of them.
+            verbs: Verbs as bits, any of which suffices.
 
         Raises:
-            PermissionDenied: He has none of them.
+            PermissionDenied: The caller has none of them.
         """
         if not self.verbs & verbs:
             wanted = " or ".join(named(verbs)) if verbs != ANY else "any verb"
             has = ", ".join(named(self.verbs)) or "none"
             raise PermissionDenied(
-                f"this needs a key that permits {wanted or 'a verb that no key has'}; "
+                f"this call requires a key that permits {wanted or 'a verb that no key has'}; "
                 f"the key of {self.name!r} permits {has}; "
-                "the operator of this server makes keys (headrace key new)"
+                "ask the operator of this server for another key (headrace key new)"
             )
 
     def check_model(self, model: str) -> None:
-        """Let him ask for a model; that says nothing of whether it is there.
+        """Check that the caller may use a model, whether or not it exists.
 
         Raises:
-            PermissionDenied: It is not among his.
+            PermissionDenied: The model is not permitted.
         """
         if not self.models.match(model):
             raise self._denied("model", model, self.models)
 
     def check_space(self, space: str) -> None:
-        """Let him ask for a space of the archive; as ``check_model``."""
+        """Check that the caller may use a space of the archive; as ``check_model``."""
         if not self.spaces.match(space):
             raise self._denied("space", space, self.spaces)
 
     def check_priority(self, priority: int) -> None:
-        """Let him give a request a class.
+        """Check that the caller may use a priority class.
 
         Raises:
-            PermissionDenied: It is not among his.
+            PermissionDenied: The class is not permitted.
         """
         if priority not in self.priorities:
             his = ", ".join(map(str, self.priorities)) or "none"
@@ -121,17 +121,17 @@ class Caller:
     def _denied(self, kind: str, name: str, his: Globs) -> PermissionDenied:
         which = ", ".join(his.texts) or "none"
         return PermissionDenied(
-            f"the key of {self.name!r} permits no {kind} {shown(name)}; it permits {which:.500}; "
-            "ask the operator of this server for another one"
+            f"the key of {self.name!r} does not permit {kind} {shown(name)}; it permits {which:.500}; "
+            "ask the operator of this server for another key"
         )
 
 
 def as_permitted(told: str, whole: str) -> str:
-    """What to tell the caller of the running task.
+    """Return as much of a text as the caller of the running task may see.
 
     Args:
-        told: What everybody may know.
-        whole: What only those may who may change what is served; "" for no more than that.
+        told: Text for every caller.
+        whole: Text for callers who may administer the server; "" if it is the same.
     """
     caller = ASKING.get()
     is_operator = AT_ADMINISTRATION.get() if caller is NOT_ADMITTED else caller.verbs & ADMIN
@@ -139,13 +139,13 @@ def as_permitted(told: str, whole: str) -> str:
 
 
 NOT_ADMITTED = Caller(NOBODY, 0)
-"""Who has not been looked at: he may do nothing."""
+"""Caller of a call that no gate has checked; it has no permissions."""
 
 ASKING: ContextVar[Caller] = ContextVar("headrace_caller", default=NOT_ADMITTED)
-"""Whose call this is; set where calls come in, for the task that answers it and those it starts.
+"""Caller of the current call; set where calls arrive, for the task that handles it and those it starts.
 
-Every call is answered in a task, which has a context of its own.
+Every call is handled in a task, which has a context of its own.
 """
 
 AT_ADMINISTRATION: ContextVar[bool] = ContextVar("headrace_at_administration", default=False)
-"""Whether the call came in where only administration does; where keys are asked for, they decide instead."""
+"""Whether the call arrived on an administration listener; behind a gate, verbs decide instead."""

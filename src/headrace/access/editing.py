@@ -1,4 +1,4 @@
-"""A file of keys with one more, or some fewer; comments stay, and what is written has been read back."""
+"""Add keys to a key file, or remove some; comments are kept, and the result is checked by reading it."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from headrace.access.caller import USUAL_PRIORITIES
 from headrace.access.key_file import KeyEntry, KeyFile, parse_keys
 from headrace.errors import Conflict
 
-NEW_FILE = """# Who may ask this server what. `headrace key new` and `revoke` change it, and so may you.
-# A key itself is nowhere in here: only its digest is.
+NEW_FILE = """# Keys of this server's callers. `headrace key new` and `revoke` edit this file, and so may you.
+# It contains only the digests of the keys, never the keys.
 """
 _KEY_BEGINS = re.compile(r"^[ \t]*\[\[[ \t]*key[ \t]*\]\]", re.MULTILINE)
 _TABLE_BEGINS = re.compile(r"^[ \t]*\[", re.MULTILINE)
 
 
 def with_key(text: str, entry: KeyEntry, where: str) -> str:
-    """A file with one more key, at its end.
+    """Return a file with one more key, at its end.
 
     Args:
-        text: The file.
-        entry: The key.
-        where: What to call the file in errors.
+        text: Content of the file.
+        entry: Key to add.
+        where: Name of the file, for errors.
 
     Raises:
-        ConfigError: The file is wrong already.
+        ConfigError: The file is invalid already.
+        Conflict: It is written in a way that does not allow adding a key.
     """
     before = parse_keys(text, where)
     made = f"{text.rstrip()}\n\n{_block(entry)}"
@@ -33,16 +34,16 @@ def with_key(text: str, entry: KeyEntry, where: str) -> str:
 
 
 def without_keys(text: str, ids: Collection[str], where: str) -> str:
-    """A file without some keys.
+    """Return a file without some keys.
 
     Args:
-        text: The file.
-        ids: The public names of the keys.
-        where: What to call the file in errors.
+        text: Content of the file.
+        ids: Public ids of the keys to remove.
+        where: Name of the file, for errors.
 
     Raises:
-        ConfigError: The file is wrong already.
-        Conflict: It is written in a way in which they cannot be cut out.
+        ConfigError: The file is invalid already.
+        Conflict: It is written in a way that does not allow cutting them out.
     """
     before = parse_keys(text, where)
     pieces, last = [], 0
@@ -58,7 +59,7 @@ def without_keys(text: str, ids: Collection[str], where: str) -> str:
 
 def _read_back(made: str, expected: Iterable[KeyEntry], where: str) -> str:
     if parse_keys(made, where) != KeyFile(key=tuple(expected)):
-        raise Conflict(f"{where} is written in a way that cannot be changed here; change it with an editor")
+        raise Conflict(f"{where} has a form that cannot be changed automatically; change it with an editor")
     return made
 
 

@@ -1,4 +1,4 @@
-"""The gate: whoever asks passes it before anything else of his request is looked at."""
+"""The gate, which every call passes before anything but its headers is read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Pairs = Iterable[tuple[bytes, bytes]]
 
 _REMEMBERED = 4096
-"""Of how many headers it is known whose they are; a key may be written in many ways."""
+"""Number of credentials whose callers are cached; a key may be written in many ways."""
 
 _LOOK_SECONDS = 1.0
 _BEARER = b"bearer "
@@ -31,27 +31,27 @@ _WAY_OUT = "send `authorization: Bearer KEY` or `x-api-key: KEY`, once"
 
 
 class Gate:
-    """Says who asks, and whether he may. Serving thread only.
+    """Identifies callers, and checks what they may do. Serving thread only.
 
     Attributes:
-        keys: The keys that are known; exchanged whole when their file changes.
-        meters: Count what callers take.
-        tokens: Says whose a token is; None where only keys let anybody in.
-        calls: How many calls each caller had let in.
-        refused: How many were refused here, by the name of the error.
+        keys: Known keys, replaced as a whole when their file changes.
+        meters: Counts of what callers take.
+        tokens: Verifier of tokens; None if only keys are accepted.
+        calls: Number of calls admitted, by caller.
+        refused: Number of calls refused here, by the name of the error.
     """
 
     def __init__(self, keys: Keys, opened: int = HEALTH, meters: Meters | None = None) -> None:
-        """Stand before a server.
+        """Start with some keys.
 
         Args:
-            keys: The keys that are known.
-            opened: The verbs for which nobody need say who he is.
-            meters: Count what callers take; of this process alone if left out.
+            keys: Known keys.
+            opened: Verbs that need no credentials.
+            meters: Counts of what callers take; of this process alone if omitted.
         """
         self.meters = meters or Meters()
-        # By a digest with a secret of this process: how long it takes to look for one in a dictionary says
-        # nothing of the keys that are in it.
+        # Cached by a digest keyed with a secret of this process, so that the time of a look-up tells nothing
+        # about the keys in the cache.
         self._secrets = {name: blake2b(key=secrets.token_bytes(32), digest_size=16) for name in _CREDENTIALS}
         self._remembered: dict[bytes, Caller] = {}
         self.keys = keys
@@ -63,7 +63,7 @@ class Gate:
 
     @property
     def keys(self) -> Keys:
-        """See above."""
+        """Known keys, replaced as a whole when their file changes."""
         return self._keys
 
     @keys.setter
@@ -72,20 +72,20 @@ class Gate:
         self._remembered.clear()
 
     def admit(self, headers: Pairs, verbs: int) -> Caller:
-        """Let a call in.
+        """Admit a call.
 
         Args:
-            headers: Its headers, or its metadata; names in lower case.
-            verbs: What it asks for permits one of them, as bits.
+            headers: HTTP headers or gRPC metadata; names in lower case.
+            verbs: Verbs as bits, any of which suffices for the call.
 
         Returns:
-            Whose it is; to be given to ``leave`` when it has ended. Of which models and spaces is asked where
-            these are known.
+            The caller, to be passed to ``leave`` when the call has ended. Models and spaces are checked where
+            they are known.
 
         Raises:
-            Unauthenticated: Nobody knows who asks.
-            PermissionDenied: He may do nothing like it.
-            OverLimit: He has had what he may have for now.
+            Unauthenticated: The caller cannot be identified.
+            PermissionDenied: The caller has none of the verbs.
+            OverLimit: The caller has reached a limit.
         """
         if verbs and not verbs & self._closed:
             return self._anybody
@@ -102,7 +102,7 @@ class Gate:
         return caller
 
     def leave(self, caller: Caller) -> None:
-        """A call has ended that was let in."""
+        """Count the end of a call that was admitted."""
         if caller.limits is not None:
             self.meters.leave(caller.name, caller.limits)
 
@@ -110,7 +110,7 @@ class Gate:
         """Count the rows of a prediction.
 
         Raises:
-            OverLimit: He has had what he may have for now.
+            OverLimit: The caller has reached its limit.
         """
         if caller.limits is None:
             return
@@ -121,19 +121,19 @@ class Gate:
             raise
 
     def again(self, caller: Caller) -> float:
-        """Check a caller again, because another message of its stream has come.
+        """Check a caller again, for a further message of its stream.
 
         Returns:
-            How many seconds the message has to wait: a stream that is too fast is slowed down.
+            Seconds that the message must wait: a stream that is too fast is slowed down.
 
         Raises:
-            Unauthenticated: His key or token is not valid any more.
+            Unauthenticated: The key or token is not valid any more.
         """
         self._check(caller)
         return 0.0 if caller.limits is None else self.meters.next_message(caller.name, caller.limits)
 
     async def in_turn(self, caller: Caller) -> None:
-        """As ``again``, and wait; whose key ends while his stream waits gets no further, either."""
+        """Do as ``again``, and wait, checking meanwhile that the key or token is still valid."""
         seconds = self.again(caller)
         while seconds > 0:
             await asyncio.sleep(min(seconds, _LOOK_SECONDS))
@@ -148,7 +148,9 @@ class Gate:
             return
         known = self.keys.get(caller.proof)
         if known is None or known.caller is not caller:
-            raise Unauthenticated("the key that opened this stream is not known here any more; open another")
+            raise Unauthenticated(
+                "the key that opened this stream was changed or removed; open another stream"
+            )
         self._check_time(caller)
 
     def _identified(self, headers: Pairs) -> Caller:
@@ -166,7 +168,7 @@ class Gate:
                 return self.tokens.caller(key, shown)
             known = self._keys.get(public) if public is not None else None
             if known is None or not is_key(key, known.digest):
-                raise Unauthenticated(f"the key is not known here; {_WAY_OUT}")
+                raise Unauthenticated(f"unknown key; {_WAY_OUT}")
             caller = known.caller
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
@@ -179,37 +181,37 @@ class Gate:
     def _check_time(caller: Caller) -> None:
         if caller.is_over():
             raise Unauthenticated(
-                f"the key of {caller.name!r} ended at {caller.expires:%Y-%m-%dT%H:%M:%SZ}; "
-                "ask the operator of this server for another one"
+                f"the key of {caller.name!r} expired at {caller.expires:%Y-%m-%dT%H:%M:%SZ}; "
+                "ask the operator of this server for another key"
             )
 
 
 def credential(headers: Pairs) -> tuple[bytes, bytes]:
-    """The header that says who asks.
+    """Return the header that contains the credentials.
 
     Args:
-        headers: Of a call, or its metadata; names in lower case.
+        headers: HTTP headers or gRPC metadata; names in lower case.
 
     Raises:
-        Unauthenticated: There is none, or several.
+        Unauthenticated: There is none, or more than one.
     """
     found = [pair for pair in headers if pair[0] in _CREDENTIALS]
     if len(found) == 1:
         return found[0]
     if not found:
-        raise Unauthenticated(f"this server wants a key; {_WAY_OUT}")
-    raise Unauthenticated(f"{len(found)} keys came; {_WAY_OUT}")
+        raise Unauthenticated(f"this server requires a key; {_WAY_OUT}")
+    raise Unauthenticated(f"expected one key, got {len(found)}; {_WAY_OUT}")
 
 
 def presented(name: bytes, value: bytes) -> bytes:
-    """The key that is in a header.
+    """Return the key or token in a header.
 
     Args:
-        name: The header's name.
-        value: Its value.
+        name: Name of the header.
+        value: Value of the header.
 
     Raises:
-        Unauthenticated: It is written in a way that is not known here.
+        Unauthenticated: The header has an unsupported form.
     """
     if name == b"x-api-key":
         return value

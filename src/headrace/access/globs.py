@@ -1,4 +1,4 @@
-"""Names as patterns of a shell: ``*``, ``?`` and ``[…]``."""
+"""Shell patterns of names: ``*``, ``?`` and ``[…]``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterable
 from fnmatch import translate
 
-_LONGEST_NAME = 128  # of models and spaces; nothing longer is there to be asked for
+_LONGEST_NAME = 128  # of models and spaces; longer ones cannot exist
 _REMEMBERED = 256
 _WILD = frozenset("*?[")
 
 
 class Globs:
-    """Some patterns; says whether a name is among them.
+    """A set of patterns that names are matched against.
 
     Attributes:
         texts: The patterns.
-        everything: Whether every name is.
+        everything: Whether every name matches.
     """
 
     __slots__ = ("_known", "_names", "_patterns", "everything", "texts")
@@ -25,7 +25,7 @@ class Globs:
         """Compile patterns.
 
         Args:
-            texts: Such as ``ctr*``; none for no name at all.
+            texts: Patterns such as ``ctr*``; none to match no name at all.
         """
         self.texts = tuple(texts)
         self.everything = "*" in self.texts
@@ -34,7 +34,7 @@ class Globs:
         self._known: dict[str, bool] = {}
 
     def match(self, name: str) -> bool:
-        """Whether a name is among them; answers are remembered, of a bounded number of names."""
+        """Return whether a name matches; results are cached for a bounded number of names."""
         if self.everything:
             return True
         found = self._known.get(name)

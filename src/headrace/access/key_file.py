@@ -1,4 +1,4 @@
-"""The file of keys: what it says, as callers by the public names of their keys."""
+"""The key file, read as callers by the public ids of their keys."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ from headrace.errors import ConfigError
 from headrace.formats import check_number
 
 FORMAT = 1
-"""The format of the file; newer ones are not read. Without a number, it is the first."""
+"""Format of the file; newer ones are not read. Without a number, it is the first."""
 
 MOST_KEYS = 10_000
-"""The most keys of one file."""
+"""Largest number of keys in a file."""
 
 _LARGEST_FILE_BYTES = 2**24
 _MOST_NAMES, _LONGEST_GLOB = 1000, 128
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-"""What callers may be called: names are in metrics and in logs."""
+"""Form of callers' names, which appear in metrics and logs."""
 
 A_NAME = "a letter or digit, then up to 63 letters, digits, dots, _, @ and -"
-"""The same in words."""
+"""Description of that form, for errors."""
 
 
 class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One ``[[key]]`` of the file.
 
     Attributes:
-        name: Whose key it is; several keys may be one caller's.
-        id: Its public name.
-        digest: What is kept of it.
-        verbs: What it permits.
-        models: Patterns of the names of models that it permits.
-        spaces: The same for spaces of the archive.
-        expires: When it ends; None for never.
-        priorities: The classes that requests may have, 1 to 3; 1 is before all.
+        name: Name of the caller; several keys may share it.
+        id: Public id of the key.
+        digest: Digest of the key.
+        verbs: Permitted verbs.
+        models: Patterns of the names of permitted models.
+        spaces: Patterns of the names of permitted spaces of the archive.
+        expires: Expiry of the key; None for never.
+        priorities: Permitted priority classes, 1 to 3; class 1 is served first.
     """
 
     name: str
@@ -61,7 +61,7 @@ class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=
     priorities: tuple[int, ...] = USUAL_PRIORITIES
 
     def __post_init__(self) -> None:
-        """Check each."""
+        """Check the values."""
         if not NAME.fullmatch(self.name):
             raise wrong("name", A_NAME, self.name)
         if not keys.is_id(self.id):
@@ -71,13 +71,13 @@ class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         check_globs("models", self.models)
         check_globs("spaces", self.spaces)
         if self.expires is not None and self.expires.tzinfo is None:
-            raise wrong("expires", "a time with its zone, such as 2030-01-31T12:00:00Z", str(self.expires))
+            raise wrong("expires", "a time with a time zone, such as 2030-01-31T12:00:00Z", str(self.expires))
         self.check_limits()
         if not set(self.priorities) <= {1, 2, 3}:
             raise wrong("priorities", "some of 1, 2, 3", self.priorities)
 
     def caller(self) -> Caller:
-        """Who has this key."""
+        """Return the caller that has this key."""
         made = Caller(
             self.name,
             bits(self.verbs),
@@ -96,15 +96,15 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The whole file.
 
     Attributes:
-        format: The version of this format.
-        key: Its keys, in its order.
+        format: Number of the format.
+        key: Keys in the file's order.
     """
 
     format: int = FORMAT
     key: tuple[KeyEntry, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check that no key is there twice."""
+        """Check the number of keys, and that no id is given twice."""
         if len(self.key) > MOST_KEYS:
             raise wrong("key", f"at most {MOST_KEYS} keys", f"{len(self.key)}")
         seen: set[str] = set()
@@ -115,12 +115,12 @@ class KeyFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Known(NamedTuple):
-    """A key as requests find it.
+    """A key as requests look it up.
 
     Attributes:
-        digest: What it must have.
-        caller: Whose it is; another one as soon as the file says anything else of the key.
-        entry: What the file says.
+        digest: Digest that the key must have.
+        caller: Caller that has the key; a new object whenever the key's entry changes.
+        entry: Entry in the file.
     """
 
     digest: str
@@ -129,63 +129,65 @@ class Known(NamedTuple):
 
 
 Keys = Mapping[str, Known]
-"""Keys by their public names."""
+"""Keys by public id."""
 
 
 def check_globs(key: str, globs: tuple[str, ...], most: int = _MOST_NAMES) -> None:
-    """Refuse what is no pattern of names.
+    """Check patterns of names.
 
     Args:
-        key: The setting.
-        globs: Its patterns.
-        most: How many there can be.
+        key: Name of the setting.
+        globs: Patterns.
+        most: Largest number of patterns.
 
     Raises:
-        ConfigError: There are too many, or one is empty, too long, or holds what no name holds.
+        ConfigError: There are too many, or one is empty, too long, or has a character that no name has.
     """
     if len(globs) > most:
         raise wrong(key, f"at most {most} patterns", f"{len(globs)}")
     for glob in globs:
         if not 0 < len(glob) <= _LONGEST_GLOB or not glob.isprintable() or "/" in glob:
-            raise wrong(key, f"patterns such as 'ctr*', of at most {_LONGEST_GLOB} letters", glob[:200])
+            raise wrong(key, f"patterns such as 'ctr*', of at most {_LONGEST_GLOB} characters", glob[:200])
 
 
 def parse_keys(text: str, where: str) -> KeyFile:
-    """Read what a file of keys says.
+    """Parse the content of a key file.
 
     Args:
-        text: Its content.
-        where: What to call it in errors.
+        text: Content of the file.
+        where: Name of the file, for errors.
 
     Raises:
-        ConfigError: It is not TOML, of a newer format, or an entry is wrong.
+        ConfigError: It is empty, not TOML, of a newer format, or an entry is invalid.
     """
-    if not text.strip():  # as a file is that is just being written
-        raise ConfigError(f"{where}: it is empty; a comment will do where there shall be no keys")
+    if not text.strip():  # a file may be empty while it is being written
+        raise ConfigError(f"{where}: the file is empty; if there are to be no keys, write a comment")
     table = parse(text, where)
     check_number(table.get("format"), FORMAT, where, ConfigError)
     return convert(table, KeyFile, where)
 
 
 def read_keys(file: Path) -> KeyFile:
-    """Read a file of keys.
+    """Read a key file.
 
     Raises:
-        ConfigError: It cannot be read, or an entry is wrong.
+        ConfigError: It cannot be read, or an entry is invalid.
     """
     try:
         text = read_text(file, _LARGEST_FILE_BYTES)
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}; headrace key new makes one") from error
+        raise ConfigError(
+            f"{file} cannot be read: {error.strerror}; create it with headrace key new"
+        ) from error
     return parse_keys(text, str(file))
 
 
 def as_keys(file: KeyFile, before: Keys | None = None) -> Keys:
-    """The keys of a file, as requests find them.
+    """Return the keys of a file, as requests look them up.
 
     Args:
-        file: What it says.
-        before: What it said before: of what it still says, the callers stay the same objects.
+        file: Parsed file.
+        before: Keys of the file before; those whose entries have not changed stay the same objects.
     """
     before = before or {}
     made = {}
@@ -197,5 +199,5 @@ def as_keys(file: KeyFile, before: Keys | None = None) -> Keys:
 
 
 def states(entry: KeyEntry) -> str:
-    """Whether a key can be used now: ``valid`` or ``expired``."""
+    """Return the state of a key: ``valid`` or ``expired``."""
     return "expired" if entry.expires is not None and datetime.now(UTC) >= entry.expires else "valid"

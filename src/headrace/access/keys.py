@@ -1,7 +1,7 @@
-"""API keys: 256 random bits with a public name in front, of which the server keeps a digest only.
+"""API keys: 256 random bits with a public id in front; the server keeps only a digest.
 
-``hrk_`` ID ``_`` SECRET: the prefix lets scanners find keys that were published by mistake, the id finds the
-entry without a secret being compared, and the digest of the whole is then compared in constant time.
+``hrk_`` ID ``_`` SECRET: the prefix lets scanners find keys that were published by mistake. The id finds the
+entry without comparing a secret; then the digest of the whole key is compared in constant time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FORM = re.compile(rf"{PREFIX}({_ID})_[A-Za-z0-9_-]{{43}}".encode())
 _IDS = re.compile(_ID)
 _DIGESTS = re.compile(r"sha256:[0-9a-f]{64}")
 KEY_BYTES = len(PREFIX) + 2 * _ID_BYTES + 1 + 43
-"""How long every key is."""
+"""Length of every key in bytes."""
 
 
 class NewKey(NamedTuple):
-    """A key, when it has just been drawn; nobody has it again later.
+    """A newly generated key, whose text cannot be recovered later.
 
     Attributes:
-        id: Its public name.
+        id: Public id.
         text: The key itself, for its owner.
-        digest: What the server keeps, as ``sha256:`` and 64 hexadecimal digits.
+        digest: Digest kept by the server: ``sha256:`` and 64 hexadecimal digits.
     """
 
     id: str
@@ -38,7 +38,7 @@ class NewKey(NamedTuple):
 
 
 def draw() -> NewKey:
-    """Draw a key."""
+    """Generate a key."""
     public = secrets.token_hex(_ID_BYTES)
     secret = base64.urlsafe_b64encode(secrets.token_bytes(_SECRET_BYTES)).rstrip(b"=").decode()
     text = f"{PREFIX}{public}_{secret}"
@@ -46,16 +46,16 @@ def draw() -> NewKey:
 
 
 def digest_of(key: bytes) -> str:
-    """What is kept of a key.
+    """Return the digest that is kept of a key.
 
-    One plain SHA-256: there is nothing to guess in 256 random bits, so slowness would protect nothing, and
-    every request would pay for it.
+    It is a plain SHA-256: 256 random bits cannot be guessed, so a slow hash would protect nothing, and every
+    request would pay for it.
     """
     return f"sha256:{hashlib.sha256(key).hexdigest()}"
 
 
 def id_of(key: bytes) -> str | None:
-    """The public name of what looks like a key; None for what does not."""
+    """Return the public id of a key; None for bytes that do not have the form of a key."""
     if len(key) != KEY_BYTES:
         return None
     found = _FORM.fullmatch(key)
@@ -63,15 +63,15 @@ def id_of(key: bytes) -> str | None:
 
 
 def is_key(key: bytes, digest: str) -> bool:
-    """Whether a digest is this key's; the time that takes says nothing of either."""
+    """Return whether a digest is that of a key; the comparison takes constant time."""
     return hmac.compare_digest(digest_of(key), digest)
 
 
 def is_id(text: str) -> bool:
-    """Whether a text can be the public name of a key."""
+    """Return whether a text has the form of a public id."""
     return _IDS.fullmatch(text) is not None
 
 
 def is_digest(text: str) -> bool:
-    """Whether a text can be what is kept of a key."""
+    """Return whether a text has the form of a key's digest."""
     return _DIGESTS.fullmatch(text) is not None

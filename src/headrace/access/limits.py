@@ -1,4 +1,4 @@
-"""How much a caller may ask, in all processes of a server together: a pure decision over a few numbers."""
+"""Limits on a caller, in all processes of a server together, as pure functions of a few numbers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from headrace.config.access import CallerSettings
 
 
 class CallerLimits(NamedTuple):
-    """What a key limits, or the settings for tokens; 0 for no limit.
+    """Limits on a caller, set by its key, or by the settings for tokens; 0 for no limit.
 
     Attributes:
-        requests_per_second: Calls, and messages of streams.
-        rows_per_second: Rows of predictions.
-        burst_seconds: How many seconds' worth may come at once.
-        concurrent_requests: Calls that are being answered.
+        requests_per_second: Calls, and messages of streams, per second.
+        rows_per_second: Rows of predictions per second.
+        burst_seconds: Size of a burst, in seconds' worth of the rate.
+        concurrent_requests: Calls being answered at a time.
     """
 
     requests_per_second: float = 0.0
@@ -24,36 +24,36 @@ class CallerLimits(NamedTuple):
 
     @classmethod
     def of(cls, settings: CallerSettings) -> CallerLimits:
-        """Those that settings have."""
+        """Return the limits in some settings."""
         return cls(*(getattr(settings, name) for name in cls._fields))
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether any limit is set."""
         return bool(self.requests_per_second or self.rows_per_second or self.concurrent_requests)
 
 
 def taken(due: float, now: float, amount: float, rate: float) -> float:
-    """When what was taken so far has been earned, once some more is taken.
+    """Return when all that was taken will have been earned, after some more is taken.
 
     Args:
-        due: When what was taken before has been earned, on the monotonic clock.
-        now: The time.
-        amount: What is taken.
-        rate: How much is earned a second.
+        due: Time at which what was taken before will have been earned, on the monotonic clock.
+        now: Current time on that clock.
+        amount: Amount to take.
+        rate: Amount earned per second.
     """
     return max(due, now) + amount / rate
 
 
 def wait(due: float, now: float, burst_seconds: float) -> float:
-    """How long nothing may be taken; 0.0 if something may now.
+    """Return the seconds until something may be taken; 0.0 if it may be taken now.
 
-    Something may as long as less than a burst is owed, however much it is: so what is known only later, and
-    what is larger than a burst, is let through once, and paid for afterwards.
+    Taking is allowed while less than a burst is owed, whatever the amount. So an amount that is known only
+    later, or is larger than a burst, is admitted once and paid for afterwards.
 
     Args:
-        due: When what was taken before has been earned, on the monotonic clock.
-        now: The time.
-        burst_seconds: How much may be owed, in seconds.
+        due: Time at which what was taken before will have been earned, on the monotonic clock.
+        now: Current time on that clock.
+        burst_seconds: Largest debt in seconds.
     """
     return max(0.0, due - now - burst_seconds)

@@ -1,15 +1,15 @@
-"""What callers have taken, counted in memory that all processes of a server share.
+"""Count what callers have taken, in memory that all processes of a server share.
 
-Counted are: when what a caller has taken is earned, of requests and of rows, and how many of its calls each
-process is answering. There may be millions of callers, so these are count-min sketches (Cormode and
-Muthukrishnan 2005): each caller is counted at two places that a digest of its name chooses, and the lesser
-count holds. It is too high only where at both somebody else is counted, too; and who has asked for nothing
-lately is not counted anywhere, so nothing needs to be forgotten. The digest has a secret of
-this server, so that nobody can choose names that are counted with another's.
+The counts are the times at which a caller's requests and rows will have been earned, and the number of its
+calls that each process is answering. There may be millions of callers, so these are count-min sketches
+(Cormode and Muthukrishnan 2005). Each caller is counted in two cells chosen by a digest of its name, and the
+smaller count applies. It is too high only if other callers are counted in both cells. A caller that has
+requested nothing lately has no count, so nothing needs to expire. The digest is keyed with a secret of the
+server, so that nobody can choose names that share another's cells.
 
-Nothing is locked. Two processes that take at the same moment may count one of the two: with a microsecond
-between reading and writing, that is a thousandth at a thousand a second. What a process is answering is in
-cells that it alone writes.
+Nothing is locked. If two processes take at the same moment, one of the counts may be lost: with a microsecond
+between reading and writing, that is a thousandth at a thousand a second. The calls that a process is
+answering are in cells that only this process writes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from headrace.access.limits import CallerLimits, taken, wait
 from headrace.errors import OverLimit
 
 CELLS = 16_384
-"""Among how many each of a caller's two places is chosen."""
+"""Number of cells among which each of a caller's two is chosen."""
 
 _PLACES = 2
-_KINDS = 2  # callers with keys and those with tokens: however many of these there are, it is nothing to those
+_KINDS = 2  # callers with keys and those with tokens: the number of the latter does not affect the former
 _ALL = _KINDS * _PLACES * CELLS
 _MOST_KNOWN = 65_536
 _SECRET_BYTES = 16
@@ -39,10 +39,10 @@ _Places = tuple[int, int]
 
 
 def shared_memory(workers: int) -> int:
-    """Make the memory for a server of some processes.
+    """Create the memory for a server of several processes.
 
     Returns:
-        Its descriptor, to be handed to them.
+        Its descriptor, to be passed to the processes.
     """
     descriptor = os.memfd_create("headrace-callers", os.MFD_CLOEXEC)
     os.ftruncate(descriptor, _size(workers))
@@ -55,7 +55,7 @@ def _size(workers: int) -> int:
 
 
 class Meters:
-    """The memory, as one process sees it. Serving thread only."""
+    """The shared counts, as seen by one process. Serving thread only."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Meters:
         workers: int = 1,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Look at the memory; what a process before this one in its place was answering is forgotten.
+        """Map the memory, and clear the calls that an earlier process in this place was answering.
 
         Args:
-            descriptor: The memory that all processes share; -1 for some of this process alone.
-            worker: This process's place among them, from 0.
-            workers: How many they are.
-            now: The clock of all of them.
+            descriptor: Descriptor of the shared memory; -1 for memory of this process alone.
+            worker: Index of this process, from 0.
+            workers: Number of processes.
+            now: Clock that all processes share.
         """
         memory = memoryview(mmap.mmap(descriptor, _size(workers)))
         self._secret = secrets.token_bytes(_SECRET_BYTES) if descriptor < 0 else bytes(memory[:_SECRET_BYTES])
@@ -82,25 +82,25 @@ class Meters:
         self._cells[self._mine : self._mine + _ALL] = memoryview(bytes(8 * _ALL)).cast("d")
 
     def enter(self, caller: str, limits: CallerLimits) -> None:
-        """Count a call that comes.
+        """Count a call that begins.
 
         Raises:
-            OverLimit: The caller has had what it may have for now; nothing was counted.
+            OverLimit: The caller has reached a limit; nothing was counted.
         """
         places = self._places.get(caller) or self._find(caller)
         if limits.concurrent_requests:
             running = self._running(places)
             if running >= limits.concurrent_requests:
                 raise OverLimit(
-                    f"{caller!r} has {running} calls under way, and may have {limits.concurrent_requests}; "
-                    "wait for one of them"
+                    f"{caller!r} has {running} calls in progress; expected at most "
+                    f"{limits.concurrent_requests}; retry when one of them has ended"
                 )
         if limits.requests_per_second:
             seconds = self._wait(places, limits)
             if seconds:
                 raise OverLimit(
-                    f"{caller!r} has had its {limits.requests_per_second:g} requests a second; come back in "
-                    f"{seconds:.2g} s",
+                    f"{caller!r} has reached its limit of {limits.requests_per_second:g} requests per "
+                    f"second; retry in {seconds:.2g} s",
                     retry_after_seconds=seconds,
                 )
             self._take(places, 1, limits.requests_per_second)
@@ -108,15 +108,15 @@ class Meters:
             self._count(places, 1)
 
     def leave(self, caller: str, limits: CallerLimits) -> None:
-        """Count a call that ends, and was let in."""
+        """Count the end of a call that was admitted."""
         if limits.concurrent_requests:
             self._count(self._places.get(caller) or self._find(caller), -1)
 
     def next_message(self, caller: str, limits: CallerLimits) -> float:
-        """Count a message of a stream that was let in.
+        """Count a message of a stream that was admitted.
 
         Returns:
-            How many seconds to wait before it is looked at: a stream is slowed down, not refused.
+            Seconds to wait before the message is handled: a stream is slowed down, not refused.
         """
         if not limits.requests_per_second:
             return 0.0
@@ -129,7 +129,7 @@ class Meters:
         """Count the rows of a prediction.
 
         Raises:
-            OverLimit: The caller has had what it may have for now; nothing was counted.
+            OverLimit: The caller has reached the limit; nothing was counted.
         """
         if not limits.rows_per_second:
             return
@@ -137,8 +137,8 @@ class Meters:
         seconds = self._wait(places, limits, _ALL)
         if seconds:
             raise OverLimit(
-                f"{caller!r} has had its {limits.rows_per_second:g} rows a second; come back in "
-                f"{seconds:.2g} s",
+                f"{caller!r} has reached its limit of {limits.rows_per_second:g} rows per second; "
+                f"retry in {seconds:.2g} s",
                 retry_after_seconds=seconds,
             )
         self._take(places, rows, limits.rows_per_second, _ALL)
@@ -167,7 +167,7 @@ class Meters:
         cells[mine + other] += calls
 
     def _find(self, caller: str) -> _Places:
-        """The places of a caller, the same in all processes."""
+        """Return the cells of a caller, the same in all processes."""
         digest = blake2b(caller.encode(), digest_size=8, key=self._secret).digest()
         one, other = memoryview(digest).cast("I")
         start = _PLACES * CELLS * caller.startswith(OF_TOKENS)

@@ -1,4 +1,4 @@
-"""The public keys of an identity provider: a JWKS file. Nothing is ever fetched; needs the extra ``jwt``."""
+"""The public keys of an identity provider, from a JWKS file; never fetched. Needs the extra ``jwt``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _PRIVATE, _SECRET = "d", "oct"
 
 
 class TokenKey(NamedTuple):
-    """A key that tokens may be signed with.
+    """A key that verifies signatures of tokens.
 
     Attributes:
-        algorithm: The one that it is for.
-        thumbprint: A digest of it: the same key, the same digest.
-        jwk: The key, as PyJWT has it.
+        algorithm: Signature algorithm of the key.
+        thumbprint: Digest of the key; equal keys have equal digests.
+        jwk: The key as a PyJWT object.
     """
 
     algorithm: str
@@ -33,11 +33,11 @@ class TokenKey(NamedTuple):
 
 
 TokenKeys = Mapping[str, TokenKey]
-"""By their names (``kid``); "" for the only one, where it has none."""
+"""Keys by key id (``kid``); "" for a single key without one."""
 
 
 def library() -> ModuleType:
-    """PyJWT, which the extra ``jwt`` installs.
+    """Return PyJWT, which the extra ``jwt`` installs.
 
     Raises:
         ConfigError: It is not installed.
@@ -53,10 +53,10 @@ def library() -> ModuleType:
 def read_token_keys(file: Path) -> TokenKeys:
     """Read a JWKS file.
 
-    Keys for encryption are left out, and so are those of kinds that are not known here.
+    Keys for encryption, and those of unsupported kinds, are skipped.
 
     Raises:
-        ConfigError: It cannot be read, is no JWKS, or holds what no such file should, above all secrets.
+        ConfigError: It cannot be read, is not JWKS, or contains what it must not, above all secrets.
     """
     try:
         content = json.loads(read_text(file, _LARGEST_FILE_BYTES))
@@ -75,7 +75,7 @@ def read_token_keys(file: Path) -> TokenKeys:
             continue
         name = one.get("kid", "")
         if not isinstance(name, str) or name in found:
-            raise ConfigError(f"{file}: keys[{place}].kid: expected a text of its own, got {name!r:.200}")
+            raise ConfigError(f"{file}: keys[{place}].kid: expected a unique text, got {name!r:.200}")
         found[name] = key
     if not found or ("" in found and len(found) > 1):
         raise ConfigError(f"{file}: expected keys for signatures, each with a kid, got {len(found)}")
@@ -87,7 +87,7 @@ def _token_key(one: object, where: str) -> TokenKey | None:
     if not isinstance(one, dict):
         raise ConfigError(f"{where}: expected a key, got {type(one).__name__}")
     if one.get("kty") == _SECRET or _PRIVATE in one:
-        raise ConfigError(f"{where}: expected a public key, got a secret one, which is the issuer's alone")
+        raise ConfigError(f"{where}: expected a public key, got a secret one, which only the issuer may have")
     if one.get("use", "sig") != "sig":
         return None
     try:

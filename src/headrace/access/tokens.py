@@ -1,7 +1,7 @@
-"""Tokens of an identity provider (JWT), and whose they are.
+"""Tokens of an identity provider (JWT), and the callers that they identify.
 
-What a token says of itself decides nothing: the algorithms are those of the settings, each key has the one
-that it is for, and keys are looked up in a file by name. No address in a token is followed.
+A token does not decide how it is verified: the allowed algorithms are those of the settings, each key has its
+own algorithm, and keys are looked up in a file by name. No address in a token is followed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from headrace.config.access import Jwt
 from headrace.errors import ConfigError, Unauthenticated
 
 LARGEST_TOKEN_BYTES = 8192
-"""Larger ones are not looked at."""
+"""Size above which a token is refused unread."""
 
 REMEMBERED_TOKENS = 4096
-"""How many tokens need not be verified again."""
+"""Number of verified tokens that are cached."""
 
 REMEMBERED_OF_ONE = 256
-"""How many of these can be one caller's: who has more of them does not have others' forgotten."""
+"""Number of cached tokens per caller, so that a caller with many of them does not evict others'."""
 
 MOST_PATTERNS = 50
-"""How many patterns of models a token can have, and of spaces."""
+"""Largest number of model patterns in a token, and of space patterns."""
 
 COUNTED_NAMES = 1000
-"""How many callers metrics tell apart by name; issuers may know millions."""
+"""Number of callers that metrics tell apart by name; issuers may know millions."""
 
 OTHERS = "other tokens"
-"""What metrics call the rest."""
+"""Name in metrics of all other callers with tokens."""
 
 _SCOPE = "headrace:"
 _FORM = re.compile(rb"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
@@ -67,14 +67,14 @@ class _Claims(msgspec.Struct):
 
 
 class Tokens:
-    """Says whose a token is. Serving thread only."""
+    """Identifies callers by their tokens. Serving thread only."""
 
     def __init__(self, config: Jwt, keys: TokenKeys) -> None:
-        """Know an issuer.
+        """Accept the tokens of an issuer.
 
         Args:
-            config: What tokens must be like.
-            keys: What they may be signed with.
+            config: Requirements on tokens.
+            keys: Keys that verify their signatures.
 
         Raises:
             ConfigError: The extra ``jwt`` is not installed.
@@ -84,25 +84,25 @@ class Tokens:
         limits = CallerLimits.of(config)
         self._limits = limits if limits.any else None
         self._known: OrderedDict[bytes, Caller] = OrderedDict()
-        self._known_of: dict[str, dict[bytes, None]] = {}  # of each caller, the oldest first
+        self._known_of: dict[str, dict[bytes, None]] = {}  # by caller, oldest first
         self._names: set[str] = set()
         self.take(keys)
 
     def take(self, keys: TokenKeys) -> None:
-        """From now on tokens must be signed with these keys, also those that were verified before."""
+        """Replace the keys; tokens that were verified before are verified again."""
         self._keys = keys
         self._thumbprints = {key.thumbprint for key in keys.values()}
         self._known.clear()
         self._known_of.clear()
 
     def remembered(self, shown: bytes) -> Caller | None:
-        """Whose a token is that was verified before; None if it was not, or is forgotten.
+        """Return the caller of a token that was verified before; None if it is not cached.
 
         Args:
-            shown: The digest of what was shown, as ``caller`` was given it.
+            shown: Digest of the credentials, as passed to ``caller``.
 
         Raises:
-            Unauthenticated: It does not let anybody in any more.
+            Unauthenticated: The token is not valid any more.
         """
         caller = self._known.get(shown)
         if caller is not None:
@@ -111,14 +111,14 @@ class Tokens:
         return caller
 
     def caller(self, token: bytes, shown: bytes) -> Caller:
-        """Verify a token, and remember whose it is.
+        """Verify a token, cache it, and return its caller.
 
         Args:
             token: The token.
-            shown: The digest by which it is remembered.
+            shown: Digest under which it is cached.
 
         Raises:
-            Unauthenticated: It does not let anybody in.
+            Unauthenticated: The token is not valid.
         """
         if len(token) > LARGEST_TOKEN_BYTES:
             raise Unauthenticated(f"the token has {len(token)} bytes; expected at most {LARGEST_TOKEN_BYTES}")
@@ -143,19 +143,19 @@ class Tokens:
 
     @staticmethod
     def has(caller: Caller) -> bool:
-        """Whether a token has let a caller in, not a key."""
+        """Return whether a caller was admitted by a token, not a key."""
         return caller.name.startswith(OF_TOKENS)
 
     def check(self, caller: Caller) -> None:
-        """Ask whether a token that was verified before still holds.
+        """Check that a token that was verified before is still valid.
 
         Raises:
-            Unauthenticated: It has ended, or its key is not in force any more.
+            Unauthenticated: It has expired, or its key is not in force any more.
         """
         if caller.is_over():
             raise Unauthenticated("the token has expired")
         if caller.proof not in self._thumbprints:
-            raise Unauthenticated("the token is not valid here any more")
+            raise Unauthenticated("the key that signed the token is no longer accepted")
 
     def _verified(self, token: bytes) -> Caller:
         header, claims = _parts(token)
@@ -164,7 +164,7 @@ class Tokens:
             key = next(iter(self._keys.values()))
         is_known = key is not None and header.alg == key.algorithm and header.alg in self._config.algorithms
         if key is None or not is_known or header.crit is not None:
-            raise Unauthenticated("the token is not signed with a key that is known here")
+            raise Unauthenticated("the token is not signed with a key that this server trusts")
         self._decode(token, key)
         expires = datetime.fromtimestamp(claims.exp + self._config.leeway_seconds, UTC)
         made = _caller_of(claims, expires, key.thumbprint)
@@ -191,11 +191,11 @@ class Tokens:
         except jwt.InvalidAudienceError:
             raise Unauthenticated("the token is not for this server (aud)") from None
         except jwt.InvalidIssuerError:
-            raise Unauthenticated("the token is not of the issuer that this server trusts (iss)") from None
+            raise Unauthenticated("the token is not from the issuer that this server trusts (iss)") from None
         except jwt.MissingRequiredClaimError as error:
             raise Unauthenticated(f"the token lacks {error.claim}") from None
         except (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError):
-            raise Unauthenticated("the token is not signed with a key that is known here") from None
+            raise Unauthenticated("the token is not signed with a key that this server trusts") from None
 
     def _counted_as(self, name: str) -> str:
         if name not in self._names and len(self._names) >= COUNTED_NAMES:
@@ -212,8 +212,8 @@ def _parts(token: bytes) -> tuple[_Header, _Claims]:
         return msgspec.convert(_object(header), _Header), msgspec.convert(_object(claims), _Claims)
     except (binascii.Error, ValueError, RecursionError):
         raise Unauthenticated(
-            "the token cannot be read: expected JSON objects, each name once, with sub and exp, and claims "
-            "of the types that are documented"
+            "the token cannot be read: expected JSON objects with unique names, with sub and exp, and claims "
+            "of the documented types"
         ) from None
 
 
@@ -225,12 +225,12 @@ def _object(part: bytes) -> object:
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name is there twice")
+        raise ValueError("duplicate name")
     return found
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _caller_of(claims: _Claims, expires: datetime, proof: str) -> Caller:
@@ -252,7 +252,7 @@ def _caller_of(claims: _Claims, expires: datetime, proof: str) -> Caller:
 
 
 def _verbs(claims: _Claims) -> int:
-    """What a token permits: what is named for headrace wins over the scope, which others read as well."""
+    """Return a token's verbs as bits; headrace's own claim overrides the scope, which others read as well."""
     named = claims.headrace_verbs
     if named is None:
         words = [word.removeprefix(_SCOPE) for word in claims.scope.split() if word.startswith(_SCOPE)]

@@ -1,4 +1,4 @@
-"""What a key can permit: a few verbs, each a bit, so that a request is checked by one operation."""
+"""The verbs that a key can permit; each is a bit, so that one operation checks a request."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Literal, get_args
 
 Verb = Literal["predict", "feedback", "archive-read", "archive-write", "route", "admin", "metrics", "health"]
-"""A kind of request. ``feedback`` and ``route`` can be permitted already; nothing asks for them yet."""
+"""A kind of request. ``feedback`` and ``route`` can be permitted, but no request needs them yet."""
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
-"""All of them; the place of each is its bit."""
+"""All verbs; the index of each is its bit."""
 
 
 def bits(verbs: Iterable[Verb]) -> int:
-    """The bits of some verbs together."""
+    """Return the bits of some verbs together."""
     return sum(1 << VERBS.index(verb) for verb in set(verbs))
 
 
@@ -24,18 +24,18 @@ ADMIN = bits(["admin"])
 METRICS = bits(["metrics"])
 HEALTH = bits(["health"])
 DESCRIBE = bits(["predict", "feedback", "route", "admin"])
-"""What tells of a model, such as its inputs: for everybody who may do something with it."""
+"""Verbs for descriptions of a model, such as its inputs: permission to do anything with it suffices."""
 
 DESCRIBE_ARCHIVE = bits(["archive-read", "archive-write", "admin"])
-"""The same for a space."""
+"""Verbs for descriptions of a space: permission to do anything with it suffices."""
 
 ANY = bits(VERBS)
-"""Routes that describe the server: every caller with a valid key may ask for them."""
+"""Verbs of routes that describe the server: every caller with a valid key may call them."""
 
 UNDECLARED = 0
-"""A route that declares no verbs: nobody may call it."""
+"""Verbs of a route that declares none: nobody may call it."""
 
 
 def named(mask: int) -> tuple[Verb, ...]:
-    """The verbs of some bits."""
+    """Return the verbs of some bits."""
     return tuple(verb for place, verb in enumerate(VERBS) if mask >> place & 1)

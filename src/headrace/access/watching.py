@@ -1,4 +1,4 @@
-"""The file of keys as it changes: what is wrong with it keeps the old keys in force."""
+"""Watch the key file for changes; if it becomes invalid, the previous keys stay in force."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from headrace.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-"""How often it is looked at."""
+"""Interval in seconds between checks of the file."""
 
 
 def is_to_be_read(taken: FileState | None, before: FileState | None, now: FileState) -> bool:
-    """Whether to read a file.
+    """Return whether to read a file.
 
-    One that was renamed into place is whole. One that is written in place may be half there, and half a file
-    may be right TOML: it is read when it has been left alone from one look to the next.
+    A file that was renamed into place is complete. One that is written in place may be incomplete, and still
+    be valid TOML. So it is read once it has not changed between two checks.
 
     Args:
-        taken: What it was like when it was read last.
-        before: What it was like at the look before.
-        now: What it is like.
+        taken: State of the file when it was last read.
+        before: State at the previous check.
+        now: Current state.
     """
     if now == taken:
         return False
@@ -37,20 +37,20 @@ Found = TypeVar("Found", bound=Sized)
 
 
 class Watched(Generic[Found]):
-    """A file of keys of any kind. One thread at a time.
+    """A watched file of keys of any kind. Used by one thread at a time.
 
     Attributes:
-        file: Where it is.
-        problem: What is wrong with it now; "" if nothing is.
-        keys: Those in force: of the last file that was right.
+        file: Path of the file.
+        problem: Current problem with the file; "" if there is none.
+        keys: Keys in force, from the last valid file.
     """
 
     def __init__(self, file: Path, read: Callable[[Path, Found | None], Found]) -> None:
-        """Read it.
+        """Read the file.
 
         Args:
-            file: The file.
-            read: Reads it; is given the keys in force, too.
+            file: Path of the file.
+            read: Function that reads it; also receives the keys in force, None at first.
 
         Raises:
             ConfigError: It cannot be read, or an entry is wrong.
@@ -63,15 +63,15 @@ class Watched(Generic[Found]):
         self.keys: Found = read(file, None)
 
     def look(self) -> bool:
-        """Read the file again if it has changed; takes as long as the disk does.
+        """Read the file again if it has changed; may block on disk I/O.
 
         Returns:
             Whether there are new keys.
         """
         now = file_state(self.file)
         if now is None:
-            self._taken = None  # also the same one, when it is back
-            return self._fails(f"{self.file} is not there")
+            self._taken = None  # so that the same file is read again when it is back
+            return self._fails(f"{self.file} does not exist, or cannot be accessed")
         before, self._before = self._before, now
         if not is_to_be_read(self._taken, before, now):
             return False
@@ -79,23 +79,23 @@ class Watched(Generic[Found]):
         try:
             keys = self._read(self.file, self.keys)
         except ConfigError as error:
-            if isinstance(error.__cause__, OSError):  # as when no descriptor is left: it is tried again
+            if isinstance(error.__cause__, OSError):  # such as no free descriptor: retry
                 self._taken = taken
             return self._fails(error.message)
         self.problem, self.keys = "", keys
-        _log.info("the keys were read again", extra={"file": str(self.file), "keys": len(keys)})
+        _log.info("the keys were reloaded", extra={"file": str(self.file), "keys": len(keys)})
         return True
 
     def _fails(self, problem: str) -> bool:
         if problem != self.problem:
             self.problem = problem
-            _log.error("the keys that were read before stay in force: %s", problem)
+            _log.error("the keys cannot be reloaded; the previous keys stay valid: %s", problem)
         return False
 
 
 class WatchedKeys(Watched[Keys]):
-    """The file of keys."""
+    """The watched key file."""
 
     def __init__(self, file: Path) -> None:
-        """Read it; as ``Watched``."""
+        """Read the file; as ``Watched``."""
         super().__init__(file, lambda file, before: as_keys(read_keys(file), before))

@@ -1,7 +1,7 @@
-"""The access log: a line of JSON for each call from the network, or for some.
+"""The access log: a line of JSON for each call from the network, or for a sample of them.
 
-Imported only where it is switched on. The serving thread picks the calls and hands them over; they are
-written in one background thread.
+Imported only if it is enabled. The serving thread selects the calls and enqueues them; one background thread
+writes their lines.
 """
 
 from headrace.access_log.log import AccessLog

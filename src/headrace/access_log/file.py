@@ -1,4 +1,4 @@
-"""A file that lines are appended to, whole or not at all, and that may be moved away meanwhile."""
+"""A file that lines are appended to, and that may be moved away meanwhile."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NEWLINE = ord("\n")
 
 
 class LineFile:
-    """Where lines go: a file, a pipe, or standard output. One thread uses it."""
+    """A file, a pipe, or standard output that lines are appended to. Used by one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Args:
-            path: The file; ``-`` for standard output.
+            path: Path of the file; ``-`` for standard output.
 
         Raises:
             ConfigError: It cannot be opened.
@@ -41,20 +41,20 @@ class LineFile:
         flags = os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_WRONLY
         try:
             if stat.S_ISFIFO(os.stat(self._path).st_mode):
-                # To open a named pipe for writing only would wait for somebody who reads it.
+                # Opening a named pipe for writing only would block until somebody reads it.
                 flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         except FileNotFoundError:
             pass
         return os.open(self._path, flags, _MODE)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; waits where a pipe is full.
+        """Append lines; wait for a short time if a pipe is full.
 
         Args:
-            lines: Each with its end.
+            lines: Lines with their line ends.
 
         Raises:
-            OSError: Not all of them are there. If one is there in part, the next write ends it first.
+            OSError: Not all lines were written. If one was written in part, the next write ends it first.
         """
         rest = memoryview(b"\n" + lines if self._is_torn else lines)
         while rest:
@@ -68,13 +68,13 @@ class LineFile:
             rest = rest[count:]
 
     def follow(self, *, always: bool = False) -> None:
-        """Open the file anew if what has its name is another one, or nothing.
+        """Reopen the file if its path now refers to another file, or to none.
 
         Args:
-            always: Open it anew in any case.
+            always: Whether to reopen it in any case.
 
         Raises:
-            OSError: It cannot be opened; lines go where they went.
+            OSError: It cannot be opened; the open file stays in use.
         """
         if self._path == STDOUT or not (always or self._has_moved()):
             return
@@ -91,5 +91,5 @@ class LineFile:
         return (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the file."""
         os.close(self._descriptor)

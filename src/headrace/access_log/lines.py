@@ -1,4 +1,4 @@
-"""What the access log says of a call, and which calls it tells of; pure."""
+"""Format the access log's line for a call, and decide which calls are always logged; pure."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ _LONGEST_PATH = 256
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """A line; what there is nothing to say of is left out.
+    """A line of the access log; fields without a value are omitted.
 
     Attributes:
-        time: When the call came, in UTC.
-        request_id: What the call is called.
-        trace_id: Its trace.
-        span_id: Its span, or its caller's where it has none of its own.
+        time: Arrival of the call, in UTC.
+        request_id: Request id.
+        trace_id: Id of the trace.
+        span_id: Id of the call's span, or of its caller's if it has no span of its own.
         protocol: ``REST`` or ``gRPC``.
-        client: The other end of its connection.
-        caller: Whose key or token it came with, by the name that the operator or the provider gave him.
-        method: HTTP's.
-        path: Without the query; no more than 256 characters of it.
-        status: HTTP's status of the answer; REST only.
-        code: gRPC's name of how it ended, for both protocols.
-        error: What kind of error it was. What was said about it is not here: it may repeat what was sent.
-        model: What was asked.
-        version: Which version of it.
+        client: Peer of the connection.
+        caller: Name of the caller by key or token, as given by the operator or the provider.
+        method: HTTP method.
+        path: Path without the query, at most 256 characters of it.
+        status: HTTP status of the response; REST only.
+        code: Name of the gRPC status code, for both protocols.
+        error: Class of the error. Its message is omitted, as it may repeat data of the request.
+        model: Model that was requested.
+        version: Version of the model.
         answered_by: ``model``, ``cache`` or ``default``.
-        rows: How many the answer has.
-        batch_rows: How many were computed together with them.
-        batch_requests: How many requests shared the batch.
-        seconds: From when it came until it was known what is answered.
-        queue_seconds: From when the model was asked until a batch was formed.
-        compute_seconds: How long the model took.
-        request_bytes: What was asked, decompressed.
-        response_bytes: What is answered, before it is compressed.
+        rows: Number of rows in the answer.
+        batch_rows: Number of rows in the batch.
+        batch_requests: Number of requests in the batch.
+        seconds: Time from the arrival of the call until its answer was known.
+        queue_seconds: Time from the submission to the model until a batch was formed.
+        compute_seconds: Time that the model took.
+        request_bytes: Size of the request, decompressed.
+        response_bytes: Size of the response before compression.
     """
 
     time: str
@@ -68,16 +68,16 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def is_always_told(outcome: Outcome, slow_seconds: float) -> bool:
-    """Whether a call was refused, failed, or took long: such a one is no matter of chance."""
+    """Return whether a call was refused, failed, or took long, and so is logged regardless of sampling."""
     return outcome.code is not OK or outcome.status >= 400 or outcome.ended - outcome.arrived >= slow_seconds
 
 
 def line(outcome: Outcome, unix_offset_seconds: float) -> bytes:
-    """A call's line, with its end.
+    """Return the line for a call, with its line end.
 
     Args:
-        outcome: How it ended.
-        unix_offset_seconds: What added to the monotonic clock gives Unix time.
+        outcome: Outcome of the call.
+        unix_offset_seconds: Offset from the monotonic clock to Unix time.
     """
     came = datetime.fromtimestamp(outcome.arrived + unix_offset_seconds, UTC)
     trace, asked = outcome.trace, outcome.asked
@@ -123,5 +123,5 @@ def _rounded(seconds: float) -> float:
 
 
 def _cut(path: str) -> str:
-    """What JSON can have of a path: one that is no UTF-8 has characters that stand for single bytes."""
+    """Return the start of a path in valid UTF-8; characters that stand for invalid bytes are replaced."""
     return path[:_LONGEST_PATH].encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Picks the calls that are told in the serving thread, and writes their lines in another one."""
+"""Select the calls to log in the serving thread, and write their lines in another one."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LOOKED_AFTER_SECONDS = 1.0
 
 
 class AccessLog:
-    """Writes a line for each call from the network that is told.
+    """Writes a line for each selected call from the network.
 
     Attributes:
-        written: How many lines were written.
+        written: Number of lines written.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class AccessLog:
         draw: Callable[[], float] = random.random,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        """Open the log, and tell of each call that begins from now on.
+        """Open the log, and log calls that begin from now on.
 
         Args:
-            settings: Where to, and which calls.
-            outcomes: Where calls end.
-            draw: A random number from 0 to below 1.
-            most_waiting: How many lines may wait to be written.
+            settings: Path of the log, and which calls to log.
+            outcomes: Records of how calls end.
+            draw: Function that returns a random number from 0 to below 1.
+            most_waiting: Largest number of lines waiting to be written.
 
         Raises:
             ConfigError: The log cannot be opened.
@@ -65,26 +65,26 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """How many lines were never written: too many waited, or the file could not be written."""
+        """Number of lines never written: too many waited, or the file could not be written."""
         return self._queue.dropped + self._lost
 
     def reopen(self) -> None:
-        """Open the file anew soon: what had its name may have been moved away."""
+        """Reopen the file soon: it may have been moved away."""
         self._reopen = True
         self._queue.hurry()
 
     def close(self, seconds: float) -> bool:
-        """Write what waits, and end.
+        """Write the waiting lines, and end.
 
         Args:
-            seconds: How long that may take.
+            seconds: Longest wait in seconds.
 
         Returns:
-            Whether all was written, or at least tried.
+            Whether all lines were written, or at least attempted.
         """
         if not self._queue.close(seconds):
-            _log.warning("the access log was not written to its end", extra={"seconds": seconds})
-            return False  # its thread may still write; the file is closed with the process
+            _log.warning("the access log was not written completely", extra={"seconds": seconds})
+            return False  # the thread may still write; the file is closed with the process
         self._file.close()
         return True
 
@@ -119,6 +119,6 @@ class AccessLog:
             return
         self._works = works
         if works:
-            _log.info("the access log is written again", extra={"lost": self._lost})
+            _log.info("the access log can be written again", extra={"lost": self._lost})
         else:
             _log.warning("the access log cannot be written; lines are lost, and counted", extra={"why": why})

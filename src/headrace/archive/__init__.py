@@ -1,1 +1,1 @@
-"""The archive: vectors that were computed once, looked up by key, filled behind a queue."""
+"""The archive: vectors that were computed once, looked up by key; missing ones are filled through a queue."""

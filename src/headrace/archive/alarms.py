@@ -1,7 +1,7 @@
-"""Which of the assumptions under which an archive pays do not hold, and what else is wrong with a space.
+"""Warnings about a space: assumptions behind the archive that do not hold, and other faults.
 
-Pure: what was seen is given. Shares are judged on enough evidence only: so many keys, over half a minute, and
-still so in the last seconds; a new archive, in which everything is missing at first, is no alarm.
+Pure functions of what was observed. A share is judged only on enough evidence: a minimum number of keys, over
+half a minute, and still in the last seconds. A new archive, in which every key misses at first, raises none.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from headrace.queues.queue import Depth
 from headrace.terminal import counted
 
 ENOUGH_KEYS = 1000
-"""How many keys must have been looked up before their shares are judged."""
+"""Minimum number of keys looked up before their shares are judged."""
 
 ENOUGH_SLICES = 3
-"""In how many slices of time they must have been."""
+"""Minimum number of time slices with lookups before shares are judged."""
 
 ENOUGH_LATELY = 100
-"""How many keys, or lookups, of the last seconds say what is so now."""
+"""Minimum number of keys, or lookups, in the last seconds before shares are judged."""
 
 ENOUGH_VECTORS = 10
-"""How many vectors must have been made before their delay is judged."""
+"""Minimum number of vectors made before their delay is judged."""
 
 _MANY_NEW, _MANY_MISSING, _MANY_LATE = 0.2, 0.5, 0.01
 _LONG_SECONDS = 600.0
@@ -34,17 +34,17 @@ _UNATTENDED_SECONDS = 5.0
 
 
 class Seen(NamedTuple):
-    """What was seen of a space.
+    """Observations of a space.
 
     Attributes:
-        seconds: What time ``lookups`` and ``fills`` are of.
-        lookups: What lookups came to, of all processes.
-        lately: The same of the last ten to twenty seconds.
-        slices: In how many slices of time there were lookups.
-        fills: What filling came to.
-        fillers: How many processes fill it.
-        depth: What waits in the queue, of all spaces; None if it is not known.
-        dead_letters: How many of its keys could not be embedded.
+        seconds: Time span of ``lookups`` and ``fills``.
+        lookups: Lookup counts of all processes.
+        lately: Lookup counts of the last ten to twenty seconds.
+        slices: Number of time slices with lookups.
+        fills: Filling counts.
+        fillers: Number of processes that fill the space.
+        depth: Backlog of the queue, for all spaces; None if unknown.
+        dead_letters: Number of dead letters of the space.
     """
 
     seconds: float = 60.0
@@ -58,7 +58,7 @@ class Seen(NamedTuple):
 
 
 def warnings(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
-    """What is wrong with a space, in sentences."""
+    """Yield a sentence for each thing that is wrong with a space."""
     if settings.embedder:
         yield from _of_new_keys(seen)
         yield from _of_filling(seen)
@@ -68,8 +68,8 @@ def warnings(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
         share = seen.lookups.late / seen.lookups.lookups
         yield f"{share:.0%} of the lookups did not wait for the store: it is slow or down"
     if damaged := seen.lookups.damaged:
-        what = "was no vector" if damaged == 1 else "were no vectors"
-        yield f"{counted(damaged, 'value')} of the store {what} of this space; who else writes there?"
+        what = "was not a vector" if damaged == 1 else "were not vectors"
+        yield f"{counted(damaged, 'value')} of the store {what} of this space; who else writes to it?"
     if over := seen.lookups.over_quota:
         was = "was" if over == 1 else "were"
         yield f"{counted(over, 'new key')} {was} over the caller's quota, and not queued"
@@ -78,8 +78,8 @@ def warnings(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
 def _of_new_keys(seen: Seen) -> Iterable[str]:
     if _is_lasting(seen, "new", _MANY_NEW):
         yield (
-            f"{seen.lookups.new / seen.lookups.keys:.0%} of the keys were never asked for before: an archive "
-            "pays where keys repeat; is something in the key that changes with each request?"
+            f"{seen.lookups.new / seen.lookups.keys:.0%} of the keys are new: an archive pays off only where "
+            "keys repeat; does the key contain something that changes with each request?"
         )
 
 
@@ -88,17 +88,17 @@ def _of_filling(seen: Seen) -> Iterable[str]:
         return
     waiting, oldest = seen.depth.messages, seen.depth.oldest_seconds
     wait = f"{counted(waiting, 'key')} {'waits' if waiting == 1 else 'wait'}, the oldest for {oldest:,.0f} s"
-    was_missed = seen.lookups.new or seen.lookups.again  # else the keys may all be of other spaces
+    was_missed = seen.lookups.new or seen.lookups.again  # else the keys may all be from other spaces
     was_filled = seen.fills.filled or seen.fills.dead or seen.fills.there
     if not seen.fillers:
         if was_missed and oldest >= _UNATTENDED_SECONDS:
             yield f"{wait}, and no process fills this space: is headrace archive fill running?"
     elif was_missed and not was_filled and oldest >= _STUCK_SECONDS:
-        yield f"{wait}, and nothing was filled in the last {seen.seconds:.0f} s: what do the fillers say?"
+        yield f"{wait}, and nothing was filled in the last {seen.seconds:.0f} s: check the fillers' logs"
     elif oldest > _LONG_SECONDS:
         yield (
-            f"the oldest key has waited for {oldest:,.0f} s: new keys come faster than they are filled; "
-            "start more fillers, or see which keys are worth a vector"
+            f"the oldest key has waited for {oldest:,.0f} s: new keys arrive faster than they are filled; "
+            "start more fillers, or decide which keys are worth a vector"
         )
 
 
@@ -108,8 +108,8 @@ def _of_delay(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
     late = seen.fills.late_seconds / seen.fills.filled
     if settings.ttl_seconds and late > settings.ttl_seconds / 10:
         yield (
-            f"vectors come {late:,.0f} s late and live for {settings.ttl_seconds:,.0f} s: a late vector is "
-            "hardly worth having"
+            f"vectors arrive {late:,.0f} s late and expire after {settings.ttl_seconds:,.0f} s: late vectors "
+            "serve few lookups"
         )
 
 
@@ -124,7 +124,7 @@ def _of_missing(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
     elif not settings.embedder:
         yield f"{lacking} vector, and no embedder makes any: are these the keys that were put?"
     elif seen.lookups.new > _MANY_NEW * seen.lookups.keys:
-        return  # that is said already
+        return  # already reported for new keys
     elif waiting:
         yield f"{lacking} vector, though few are new: {counted(waiting, 'key')} {wait} in the queue"
     elif seen.dead_letters:
@@ -133,7 +133,7 @@ def _of_missing(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
 
 
 def _is_lasting(seen: Seen, what: str, share: float) -> bool:
-    """Whether more than a share of the keys are so, on enough evidence, and still."""
+    """Return whether a count exceeds a share of the keys, on enough evidence and in the last seconds too."""
     lookups, lately = seen.lookups, seen.lately
     is_enough = lookups.keys >= ENOUGH_KEYS and seen.slices >= ENOUGH_SLICES
     if not is_enough or getattr(lookups, what) <= share * lookups.keys:

@@ -1,4 +1,4 @@
-"""The Archive: vectors by key, in spaces; what is there is answered at once, and so is what is not."""
+"""The Archive: vectors by key, in spaces. Lookups answer at once; misses return the OOV vector."""
 
 from __future__ import annotations
 
@@ -46,37 +46,38 @@ _log = logging.getLogger(__name__)
 _PUT_AT_ONCE = 1000
 _PUT_AT_ONCE_BYTES = 4 * 1024 * 1024
 DEFAULT_TIMEOUT_SECONDS = 1.0
-"""How long a lookup may wait for a store that is elsewhere, where its caller says nothing."""
+"""Longest wait for a remote store in a lookup whose caller gives no timeout."""
 
 
 class Archive:
-    """Vectors by key, for any number of threads.
+    """Vectors by key, for use from any number of threads.
 
     Attributes:
         config: The settings.
-        store: Where vectors are.
-        queue: Where missing keys wait.
-        catalog: Which versions the spaces have.
-        counts: What lookups came to, by space.
-        fills: What filling in this process came to, by space.
-        troubles: What this process waits for at present, by who waits: told by ``headrace archive status``.
-        of_models: What models' inputs came to, by model and input.
+        store: Store of the vectors.
+        queue: Queue of the missing keys.
+        catalog: Versions and defaults of the spaces.
+        counts: Lookup counts, by space.
+        fills: Filling counts of this process, by space.
+        troubles: Reasons why parts of this process currently wait, by the waiting object; shown by
+            ``headrace archive status``.
+        of_models: Totals of the models' inputs, by model and input.
     """
 
     def __init__(
         self, config: ArchiveConfig, store: Store, queue: Queue, open_embedder: OpenEmbedder | None = None
     ) -> None:
-        """Begin to answer.
+        """Find or create the space versions, and start the threads.
 
         Args:
             config: The settings.
-            store: Where vectors are; closed with the archive.
-            queue: Where missing keys wait; closed with the archive.
-            open_embedder: Opens an embedder by its name; it is asked how many numbers its vectors have, where
-                a space has no version yet and its settings do not say it.
+            store: Store of the vectors; closed with the archive.
+            queue: Queue of the missing keys; closed with the archive.
+            open_embedder: Opens an embedder by name. It is called for a space with an embedder and no
+                version yet, for the vectors' dimension and the fingerprint.
 
         Raises:
-            ConfigError: An embedder cannot be opened.
+            ConfigError: An embedder cannot be opened, or the settings do not fit a space.
         """
         self.config, self.store, self.queue = config, store, queue
         self.dead_letters = DeadLetters(store)
@@ -111,25 +112,25 @@ class Archive:
         caller: str = "",
         out: Array | None = None,
     ) -> Lookup:
-        """The vectors of keys, and the out-of-vocabulary vector where there is none yet.
+        """Return the vectors of ``keys``, and the OOV vector for misses.
 
         Args:
-            space: Which space.
-            keys: Texts.
-            version: Which version of the space; 0 for its default.
-            timeout_seconds: How long to wait for a store that is elsewhere, at the most.
-            caller: Who asks, for quotas.
-            out: Where to put the vectors: C-contiguous, ``[N, dimension]``, of the space's dtype; a new array
-                if there is none. That is the cheapest form.
+            space: Name of the space.
+            keys: The keys.
+            version: Version number; 0 for the default.
+            timeout_seconds: Longest wait for a remote store.
+            caller: Name of the caller, for quotas.
+            out: Array to write the vectors to: C-contiguous, ``[N, dimension]``, of the answers' dtype
+                (float32 for int8). None allocates one; passing an array is cheaper.
 
         Returns:
-            What was found; it unpacks as ``vectors, found``.
+            The result; it unpacks as ``vectors, found``.
 
         Raises:
-            NotFound: There is no such space, or version.
-            InvalidRequest: A key is no text, empty, or too long; or there are too many.
-            Unavailable: The store has not been reached since the start, and the settings do not say how long
-                vectors are.
+            NotFound: There is no such space or version.
+            InvalidRequest: A key is not text, empty or too long; there are too many; or ``out`` does not fit.
+            Unavailable: The store has not been reached since the start, and a version is named or the
+                settings give neither a dimension nor columns.
         """
         reader = self.answering(space, version)
         if out is not None:
@@ -145,58 +146,57 @@ class Archive:
         version: int = 0,
         written: Array | None = None,
     ) -> PastLookup:
-        """What lookups answered at some times, as far as ``history_seconds`` reach.
+        """Return what lookups answered at given times, as far back as ``history_seconds``.
 
         Args:
-            space: Which space.
-            keys: Texts, any number.
-            times: When, in milliseconds of Unix time, uint64 ``[N]``: a value counts that was written until
-                then.
-            version: Which version of the space; 0 for its default.
-            written: When the values that were answered had been written, uint64 ``[N]``, 0 for there was
-                none; exactly those then, whatever the times.
+            space: Name of the space.
+            keys: The keys, any number.
+            times: Milliseconds of Unix time, uint64 ``[N]``. The last value written by then is returned.
+            version: Version number; 0 for the default.
+            written: Write times of the values that were answered, uint64 ``[N]``, 0 for none. If given,
+                exactly these values are returned and ``times`` is ignored.
 
         Raises:
-            NotFound: There is no such space, or version.
-            InvalidRequest: A key is none, or there are not as many times.
+            NotFound: There is no such space or version.
+            InvalidRequest: A key is invalid, or the number of times differs from the number of keys.
             Unavailable: The store does not answer.
         """
-        from headrace.archive.replaying import look_back  # noqa: PLC0415 - not where lookups are served
+        from headrace.archive.replaying import look_back  # noqa: PLC0415 - not needed for serving lookups
 
         reader = self.reader(space, version)
         return look_back(reader, self.writes.past(reader), keys, times, written)
 
     def answering(self, space: str, version: int = 0) -> SpaceReader:
-        """What answers a lookup: the space version, or one without vectors before the store is reached.
+        """Return the reader that answers lookups; before the store is reached, one without vectors.
 
         Raises:
-            NotFound: There is no such space, or version.
+            NotFound: There is no such space or version.
             Unavailable: As for ``lookup``.
         """
         return self._spaces.answering(space, version)
 
     def reader(self, space: str, version: int = 0) -> SpaceReader:
-        """A space version to look up in; for those who do so often, or must not wait.
+        """Return the reader of a space version, for callers that look up often or must not wait.
 
         Raises:
-            NotFound: There is no such space, or version.
+            NotFound: There is no such space or version.
             Unavailable: The store has not been reached since the start.
         """
         return self._spaces.reader(space, version)
 
     def put(self, space: str, keys: Sequence[str], vectors: Array, *, version: int = 0) -> None:
-        """Store vectors; those that are there are replaced. When it returns, they are kept.
+        """Store vectors, replacing existing ones; return once they are stored.
 
         Args:
-            space: Which space.
-            keys: Texts.
-            vectors: Numbers ``[N, dimension]``, finite.
-            version: Which version of the space; 0 for its default.
+            space: Name of the space.
+            keys: The keys.
+            vectors: Finite numbers, ``[N, dimension]``.
+            version: Version number; 0 for the default.
 
         Raises:
-            NotFound: There is no such space, or version.
-            InvalidRequest: Keys or vectors are not what they should be.
-            Unavailable: The store does not answer; some may be stored.
+            NotFound: There is no such space or version.
+            InvalidRequest: The keys or vectors are invalid.
+            Unavailable: The store does not answer; some vectors may have been stored.
         """
         reader = self.reader(space, version)
         given = checked_vectors(vectors, len(keys), reader.version)
@@ -211,20 +211,20 @@ class Archive:
         version: int = 0,
         written: Array | None = None,
     ) -> None:
-        """Store rows of a feature table; those that are there are replaced. When it returns, they are kept.
+        """Store rows of a feature table, replacing existing ones; return once they are stored.
 
         Args:
-            table: Which table.
-            keys: Texts.
-            values: By column, each ``[N]``: numbers that its dtype can hold, finite; texts as ``str`` or as
-                ``bytes`` of UTF-8. A column with a default may be left out, and so may single values (None).
-            version: Which version of the table; 0 for its default.
-            written: When each was written, in milliseconds of Unix time, uint64 ``[N]``; None for now.
+            table: Name of the table.
+            keys: The keys.
+            values: By column, each ``[N]``: finite numbers in the range of its dtype; texts as ``str`` or as
+                ``bytes`` of UTF-8. A column with a default may be omitted, or contain None.
+            version: Version number; 0 for the default.
+            written: Write times in milliseconds of Unix time, uint64 ``[N]``; None for now.
 
         Raises:
-            NotFound: There is no such table, or version.
-            InvalidRequest: Keys or values are not what they should be.
-            Unavailable: The store does not answer; some may be stored.
+            NotFound: There is no such table or version.
+            InvalidRequest: The keys or values are invalid, or the table's rows are counted from a stream.
+            Unavailable: The store does not answer; some rows may have been stored.
         """
         reader = self.reader(table, version)
         check_not_fed(table, reader.version)
@@ -234,20 +234,20 @@ class Archive:
     def _put(
         self, reader: SpaceReader, keys: Sequence[str], values: Array, written: Array | None = None
     ) -> None:
-        """Store checked values under keys, which are checked first."""
+        """Check the keys and store checked values under them."""
         texts = checked(keys, max(reader.settings.max_keys, len(keys)))
         longest = reader.settings.max_key_bytes
         at_once = max(1, min(_PUT_AT_ONCE, _PUT_AT_ONCE_BYTES // reader.version.form.record_bytes))
         slices = list(in_slices(texts, at_once, longest))
         for some in slices:
-            reader.cache.hashes(texts[some], longest, some.start)  # checks them
+            reader.cache.hashes(texts[some], longest, some.start)  # raises for an invalid key
         for some in slices:
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
             if reader.version.embedder:
                 self._mended(reader, texts[some])
 
     def _mended(self, reader: SpaceReader, keys: Sequence[str]) -> None:
-        """Remove the dead letters of keys that have a vector now."""
+        """Remove the dead letters of keys that now have a vector."""
         number = reader.version.number
         if dead := self.dead_letters.among(reader.space, keys, number):
             self.dead_letters.drop(reader.space, list(dead), [number])
@@ -255,17 +255,17 @@ class Archive:
     def store_vectors(
         self, reader: SpaceReader, keys: Sequence[str], vectors: Array, written: Array | None = None
     ) -> None:
-        """Store checked vectors, or rows, a few at once.
+        """Store a small number of checked vectors or rows.
 
         Args:
-            reader: Of the space version.
-            keys: Checked texts.
-            vectors: float32 ``[N, dimension]``, finite; or rows, uint8 ``[N, row bytes]``.
-            written: When, in milliseconds of Unix time, uint64 ``[N]``; None for now. Where the space keeps
-                its past, a value does not replace one that was written later.
+            reader: Reader of the space version.
+            keys: Checked keys.
+            vectors: Finite float32 ``[N, dimension]``; or rows, uint8 ``[N, row bytes]``.
+            written: Write times in milliseconds of Unix time, uint64 ``[N]``; None for now. In a space that
+                keeps its past, a value does not replace one that was written later.
 
         Raises:
-            InvalidRequest: A number is larger than the space's dtype can be.
+            InvalidRequest: A number is out of range for the space's dtype.
             Unavailable: The store does not answer.
         """
         when = unix_milliseconds() if written is None else written
@@ -273,47 +273,48 @@ class Archive:
         self.writes.store(reader, keys, records, is_told=written is not None)
 
     def invalidate(self, space: str, keys: Sequence[str]) -> int:
-        """Remove the values of keys from all versions of a space; an embedder makes them anew when asked for.
+        """Remove the values of keys from all versions of a space; an embedder makes them again on demand.
 
-        Where there is none, as in a feature table, they are missing until somebody stores them. What they
-        were stays, as long as ``history_seconds`` say. Their dead letters go, too: what could not be embedded
-        may have changed. Other processes may answer the old ones for ``cache.poll_seconds`` more.
+        Keys of a feature table, or of a space without an embedder, stay missing until they are stored again.
+        Past values are kept for ``history_seconds``. The keys' dead letters are removed too, because the
+        contents may have changed. Other processes may return the old values for another
+        ``cache.poll_seconds``.
 
         Returns:
-            How many of the keys had a value, or a dead letter.
+            Number of keys that had a value or a dead letter.
 
         Raises:
             NotFound: There is no such space.
-            InvalidRequest: A key is none.
+            InvalidRequest: A key is invalid.
             Unavailable: The store does not answer.
         """
         return self._remove(space, keys, is_forgotten=False)
 
     def forget(self, space: str, keys: Sequence[str]) -> int:
-        """Remove keys with everything that was kept of them: vectors, messages that wait, dead letters.
+        """Remove keys with everything kept of them: vectors, past values, queued messages, dead letters.
 
-        What is being embedded at this moment is removed by whoever does that.
+        A vector that is being made meanwhile is removed by its filler.
 
         Returns:
-            How many of the keys had a value, or a dead letter.
+            Number of keys that had a value or a dead letter.
 
         Raises:
             NotFound: There is no such space.
-            InvalidRequest: A key is none.
-            Unavailable: The store or the queue does not answer; ask again.
+            InvalidRequest: A key is invalid.
+            Unavailable: The store or the queue does not answer; try again.
         """
         texts = self._checked(space, keys)
         self.forgotten.add(space, texts)
         if not self.queue.remove([message_key(space, text) for text in texts]):
-            # Fillers drop what waits, by when it was queued, which another machine's clock may have said.
+            # Fillers drop queued keys by their queue time, which may be of another machine's clock.
             self.forgotten.add(space, texts, CLOCKS_APART_SECONDS)
         return self.forget_made(space, texts)
 
     def forget_made(self, space: str, keys: Sequence[str]) -> int:
-        """Remove what may have been made of keys that are forgotten: vectors and dead letters.
+        """Remove vectors and dead letters that may have been made of forgotten keys.
 
         Returns:
-            How many of the keys had any.
+            Number of keys that had any.
 
         Raises:
             Unavailable: The store does not answer.
@@ -321,17 +322,17 @@ class Archive:
         return self._remove(space, keys, is_forgotten=True)
 
     def want(self, space: str, keys: Sequence[str], version: int = 0) -> None:
-        """Have keys queued, whether or not anybody has looked them up.
+        """Queue keys, whether or not they were looked up.
 
         Raises:
-            NotFound: There is no such space, or version.
-            Unavailable: The queue does not take them.
+            NotFound: There is no such space or version.
+            Unavailable: The queue does not accept them.
         """
         number = self.reader(space, version).version.number
         self.queue.publish([Wanted(space, number, key).message() for key in keys])
 
     def record(self, space: str) -> SpaceRecord:
-        """What is decided about a space, as this process knows it.
+        """Return the record of a space, as this process knows it.
 
         Raises:
             NotFound: There is no such space.
@@ -339,11 +340,11 @@ class Archive:
         return self._spaces.record(space)
 
     def add_version(self, space: str, embedder: Embedder) -> SpaceVersion:
-        """The version of a space that an embedder makes; a new one if it has not made any.
+        """Return the space version that an embedder fills, creating it if there is none.
 
         Raises:
             NotFound: There is no such space.
-            ConfigError: The space is of another dimension.
+            ConfigError: The settings give another dimension.
             Unavailable: The store does not answer.
         """
         return self._spaces.add_version(space, embedder)
@@ -351,28 +352,29 @@ class Archive:
     def table_version(
         self, table: str, columns: Sequence[Column], *, is_loading: bool = False
     ) -> SpaceVersion:
-        """The version of a feature table with exactly these columns, in any order; made if there is none.
+        """Return the version of a feature table with these columns in any order, creating it if needed.
 
         Args:
-            table: Which table.
+            table: Name of the table.
             columns: Its columns.
-            is_loading: Whether it is not full until it is made the default, even if it is the first.
+            is_loading: Whether the version counts as incomplete until it becomes the default, even if it is
+                the first.
 
         Raises:
-            NotFound: There is no such space.
-            InvalidRequest: It is no table.
-            ConfigError: These cannot be the columns of a table.
+            NotFound: There is no such table.
+            InvalidRequest: The space is not a feature table.
+            ConfigError: The columns are invalid.
             Unavailable: The store does not answer.
         """
         return self._spaces.table_version(table, columns, is_loading=is_loading)
 
     @property
     def is_store_silent(self) -> bool:
-        """Whether the store is not asked at present, because it does not answer."""
+        """Whether the store is currently not asked because it does not answer."""
         return self._reads is not None and self._reads.breaker.is_open
 
     def close(self) -> None:
-        """Queue what waits for that, end all threads, and close the store and the queue."""
+        """Queue the pending keys, end all threads, and close the store and the queue."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -412,7 +414,7 @@ class Archive:
         return len(found)
 
     def _checked(self, space: str, keys: Sequence[str]) -> list[str]:
-        """Keys that a space can have; nothing is done with any of them if one is wrong."""
+        """Return the keys as a list; raise if any of them is invalid."""
         longest = self._spaces.settings(space).max_key_bytes
         for row, key in enumerate(texts := checked(keys, max(1, len(keys)))):
             if not 0 < size_of(key, longest) <= longest:
@@ -420,7 +422,7 @@ class Archive:
         return texts
 
     def _accepted(self, wanted: Sequence[Wanted]) -> None:
-        """The queue has taken keys: no lookup hands them on again for a while."""
+        """Mark keys that the queue has accepted, so that lookups do not queue them again for a while."""
         by_version: dict[tuple[str, int], list[str]] = {}
         for one in wanted:
             by_version.setdefault((one.space, one.version), []).append(one.key)
@@ -430,34 +432,34 @@ class Archive:
                 reader.queued(keys)
 
     def _follow(self) -> None:
-        """See what other processes decide."""
+        """Report, and apply the changes of other processes, every ``cache.poll_seconds``."""
         while not self._closed.wait(self.config.cache.poll_seconds):
             self._tell()
             for space in self.config.spaces:
                 try:
                     self._look(space)
-                except Exception:  # noqa: BLE001 - the boundary of the thread: the next look may succeed
-                    _log.exception("the record of the space %s cannot be followed", space)
+                except Exception:  # noqa: BLE001 - thread boundary: the next attempt may succeed
+                    _log.exception("the record of the space %s could not be checked for changes", space)
 
     def _look(self, space: str) -> None:
-        """See what others have decided about a space; a record that cannot be used is said once."""
+        """Apply what other processes have decided about a space; log an unusable record once."""
         here = f"record {space}"
         try:
             self._spaces.look(space)
-        except Refused as error:  # which lookups tell of
+        except Refused as error:  # lookups report it
             _log.debug("the record of the space %s cannot be read: %s", space, error.message)
         except HeadraceError as error:
             if self.troubles.get(here) != error.message:
-                _log.warning("%s; what was known of the space stays", error.message)
+                _log.warning("%s; keeping the last known record of the space", error.message)
             self.troubles[here] = error.message
         else:
             self.troubles.pop(here, None)
 
     def _tell(self, *, is_over: bool = False) -> None:
-        """Tell others how this process fares."""
+        """Report the state of this process to the store."""
         try:
             self._reporter.report(is_over=is_over)
         except HeadraceError as error:
-            _log.debug("this process cannot report: %s", error.message)
-        except Exception:  # noqa: BLE001 - the boundary of the thread
-            _log.exception("this process cannot report")
+            _log.debug("this process cannot report its state: %s", error.message)
+        except Exception:  # noqa: BLE001 - thread boundary
+            _log.exception("this process cannot report its state")

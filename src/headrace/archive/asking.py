@@ -1,6 +1,6 @@
-"""Asking an archive for the inputs of a model: in the right versions, all spaces at once, and never in vain.
+"""Batched lookup of a model's inputs, in pinned space versions.
 
-What is missing, late or broken is answered with what stands for a missing value.
+All spaces are looked up at once. A missing, late or failed lookup returns the value for a missing one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Asker:
-    """Looks up for one version of a model; by any thread."""
+    """Looks inputs up for one version of a model, from any thread."""
 
     def __init__(
         self,
@@ -36,17 +36,17 @@ class Asker:
         versions: Mapping[str, int],
         patience_seconds: float,
     ) -> None:
-        """Find the versions to ask.
+        """Find the space versions to look up.
 
         Args:
-            archive: What is asked.
-            name: What the model is called, for quotas and in logs.
-            inputs: The model's inputs, where each comes from, and what the model takes.
-            versions: The versions of spaces to ask, for good; of others it is the default one, as it moves.
-            patience_seconds: How long to wait for a store that is elsewhere, at the most.
+            archive: The archive.
+            name: Name of the model, for quotas and logs.
+            inputs: The model's inputs: name, source, and what the model takes.
+            versions: Pinned space versions; other spaces use their default, as it moves.
+            patience_seconds: Longest wait for a remote store.
 
         Raises:
-            ConfigError: A space does not fit the model, is not there, or not in that version.
+            ConfigError: A space or version does not exist, or does not fit the model.
             Unavailable: A space is not known yet: its store has not answered, or its table has no columns.
         """
         self._archive, self._name, self._inputs = archive, name, inputs
@@ -60,15 +60,15 @@ class Asker:
             self._asked[space], self._oov[space] = reader.version, reader.cache.oov
 
     def most_rows(self) -> tuple[int, str]:
-        """How many rows may be asked for at once, and the space that says so."""
+        """Return the largest number of rows per batch, and the space that limits it."""
         spaces = self._archive.config.spaces
         return min((spaces[space].max_keys, space) for space in self._asked)
 
     def answers(self, asked: Sequence[Question]) -> list[Lookup]:
-        """Answer questions: all are asked before any is waited for.
+        """Answer questions; all lookups are started before any is waited for.
 
         Raises:
-            InvalidRows: A key is longer than it may be.
+            InvalidRows: A key is too long.
         """
         begun = [self._begin(question) for question in asked]
         waited = [(one.reader, one.lookup) for one in begun if one.reader is not None and one.lookup.waits]
@@ -82,7 +82,7 @@ class Asker:
     def _begin(self, question: Question) -> _Begun:
         space = question.space
         keys, places = question.keys, None
-        if len(place_of := dict.fromkeys(keys, 0)) < len(keys):  # the rows of one user have one key
+        if len(place_of := dict.fromkeys(keys, 0)) < len(keys):  # rows of one user share a key
             keys = list(place_of)
             place_of = {key: place for place, key in enumerate(keys)}
             places = np.array([place_of[key] for key in question.keys])
@@ -92,12 +92,12 @@ class Asker:
             return _Begun(reader, reader.begin(keys, self._name), places)
         except InvalidRequest:
             raise _too_long(question, self._archive.config.spaces[space].max_key_bytes) from None
-        except Exception as error:  # noqa: BLE001 - the boundary to a store, which may be anybody's: answers go on
+        except Exception as error:  # noqa: BLE001 - a store may be third-party code; answer all the same
             _log.debug("%s: keys could not be looked up in %s", self._name, space, exc_info=error)
             return _Begun(None, self._nothing(space, len(keys)), places)
 
     def _reader(self, space: str) -> SpaceReader:
-        """What looks up in a space; in the version that was asked before, if a new default does not fit."""
+        """Return the reader of a space; that of the last version if a new default does not fit."""
         reader = self._archive.reader(space, self._versions.get(space, 0))
         number, last = reader.version.number, self._asked[space].number
         if number == last:
@@ -108,7 +108,7 @@ class Asker:
             except ConfigError as error:
                 self._refused.add((space, number))
                 _log.warning(
-                    "%s goes on with version %d of the space %s: %s", self._name, last, space, error.message
+                    "%s keeps using version %d of the space %s: %s", self._name, last, space, error.message
                 )
             else:
                 self._asked[space], self._oov[space] = reader.version, reader.cache.oov
@@ -126,7 +126,7 @@ class Asker:
             return self._archive.reader(space, version)
         except NotFound as error:
             if space in self._archive.config.spaces and not version:
-                raise Unavailable(error.message) from error  # its first file says what its columns are
+                raise Unavailable(error.message) from error  # the first file loaded defines its columns
             trained = f"; this version of the model was trained on version {version}" if version else ""
             raise ConfigError(f"inputs: {error.message}{trained}") from error
 
@@ -137,12 +137,12 @@ class Asker:
 
 
 class _Begun(NamedTuple):
-    """A lookup that may have to be waited for.
+    """A started lookup.
 
     Attributes:
-        reader: What it was begun with; None where it is over.
-        lookup: The answer, each key once.
-        places: Where in it each key of the question is; None where that is the same.
+        reader: Reader that started it; None if it needs no ``end``.
+        lookup: Result, with each key once.
+        places: Index in the result of each key of the question; None if the same.
     """
 
     reader: SpaceReader | None
@@ -158,7 +158,7 @@ def _for_each(begun: _Begun) -> Lookup:
 
 
 def _too_long(question: Question, longest: int) -> HeadraceError:
-    """The error of the rows whose keys are too long."""
+    """Return the error for the rows whose keys are too long."""
     wrong = {}
     for row, key in zip(question.rows.tolist(), question.keys, strict=True):
         if (size := len(key.encode())) > longest:

@@ -1,8 +1,8 @@
-"""Filling a new space version with the keys of an older one, while both answer.
+"""Filling a new space version with the keys of an older one, while both answer lookups.
 
-Keys go through the queue, as missing ones do: all fillers help, what cannot be embedded becomes a dead
-letter, and no key is embedded twice. A few pages of keys are on their way at a time; how far all before them
-are done is kept in the store, so that whoever goes on after a kill begins there.
+Keys go through the queue like missing ones: all fillers help, keys that cannot be embedded become dead
+letters, and no key is embedded twice. A few pages of keys are in flight at a time. The position up to which
+all keys are done is kept in the store, so that a backfill resumes there after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.errors import Conflict, FailedPrecondition, HeadraceError, Invalid
 from headrace.stores.store import Store, pages
 
 PAGE = 500
-"""How many keys are asked for at once, at the most."""
+"""Maximum number of keys queued at once."""
 
 _PAGES_ON_THEIR_WAY = 4
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 1.0
@@ -34,12 +34,12 @@ _ASK_AGAIN_SECONDS = 60.0
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a backfill is.
+    """Progress of a backfill.
 
     Attributes:
-        cursor: Where the next page begins, in hexadecimal digits.
-        keys: How many keys are done.
-        is_done: Whether all are.
+        cursor: Start of the next page, in hexadecimal digits.
+        keys: Number of keys done.
+        is_done: Whether all keys are done.
     """
 
     cursor: str = ""
@@ -49,7 +49,7 @@ class Position(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class _Page:
-    """Keys on their way; those that are done are taken out."""
+    """Keys in flight; keys that are done are removed."""
 
     keys: list[str]
     size: int
@@ -59,57 +59,57 @@ class _Page:
 
 
 class Pace:
-    """How fast keys are asked for; of what a stall has cost a second is caught up, and no more."""
+    """Rate limit for queueing keys; after a stall it catches up on at most one second's worth."""
 
     def __init__(self, keys_per_second: float) -> None:
-        """Begin with none asked for.
+        """Start with no keys queued.
 
         Args:
-            keys_per_second: How many to ask for at the most; 0 for any number.
+            keys_per_second: Largest rate; 0 for no limit.
         """
         self._rate = keys_per_second
         self._due = float("-inf")
 
     @property
     def page(self) -> int:
-        """How many to ask for at once: no more than in a second."""
+        """Number of keys to queue at once: at most one second's worth."""
         return max(1, min(PAGE, int(self._rate))) if self._rate else PAGE
 
     def wait(self, now: float) -> float:
-        """How long to wait before more are asked for, in seconds; 0 for not at all."""
+        """Return how many seconds to wait before queueing more; 0 for none."""
         return max(0.0, self._due - now)
 
     def asked(self, keys: int, now: float) -> None:
-        """So many have been asked for."""
+        """Record that keys were queued."""
         if self._rate:
             self._due = max(self._due, now - _CAUGHT_UP_SECONDS) + keys / self._rate
 
 
 class Backfill:
-    """Fills one space version from another one's keys.
+    """Fills one space version with another one's keys.
 
     Attributes:
-        position: How far it is.
-        failed: How many keys became dead letters, since this process goes on with it.
+        position: Progress.
+        failed: Number of keys that became dead letters since this process started or resumed the backfill.
     """
 
     def __init__(self, archive: Archive, space: str, source: int, target: int) -> None:
-        """Go on where the last one ended, if there was one.
+        """Resume the last backfill of these versions, if there was one.
 
         Args:
-            archive: Where.
-            space: Of which space.
-            source: The version whose keys are taken.
-            target: The version that is filled.
+            archive: The archive.
+            space: Name of the space.
+            source: Number of the version whose keys are taken.
+            target: Number of the version to fill.
 
         Raises:
-            NotFound: There is no such space, or version.
-            FailedPrecondition: Both are the same.
-            InvalidRequest: It is a feature table: nothing embeds its keys.
+            NotFound: There is no such space or version.
+            FailedPrecondition: Both versions are the same.
+            InvalidRequest: The space is a feature table, whose keys are not embedded.
             Unavailable: The store does not answer.
         """
         if archive.reader(space, source).version.columns:
-            problem = f"expected a space of vectors, got the feature table {space!r}; load the file anew"
+            problem = f"expected a space of vectors, got the feature table {space!r}; load its file again"
             raise InvalidRequest(problem, field="space")
         if source == target:
             raise FailedPrecondition(f"version {source} of the space {space!r} cannot be filled from itself")
@@ -119,30 +119,30 @@ class Backfill:
         self._name = _name(space, source, target)
         self._saved = archive.store.read(self._name)
         self.position = _decoded(self._saved, self._name)
-        if self.position.is_done:  # keys may have come since; those that are there cost a look
+        if self.position.is_done:  # keys may have been added since; checking the others costs one read
             self.position = Position()
         self.failed = 0
 
     def count(self) -> int:
-        """How many keys there are, by a look at all of them."""
+        """Return the number of keys in the source version, by scanning all of them."""
         where = partition(self._space, self._source.version.number)
         return sum(len(page.keys) for page in pages(self._archive.store, where, limit=10_000))
 
     def run(
         self, told: Callable[[int], object], stopping: threading.Event, keys_per_second: float = 0.0
     ) -> bool:
-        """Fill, until all is done or somebody stops it.
+        """Fill until all keys are done or ``stopping`` is set.
 
         Args:
-            told: Told how many keys are done, now and then.
-            stopping: Ends it; what is on its way stays in the queue.
-            keys_per_second: How fast to go at the most; 0 for as fast as it is filled.
+            told: Called now and then with the number of keys done.
+            stopping: Ends the run; keys in flight stay in the queue.
+            keys_per_second: Largest rate; 0 for as fast as the fillers work.
 
         Returns:
-            Whether all is done.
+            Whether all keys are done.
 
         Raises:
-            Conflict: Somebody else runs the same backfill.
+            Conflict: Another process runs the same backfill.
             Unavailable: The store or the queue does not answer; run it again.
         """
         pace = Pace(keys_per_second)
@@ -163,7 +163,7 @@ class Backfill:
                 return True
             before = self.position
             self._look(on_their_way, told)
-            # Where nothing moves, looks are few: each reads a page of keys from the store.
+            # Back off while nothing changes: each look reads a page of keys from the store.
             pause = _LOOK_SECONDS if self.position != before else min(2 * pause, _LONGEST_LOOK_SECONDS)
             if not on_their_way:
                 pause = 0.0 if is_last else min(pause, pace.wait(time.monotonic()))
@@ -171,25 +171,25 @@ class Backfill:
         return False
 
     def make_default(self) -> None:
-        """Have bare lookups answered by the version that was filled.
+        """Make the filled version the default.
 
         Raises:
-            FailedPrecondition: It is not done.
+            FailedPrecondition: The backfill is not done.
         """
         if not self.position.is_done:
-            raise FailedPrecondition("the backfill is not done; the default stays where it is")
+            raise FailedPrecondition("the backfill is not complete; the default version is unchanged")
         number = self._target.version.number
         self._archive.catalog.move_default(self._space, number)
 
     def _pages(self, size: int) -> Iterator[_Page]:
-        """The keys that are still to be done, a page at a time."""
+        """Yield the remaining keys, a page at a time."""
         where = partition(self._space, self._source.version.number)
         cursor = bytes.fromhex(self.position.cursor)
         for page in pages(self._archive.store, where, cursor, size):
             yield _Page(self._texts(where, page.keys), len(page.keys), page.cursor)
 
     def _texts(self, where: str, keys: list[bytes]) -> list[str]:
-        """The keys as callers have them; a long one stands behind its vector."""
+        """Return the keys as callers know them; a long key is stored after its vector."""
         long = [key for key in keys if is_digest(key)]
         size = self._source.version.form.record_bytes
         texts = [key for key in keys if not is_digest(key)]
@@ -211,7 +211,7 @@ class Backfill:
         return [key for key, is_there in zip(keys, there, strict=True) if not is_there]
 
     def _look(self, on_their_way: deque[_Page], told: Callable[[int], object]) -> None:
-        """See which keys are done, up to the first page with one that is not; save how far that is."""
+        """Remove finished keys, up to the first page with unfinished ones; save the position."""
         for page in on_their_way:
             page.keys = self._missing(page.keys)
             dead = self._archive.dead_letters.among(self._space, page.keys, self._target.version.number)
@@ -222,7 +222,7 @@ class Backfill:
                 gone = self._archive.forgotten.since(wanted)
                 page.keys = [key for key, is_gone in zip(page.keys, gone, strict=True) if not is_gone]
             if page.keys and time.monotonic() - page.asked > _ASK_AGAIN_SECONDS:
-                page.asked = time.monotonic()  # they are in the queue, unless somebody has emptied it
+                page.asked = time.monotonic()  # they are still queued, unless the queue was emptied
                 self._archive.want(self._space, page.keys, self._target.version.number)
             if page.keys:
                 break
@@ -244,10 +244,10 @@ class Backfill:
 
 
 def is_done(store: Store, space: str, source: int, target: int) -> bool:
-    """Whether one version has been filled with the keys of another to the end.
+    """Return whether the backfill of one version from another is done.
 
     Raises:
-        HeadraceError: The record of it is damaged.
+        HeadraceError: Its record is damaged.
         Unavailable: The store does not answer.
     """
     name = _name(space, source, target)

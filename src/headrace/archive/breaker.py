@@ -1,11 +1,11 @@
-"""Whether a store is asked at all, and how long anybody waits for it: a pure record of how its reads went."""
+"""Circuit breaker of a remote store: whether to ask it, and how long to wait, from the times of its reads."""
 
 from __future__ import annotations
 
 from collections import deque
 
 OPENS_AFTER = 3
-"""How many reads in a row must be late or fail before nobody waits for the store any more."""
+"""Number of consecutive late or failed reads after which lookups no longer wait for the store."""
 
 _REMEMBERED = 512
 _LOOKED_AT_EVERY = 32
@@ -16,17 +16,17 @@ _LEAST_SECONDS = 0.001
 
 
 class Breaker:
-    """Opens when a store is slow, down or wrong; closed by whoever sees that the store answers again.
+    """Opens when a store is slow, down or faulty; its owner closes it when the store answers again.
 
-    A late read is one that took longer than reads usually do: longer than one and a half times what 99 of 100
-    take. So lookups notice an outage within a few reads, and wait no longer for it than that.
+    A read is late if it takes longer than 1.5 times the 99th percentile of recent reads. Lookups therefore
+    notice an outage within a few reads, and wait no longer than that for each.
     """
 
     def __init__(self, longest_seconds: float) -> None:
-        """Begin closed.
+        """Start closed.
 
         Args:
-            longest_seconds: How long to wait while nothing is known.
+            longest_seconds: Longest wait; used as the patience until enough reads were timed.
         """
         self._longest = longest_seconds
         self._times: deque[float] = deque(maxlen=_REMEMBERED)
@@ -36,10 +36,10 @@ class Breaker:
         self.is_open = False
 
     def answered(self, seconds: float) -> None:
-        """A read has been answered.
+        """Record that a read was answered.
 
         Args:
-            seconds: How long it took.
+            seconds: Its duration.
         """
         self._times.append(seconds)
         self._reads += 1
@@ -51,12 +51,12 @@ class Breaker:
             self.patience_seconds = min(self._longest, max(_LEAST_SECONDS, _PATIENCE * usual))
 
     def troubled(self) -> None:
-        """A read has failed, or somebody has given up waiting for one."""
+        """Record that a read failed, or that a caller stopped waiting for it."""
         self._troubles += 1
         if self._troubles >= OPENS_AFTER:
             self.is_open = True
 
     def close(self) -> None:
-        """The store has answered a probe."""
+        """Close the breaker, after the store has answered a probe."""
         self._troubles = 0
         self.is_open = False

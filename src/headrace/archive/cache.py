@@ -1,4 +1,4 @@
-"""The cache before a store: vectors by key in a bounded part of this process's memory."""
+"""The cache in front of a store: vectors by key, in a bounded part of this process's memory."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from headrace.tensors import Array
 
 _MARKS_SHARE = 16
 _MARK_BYTES = 24
-_TAGS_A_ROW = 1.5  # then fewer than one set in a hundred is full when the rows are
+_TAGS_A_ROW = 1.5  # keeps fewer than 1 in 100 sets full when all rows are in use
 
 
 class Found(NamedTuple):
-    """What a cache knows of some keys.
+    """Result of looking up keys in a cache.
 
     Attributes:
-        vectors: ``[N, dimension]`` as they are answered; the out-of-vocabulary vector where there is none.
-        written: When each was written, in milliseconds of Unix time, uint64 ``[N]``; 0 where there is none.
-        asked: The places of those that are to be asked for, int32: neither a vector is here, nor a mark that
-            there is none and it is queued.
+        vectors: ``[N, dimension]``, in the answers' dtype; the OOV vector for misses.
+        written: Write times in milliseconds of Unix time, uint64 ``[N]``; 0 for misses.
+        asked: Indices of the keys to ask the store for, int32: those with neither a vector nor a mark that
+            they are absent and queued.
     """
 
     vectors: Array
@@ -40,15 +40,15 @@ class Found(NamedTuple):
 class Cache:
     """Vectors of one space version.
 
-    Its calls are kernels that keep Python's lock: each is whole for all threads, and a few microseconds long.
+    Its kernels hold the GIL: a call of one is atomic for other threads, and takes a few microseconds.
     """
 
     def __init__(self, form: Form, size_bytes: int) -> None:
-        """Make an empty one; memory is taken as it fills.
+        """Create an empty cache; memory is taken as it fills.
 
         Args:
-            form: How records lie.
-            size_bytes: How much it may take.
+            form: Layout of the records.
+            size_bytes: Largest size.
         """
         _compiled()
         self._form = form
@@ -65,63 +65,63 @@ class Cache:
         self.set_oov(np.zeros(form.dimension, form.answered))
 
     def set_oov(self, vector: Array) -> None:
-        """Say what is answered for keys without a vector.
+        """Set the vector returned for misses.
 
         Args:
             vector: ``[dimension]``.
 
         Raises:
-            ValueError: It is of another length: kernels copy it without a look.
+            ValueError: Its shape is wrong; the kernels copy it unchecked.
         """
         if vector.shape != (self._form.dimension,):
             raise ValueError(f"expected {self._form.dimension} numbers, got {list(vector.shape)}")
         self.oov = vector.astype(self._form.answered)
         scaled = np.zeros(self._form.record_bytes, np.uint8)
         none = scaled if self._is_scaled else self.oov.view(np.uint8)
-        # Of an int8 record all is needed, as its scale is in its head; of others just the numbers.
+        # An int8 record is needed whole, for the scale in its head; of others only the numbers are.
         skip = 0 if self._is_scaled else HEAD.itemsize
         self._held = Standing(kernels.Held(*self._table, *self._marks, none, skip))
 
     @property
     def capacity(self) -> int:
-        """How many vectors have a place."""
+        """Maximum number of vectors."""
         return len(self._table[1])
 
     def held(self) -> int:
-        """How many vectors there are."""
+        """Return the number of vectors in the cache."""
         return int(np.count_nonzero(self._table[0] >> np.uint64(33)))
 
     def hashes(self, keys: list[str], longest: int, first: int = 0) -> Array:
-        """What keys go by here: uint64 ``[N, 2]``; see ``hashed``."""
+        """Return the hashes of keys, uint64 ``[N, 2]``; see ``hashed``."""
         return self.hashed(keys, longest, first)[0]
 
     def hashed(self, keys: list[str], longest: int, first: int = 0) -> tuple[Array, int]:
-        """What keys go by here, uint64 ``[N, 2]``, and how many bytes of UTF-8 the longest has.
+        """Return the hashes of keys, uint64 ``[N, 2]``, and the bytes of UTF-8 of the longest key.
 
         Args:
-            keys: Texts.
-            longest: How many bytes one may have.
-            first: The place of the first of them among all that were asked for, for errors.
+            keys: The keys.
+            longest: Maximum length of a key in bytes of UTF-8.
+            first: Index of the first of them in the whole request, for errors.
 
         Raises:
-            InvalidRequest: One is no text, empty, or too long.
+            InvalidRequest: A key is not text, empty, or too long.
         """
         hashes = np.empty((len(keys), 2), np.uint64)
         found: int = hash_texts(id(keys), longest, self._secret, hashes)
         if found < 0:
             wrong = -1 - found
-            key = keys[wrong] if wrong < len(keys) else None  # somebody else changes the list
+            key = keys[wrong] if wrong < len(keys) else None  # another thread has changed the list
             raise wrong_key(key, first + wrong, longest)
         return hashes, found
 
     def find(self, hashes: Array, since: tuple[int, int], now: int, out: Array | None = None) -> Found:
-        """Look for keys.
+        """Look keys up.
 
         Args:
             hashes: From ``hashes``.
-            since: The earliest times, in milliseconds, that a vector may have been written, and put here.
-            now: The time in milliseconds.
-            out: Where to put the vectors: C-contiguous, as they are answered; a new array if there is none.
+            since: Earliest write time (Unix) and caching time (monotonic) of a vector, in milliseconds.
+            now: Monotonic time in milliseconds.
+            out: Array to write the vectors to: C-contiguous, in the answers' dtype; None allocates one.
         """
         form, rows = self._form, len(hashes)
         written, asked = np.empty(rows, np.uint64), np.empty(rows, np.int32)
@@ -137,13 +137,13 @@ class Cache:
         return Found(vectors, written, asked[:asks])
 
     def put(self, hashes: Array, records: Array, now: int, *, replaces: bool = False) -> None:
-        """Put records where ``find`` finds them; one that is there and was written later stays.
+        """Cache records; a cached record that was written later is kept.
 
         Args:
             hashes: From ``hashes``.
-            records: Where each lies, from ``check`` or ``where``; 0 for none.
-            now: The time in milliseconds.
-            replaces: Whether they replace what is there in any case: it was stored just now, whatever clocks
+            records: Addresses from ``check`` or ``where``; 0 for none.
+            now: Monotonic time in milliseconds.
+            replaces: Whether to replace later records too: these were stored just now, whatever the clocks
                 say.
         """
         if len(hashes) != len(records):
@@ -152,7 +152,7 @@ class Cache:
         kernels.put(hashes, self._table, self._state, records, how)
 
     def where(self, records: Array) -> Array:
-        """Where each record of an array lies, for as long as that does: int64 ``[N]``.
+        """Return the addresses of an array's records, valid as long as the array: int64 ``[N]``.
 
         Args:
             records: uint8 ``[N, record bytes]``, C-contiguous.
@@ -163,12 +163,15 @@ class Cache:
         return np.arange(len(records), dtype=np.int64) * size + records.ctypes.data
 
     def check(self, values: list[bytes] | Array, written_since: int) -> tuple[Array, int]:
-        """Where each value's record with a vector lies, int64 ``[N]``, 0 for none; and how many that are.
+        """Return the addresses of values that are records with a vector, 0 for others; and their number.
 
         Args:
-            values: What a store gave, in which the records lie; or where it says that they do, and how long
-                they are, int64 ``[N, 2]``.
-            written_since: The earliest time that one may have been written, in milliseconds.
+            values: Values from a store, which must outlive the addresses; or their addresses and sizes, int64
+                ``[N, 2]``.
+            written_since: Earliest accepted write time, in milliseconds of Unix time.
+
+        Returns:
+            The addresses, int64 ``[N]``, and the number of records.
         """
         records, form = np.empty(len(values), np.int64), self._form
         kind = form.type, form.record_bytes
@@ -177,13 +180,13 @@ class Cache:
         return records, kernels.check_in_place(values, kind, written_since, records)
 
     def give(self, records: Array, places: Array, vectors: Array, written: Array) -> None:
-        """Put the vectors of records into an answer.
+        """Copy the vectors of records into an answer.
 
         Args:
-            records: Where each lies, from ``check``; 0 for none.
-            places: Where in the answer each belongs, int32 ``[N]``.
-            vectors: Gets the vectors, as they are answered.
-            written: Gets when they were written, uint64.
+            records: Addresses from ``check``; 0 for none.
+            places: Index of each in the answer, int32 ``[N]``.
+            vectors: Receives the vectors, in the answers' dtype.
+            written: Receives the write times, uint64.
         """
         if not self._is_scaled:
             answer = vectors.view(np.uint8).reshape(len(vectors), -1)
@@ -197,31 +200,31 @@ class Cache:
         written[places[there]] = when
 
     def remove(self, hashes: Array) -> None:
-        """Forget vectors and marks of keys."""
+        """Remove the vectors and marks of keys."""
         kernels.remove(hashes, self._table)
         self.mark(hashes, 0, 0)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove everything."""
         self._table[0][:] = 0
         self._state[:] = 0
         self._marks[0][:] = 0
         self._marks[1][:] = 0
 
     def mark(self, hashes: Array, absent_until: int, queued_until: int) -> None:
-        """Say of keys until when they are not looked for in the store, and until when they are queued.
+        """Mark keys as absent from the store, and as queued.
 
         Args:
             hashes: From ``hashes``.
-            absent_until: In milliseconds; -1 leaves what was said, 0 takes it back.
-            queued_until: The same.
+            absent_until: End of the mark in milliseconds; -1 leaves it unchanged, 0 removes it.
+            queued_until: Likewise.
         """
         until = np.empty((len(hashes), 2), np.int64)
         until[:, 0], until[:, 1] = absent_until, queued_until
         kernels.mark(hashes, self._marks, until)
 
     def queued(self, hashes: Array, now: int) -> Array:
-        """Which keys are queued already, bool ``[N]``."""
+        """Return which keys are marked as queued, bool ``[N]``."""
         still = np.empty(len(hashes), np.bool_)
         kernels.queued(hashes, self._marks, now, still)
         return still
@@ -229,17 +232,17 @@ class Cache:
 
 @functools.cache
 def _compiled() -> None:
-    """Have the kernels compiled, or read from disk, before anybody waits for them: once a process."""
+    """Compile the kernels or load them from disk, once per process, before a lookup needs them."""
     kernels.run_once()
 
 
 def _zeros(rows: int, columns: int) -> Array:
-    """Zeroes that begin with a line of the processor's cache, and take memory only as they are written.
+    """Return zeros, aligned to a cache line, that take memory only as they are written.
 
-    They are in large pages where there are some: what lies anywhere costs a look at the page's place, too.
+    They use huge pages if available, since random access would otherwise miss the TLB as well.
     """
     size = rows * columns * 8
-    # Private: a child that is forked has a cache of its own, and large pages are to be had.
+    # Private: a forked child gets its own cache, and huge pages are possible.
     room = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):
         room.madvise(mmap.MADV_HUGEPAGE)

@@ -1,14 +1,14 @@
-"""The cache's kernels: keys are looked for and their vectors copied in one call for all of them.
+"""Kernels of the cache: all keys of a lookup are found, and their vectors copied, in one call.
 
-The cache is sets of eight tags, and rows. A key's hash says its set; the set's tags are one line of the
-processor's memory, so that a look costs one line. A tag says which row the key's vector is in, and has 31
-bits of the hash; the row begins with 64 others, and with when it was put there (milliseconds); then comes the
-record. Rows are handed out one after the other, so that memory is taken as vectors come. There are more tags
-than rows, so that few sets are ever full. Where no row is left, one is taken from a key that nobody has asked
-for since the hand of the clock last came by.
+The cache consists of sets of eight tags, and of rows. A key's hash selects its set. A set's tags are one
+cache line, so that a look-up reads one line. A tag holds the number of the key's row, and 31 bits of the
+hash. A row starts with 64 other bits of the hash and the time of caching (milliseconds); the record follows.
+Rows are allocated in order, so that memory is taken as vectors come. There are more tags than rows, so that
+few sets are ever full. When no row is left, the clock algorithm evicts a key that was not looked up since the
+hand last passed it.
 
-Memory is what takes the time: keys, tags and rows lie anywhere. So a block of keys is fetched ahead, step by
-step, before it is looked at.
+Memory latency dominates: keys, tags and rows are scattered. So a block of keys is prefetched, step by step,
+before it is read.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from headrace.standing import Standing, given
 from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
 
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+_intrinsic: Any = _typed_intrinsic  # its annotations want every argument at a call, the typing context too
 _cgutils: Any = cgutils
 
 WAYS = 8
-"""How many places a set has."""
+"""Number of tags in a set."""
 
 ROW_HEAD_BYTES = 16
-"""What a row has before its record."""
+"""Bytes of a row before its record."""
 
 HEAD_BYTES = 16
-"""What a record has before its vector; see ``headrace.archive.records``."""
+"""Bytes of a record before its vector; see ``headrace.archive.records``."""
 
 FORMAT = 1
 """The first byte of every record."""
 
-_USED = np.uint64(1)  # of a tag: somebody has asked for it since the hand came by
-_SLOT = np.uint64(0x1FFFFFFFE)  # of a tag: its row, counted from 1; a tag without one is 0
+_USED = np.uint64(1)  # of a tag: looked up since the clock's hand last passed
+_SLOT = np.uint64(0x1FFFFFFFE)  # of a tag: its row, counted from 1; 0 for none
 _HASH = np.uint64(0xFFFFFFFE00000000)  # of a tag: 31 bits of the hash, never 0 where there is a vector
-_WRITTEN_AT = 8  # in a record
+_WRITTEN_AT = 8  # offset in a record
 _WRITTEN_WORD = (ROW_HEAD_BYTES + _WRITTEN_AT) // 8
 
 
@@ -75,13 +75,13 @@ def _hash_part(hash_: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def _row_of(tag: np.uint64) -> Any:
-    """The row of a tag; -1 if it has none."""
+    """Return the row of a tag; -1 if it has none."""
     return np.int64((tag & _SLOT) >> np.uint64(1)) - 1
 
 
 @njit(inline="always")
 def _way_of(tags: Array, at: Any, hash_: Any) -> Any:
-    """Where in its set a key may be, or -1."""
+    """Return the index in its set at which a key may be, or -1."""
     part, found = _hash_part(hash_), -1
     for way in range(WAYS):
         if (tags[at, way] & _HASH) == part:
@@ -90,16 +90,16 @@ def _way_of(tags: Array, at: Any, hash_: Any) -> Any:
 
 
 class Held(NamedTuple):
-    """What a cache holds, as ``find`` gets it: laid out once, see ``headrace.standing``.
+    """Contents of a cache, as ``find`` gets them: laid out once, see ``headrace.standing``.
 
     Attributes:
         tags: uint64 ``[sets, WAYS]``.
         rows: uint64 ``[rows, words]``.
-        mark_tags: Of keys that a store has not, uint64 ``[sets, WAYS]``.
-        mark_times: Until when these are not looked for again, and until when they are queued, in
-            milliseconds, int64 ``[sets, WAYS, 2]``.
-        none: What is copied where there is no vector, uint8.
-        skip: From where in a record is copied.
+        mark_tags: Hashes of marked keys, uint64 ``[sets, WAYS]``.
+        mark_times: Until when they count as absent from the store, and as queued, in milliseconds, int64
+            ``[sets, WAYS, 2]``.
+        none: Bytes copied for a miss, uint8.
+        skip: Offset in a record from which bytes are copied.
     """
 
     tags: Array
@@ -112,19 +112,18 @@ class Held(NamedTuple):
 
 @cached()
 def find(hashes: Array, held: Any, times: Any, vectors: Array, written: Array, asked: Array) -> int:
-    """Look for keys, and copy the vectors of those that are there.
+    """Look keys up, and copy the vectors found.
 
     Args:
-        hashes: Of the keys, uint64 ``[N, 2]``.
-        held: A ``Held`` that stands.
-        times: The earliest times that a vector may have been written and put here, and the time now, in
-            milliseconds.
-        vectors: Gets what is copied, uint8 ``[N, size]``.
-        written: Gets when each was written, uint64 ``[N]``; 0 for those that are not there.
-        asked: Gets the places of those that are to be asked for, int32 ``[N]``.
+        hashes: Hashes of the keys, uint64 ``[N, 2]``.
+        held: A ``Standing`` of ``Held``.
+        times: Earliest write time and caching time of a vector, and the current time, in milliseconds.
+        vectors: Receives the copied bytes, uint8 ``[N, size]``.
+        written: Receives the write times, uint64 ``[N]``; 0 for misses.
+        asked: Receives the indices of the keys to ask the store for, int32 ``[N]``.
 
     Returns:
-        How many are to be asked for: there is no vector here, nor a mark that there is none and it is queued.
+        Number of keys to ask for: those with neither a vector nor a mark that they are absent and queued.
     """
     tags, rows, mark_tags, mark_times, oov, skip = given(held)
     written_since, put_since, now = times
@@ -167,7 +166,7 @@ def find(hashes: Array, held: Any, times: Any, vectors: Array, written: Array, a
 
 @njit(inline="always")
 def _is_marked(tags: Array, times: Array, hash_: Any, now: Any) -> bool:
-    """Whether a key is known to be missing, and to be queued."""
+    """Return whether a key is marked as absent and as queued."""
     at, known = _set_of(hash_, tags.shape[0]), False
     for way in range(WAYS):
         if tags[at, way] == hash_:
@@ -177,7 +176,7 @@ def _is_marked(tags: Array, times: Array, hash_: Any, now: Any) -> bool:
 
 @njit
 def _free_row(tags: Array, rows: Array, state: Array) -> Any:
-    """A row for a key whose set has room: one that was never used, or that nobody has asked for of late."""
+    """Return a row for a key whose set has room: an unused one, or that of a key not looked up lately."""
     if state[0] < len(rows):
         state[0] += 1
         return state[0] - 1
@@ -195,7 +194,7 @@ def _free_row(tags: Array, rows: Array, state: Array) -> Any:
 
 @njit
 def _way_for(tags: Array, at: Any, hash_: Any) -> Any:
-    """Where in its set a key goes: where it is, where there is room, or where nobody has asked of late."""
+    """Return the index in its set for a key: its own, a free one, or that of a key not looked up lately."""
     way = _way_of(tags, at, hash_)
     if way >= 0:
         return way
@@ -207,21 +206,21 @@ def _way_for(tags: Array, at: Any, hash_: Any) -> Any:
     for step in range(WAYS):
         if (tags[at, (first + step) % WAYS] & _USED) == 0:
             return (first + step) % WAYS
-    for other in range(WAYS):  # all were asked for: from here on it counts anew
+    for other in range(WAYS):  # all were looked up: start a new round
         tags[at, other] &= ~_USED
     return first
 
 
 @cached()
 def put(hashes: Array, table: Any, state: Array, records: Array, how: Any) -> None:
-    """Put records where lookups find them; one that is there and was written later stays.
+    """Cache records; a cached record that was written later is kept.
 
     Args:
-        hashes: Of the keys, uint64 ``[N, 2]``.
-        table: As for ``find``.
-        state: How many rows were handed out, and where the hand of the clock is, int64.
-        records: Where each record lies, int64 ``[N]``; 0 for none.
-        how: How long one is, the time in milliseconds, and whether they replace also what was written later.
+        hashes: Hashes of the keys, uint64 ``[N, 2]``.
+        table: Tags and rows, as in ``Held``.
+        state: Number of allocated rows, and position of the clock's hand, int64.
+        records: Addresses of the records, int64 ``[N]``; 0 for none.
+        how: Bytes of a record, current time in milliseconds, and whether to replace later records too.
     """
     tags, rows = table
     size, now, replaces = how
@@ -255,7 +254,7 @@ def put(hashes: Array, table: Any, state: Array, records: Array, how: Any) -> No
 
 @njit(inline="always")
 def _record(found: Any, length: Any, form: Any, written_since: Any) -> Any:
-    """Where a value's record with a vector lies; 0 if it has none that is wanted."""
+    """Return the address of a value's record if it has an acceptable vector, else 0."""
     kind, size = form
     if found == 0 or length < size or read_uint8(found, 0) != FORMAT or read_uint8(found, 1) != kind:
         return np.int64(0)
@@ -265,16 +264,16 @@ def _record(found: Any, length: Any, form: Any, written_since: Any) -> Any:
 
 @cached()
 def check(values: int, form: Any, written_since: int, records: Array) -> int:
-    """Say which values are records with a vector, and where those lie.
+    """Find the values that are records with a vector.
 
     Args:
-        values: The address of a list of ``bytes``.
-        form: The numbers' type, as records say it, and how long a record is.
-        written_since: The earliest time that one may have been written, in milliseconds.
-        records: Gets where each lies, for as long as the list does, int64 ``[N]``; 0 for what is none.
+        values: Address of a list of ``bytes``.
+        form: The numbers' type, as in records, and the bytes of a record.
+        written_since: Earliest accepted write time, in milliseconds of Unix time.
+        records: Receives the addresses, valid as long as the list, int64 ``[N]``; 0 for other values.
 
     Returns:
-        How many are.
+        Number of records.
     """
     items, count = np.empty(BLOCK, np.int64), 0
     for start in range(0, len(records), BLOCK):
@@ -294,7 +293,7 @@ def check(values: int, form: Any, written_since: int, records: Array) -> int:
 
 @cached()
 def check_in_place(values: Array, form: Any, written_since: int, records: Array) -> int:
-    """The same of values that lie anywhere: their addresses and sizes, int64 ``[N, 2]``, 0 for none."""
+    """Do the same for values given by their addresses and sizes, int64 ``[N, 2]``, 0 for none."""
     count = 0
     for place in range(len(records)):
         records[place] = _record(values[place, 0], values[place, 1], form, written_since)
@@ -304,14 +303,14 @@ def check_in_place(values: Array, form: Any, written_since: int, records: Array)
 
 @cached()
 def give(records: Array, skip: int, places: Array, vectors: Array, written: Array) -> None:
-    """Put the vectors of records into an answer.
+    """Copy the vectors of records into an answer.
 
     Args:
-        records: Where each record lies, int64 ``[N]``; 0 for none.
-        skip: From where in a record is copied.
-        places: Where in the answer each belongs, int32 ``[N]``.
-        vectors: Gets what is copied, uint8 ``[…, size]``.
-        written: Gets when they were written, uint64.
+        records: Addresses of the records, int64 ``[N]``; 0 for none.
+        skip: Offset in a record from which bytes are copied.
+        places: Index of each in the answer, int32 ``[N]``.
+        vectors: Receives the copied bytes, uint8 ``[…, size]``.
+        written: Receives the write times, uint64.
     """
     size, out = vectors.shape[1], vectors.ctypes.data
     for key in range(len(records)):
@@ -322,7 +321,7 @@ def give(records: Array, skip: int, places: Array, vectors: Array, written: Arra
 
 @cached()
 def remove(hashes: Array, table: Any) -> None:
-    """Forget keys; their rows stay with their sets."""
+    """Remove keys; their rows stay with their sets."""
     tags, rows = table
     for key in range(len(hashes)):
         at = _set_of(hashes[key, 0], tags.shape[0])
@@ -333,12 +332,12 @@ def remove(hashes: Array, table: Any) -> None:
 
 @cached()
 def mark(hashes: Array, marks: Any, until: Array) -> None:
-    """Say of keys until when they are not looked for in the store, and until when they are queued.
+    """Mark keys as absent from the store, and as queued.
 
     Args:
-        hashes: Of the keys, uint64 ``[N, 2]``.
-        marks: As for ``find``.
-        until: In milliseconds, int64 ``[N, 2]``; -1 leaves what was said, 0 takes it back.
+        hashes: Hashes of the keys, uint64 ``[N, 2]``.
+        marks: Tags and times of the marks, as in ``Held``.
+        until: Ends of both marks in milliseconds, int64 ``[N, 2]``; -1 leaves one unchanged, 0 removes it.
     """
     tags, times = marks
     for key in range(len(hashes)):
@@ -348,7 +347,7 @@ def mark(hashes: Array, marks: Any, until: Array) -> None:
                 way = other
                 break
             least, others = times[at, way], times[at, other]
-            if others[0] + others[1] < least[0] + least[1]:  # it is free, or over the soonest
+            if others[0] + others[1] < least[0] + least[1]:  # free, or the first to expire
                 way = other
         if tags[at, way] != hashes[key, 0]:
             tags[at, way] = hashes[key, 0]
@@ -360,13 +359,13 @@ def mark(hashes: Array, marks: Any, until: Array) -> None:
 
 @cached()
 def queued(hashes: Array, marks: Any, now: int, still: Array) -> None:
-    """Say which keys are queued already.
+    """Find the keys that are marked as queued.
 
     Args:
-        hashes: Of the keys, uint64 ``[N, 2]``.
-        marks: As for ``find``.
-        now: The time in milliseconds.
-        still: Gets it, bool ``[N]``.
+        hashes: Hashes of the keys, uint64 ``[N, 2]``.
+        marks: Tags and times of the marks, as in ``Held``.
+        now: Current time in milliseconds.
+        still: Receives the result, bool ``[N]``.
     """
     tags, times = marks
     for key in range(len(hashes)):
@@ -378,7 +377,7 @@ def queued(hashes: Array, marks: Any, now: int, still: Array) -> None:
 
 
 def run_once() -> None:
-    """Compile or load all kernels here, for all types of arguments that they get."""
+    """Compile or load all kernels, for the argument types in use."""
     secret, hashes = np.zeros(2, np.uint64), np.zeros((1, 2), np.uint64)
     texts, encoded = ["key"], [b""]
     hash_texts(id(texts), 8, secret, hashes)

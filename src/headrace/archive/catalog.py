@@ -1,7 +1,7 @@
-"""The catalog: which versions a space has, and which one is its default; a small record in the store.
+"""The catalog: the versions of each space, and its default, as a small record in the store.
 
-All processes of an archive go by it. It is changed by compare-and-swap only: no two processes make one
-version twice, or undo what another has done.
+All processes of an archive follow it. It is changed by compare-and-swap only, so that no two processes create
+the same version or undo each other's changes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headrace.stores.store import Store
 from headrace.tensors import Array
 
 FORMAT = 1
-"""The format of a space's record, and with it of all that the store keeps of the space: its vectors or rows,
-their past, dead letters; newer ones are not read."""
+"""Format of a space's record, and of everything that the store keeps for the space: its vectors or rows,
+their past, dead letters. Newer formats are not read."""
 
 _MOST_TRIES = 50
 _MOST_VERSIONS = 1000
@@ -30,19 +30,19 @@ _MOST_MOVES = 1000
 
 
 class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """The vectors of one space that one version of an encoder made; the rows of a table of one schema.
+    """The vectors that one version of an encoder made for a space; or the rows of a table, of one schema.
 
     Attributes:
-        number: From 1; never given again.
-        embedder: What made them, by its name in ``archive.toml``; "" where they only come by ``put``.
-        fingerprint: What that embedder's files and settings are, or a table's columns; "" for none.
-        dimension: How many numbers a vector has; how many bytes a row has.
-        dtype: How they are stored; ``row`` for a feature table.
-        created: When it was made, in seconds of Unix time.
-        mean: The mean of its vectors, float32 in base64, where that is its out-of-vocabulary vector and there
-            are enough of them.
-        is_full: Whether it has a vector of every key that the default had; bare lookups may go to it.
-        columns: Those of a feature table; none of a space of vectors.
+        number: Version number, from 1; never reused.
+        embedder: Name of the embedder in ``archive.toml``; "" if vectors come only from ``put``.
+        fingerprint: Digest of the embedder's files and settings, or of a table's columns; "" for none.
+        dimension: Numbers per vector; for a table, bytes per row.
+        dtype: Stored dtype; ``row`` for a feature table.
+        created: Time of creation, in seconds of Unix time.
+        mean: Mean of its vectors, float32 in base64, if that is its OOV vector and there are enough vectors.
+        is_full: Whether it has a vector for every key of the default, so that lookups that name no version
+            may use it.
+        columns: Columns of a feature table; empty for a space of vectors.
     """
 
     number: int
@@ -56,37 +56,37 @@ class SpaceVersion(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[Column, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what may come from a store, which others write to.
+        """Check the fields, which may come from a store that others write to.
 
         Raises:
-            ValueError: It is no version.
+            ValueError: They do not describe a version.
         """
         if not 0 < self.dimension <= LARGEST_DIMENSION or self.dtype not in DTYPES or self.number < 0:
-            raise ValueError(f"no space version: {self.number}, {self.dimension} × {self.dtype}")
+            raise ValueError(f"not a space version: {self.number}, {self.dimension} × {self.dtype}")
         row_bytes = row_dtype(self.columns).itemsize if self.columns else 0
         if (self.dtype == ROW) != bool(self.columns) or row_bytes not in (0, self.dimension):
             raise ValueError(
-                f"no space version: {self.number}, {self.dimension} bytes for {row_bytes} of columns"
+                f"not a space version: {self.number}, {self.dimension} bytes for {row_bytes} of columns"
             )
 
     @property
     def form(self) -> Form:
-        """How its vectors lie."""
+        """Layout of its vectors."""
         return Form(self.dimension, self.dtype)
 
 
 class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What is decided about one space.
+    """State of one space.
 
     Attributes:
-        versions: Those that there are, ascending.
-        default: Which of them bare lookups are answered from; 0 if there is none.
-        last: The highest number that was ever given.
-        generation: Counts how often keys were forgotten; who sees it change forgets what it keeps in memory.
-        dropped: Versions that are there no more, of which not all is removed yet.
-        moves: Since when which version has been the default, in seconds of Unix time, ascending; the newest
-            thousand.
-        format: The version of this format.
+        versions: Its versions, ascending.
+        default: Version used by lookups that name none; 0 if there is none.
+        last: Highest version number ever used.
+        generation: Number of times that keys were forgotten; processes that see a change clear their memory.
+        dropped: Versions that were dropped and are not yet removed completely.
+        moves: Times at which versions became the default, in seconds of Unix time, with their numbers,
+            ascending; the last thousand.
+        format: Version of this format.
     """
 
     versions: tuple[SpaceVersion, ...] = ()
@@ -98,13 +98,13 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def defaults_at(self, times: Array) -> Array:
-        """Which versions were the default at some times.
+        """Return the default versions at given times.
 
         Args:
             times: Milliseconds of Unix time, uint64 ``[N]``.
 
         Returns:
-            int64 ``[N]``; 0 where there was none yet.
+            int64 ``[N]``; 0 before the first default.
         """
         since = np.array([int(at * 1000) for at, _ in self.moves], np.uint64)
         numbers = np.array([0, *(number for _, number in self.moves)], np.int64)
@@ -112,15 +112,15 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def is_gone(self, number: int) -> bool:
-        """Whether there was such a version, and is no more."""
+        """Return whether a version existed and was dropped."""
         return number <= self.last and self.version(number) is None
 
     def version(self, number: int) -> SpaceVersion | None:
-        """A version by its number, if it is there."""
+        """Return a version by its number; None if there is no such version."""
         return next((one for one in self.versions if one.number == number), None)
 
     def made_by(self, fingerprint: str) -> SpaceVersion | None:
-        """The newest version that an embedder of this fingerprint made."""
+        """Return the newest version with a fingerprint; None if there is none."""
         return next((one for one in reversed(self.versions) if one.fingerprint == fingerprint), None)
 
 
@@ -128,15 +128,15 @@ NO_RECORD = SpaceRecord()
 
 
 def with_version(record: SpaceRecord, version: SpaceVersion, *, is_loading: bool = False) -> SpaceRecord:
-    """A record with one more version; the first one is the default, and full.
+    """Return a record with one more version; the first version becomes the default, and is full.
 
     Args:
-        record: As it was.
-        version: The new one; its number is given here.
-        is_loading: Whether even the first one is not full until somebody says so, by ``with_default``.
+        record: The present record.
+        version: The new version; its number is assigned here.
+        is_loading: Whether even the first version is not full until ``with_default``.
 
     Raises:
-        FailedPrecondition: It has as many as it can have.
+        FailedPrecondition: The space has the largest number of versions.
     """
     if len(record.versions) >= _MOST_VERSIONS:
         raise FailedPrecondition(f"expected at most {_MOST_VERSIONS} versions of a space; drop old ones")
@@ -149,12 +149,12 @@ def with_version(record: SpaceRecord, version: SpaceVersion, *, is_loading: bool
 
 
 def with_default(record: SpaceRecord, number: int, at: float) -> SpaceRecord:
-    """A record whose bare lookups go to another version, which counts as full from then on.
+    """Return a record with another default version, which then counts as full.
 
     Args:
-        record: As it was.
+        record: The present record.
         number: The version.
-        at: When that is decided, in seconds of Unix time.
+        at: Time of the change, in seconds of Unix time.
 
     Raises:
         NotFound: There is no such version.
@@ -172,7 +172,7 @@ def _moved(record: SpaceRecord, number: int, at: float) -> tuple[tuple[float, in
 
 
 def without(record: SpaceRecord, number: int) -> SpaceRecord:
-    """A record with one version fewer, of which the rest is still to be removed; as it is where that is so.
+    """Return a record with a version moved to ``dropped``; the same record if it is there already.
 
     Raises:
         NotFound: There is no such version.
@@ -183,19 +183,19 @@ def without(record: SpaceRecord, number: int) -> SpaceRecord:
     _version_of(record, number)
     if number == record.default:
         raise FailedPrecondition(
-            f"version {number} is the default; move that first, by headrace archive default"
+            f"version {number} is the default; choose another default first: headrace archive default"
         )
     kept = tuple(one for one in record.versions if one.number != number)
     return msgspec.structs.replace(record, versions=kept, dropped=(*record.dropped, number))
 
 
 def without_rest(record: SpaceRecord, number: int) -> SpaceRecord:
-    """A record of a space where nothing is left of a version that was dropped."""
+    """Return a record with a version removed from ``dropped``, once nothing is left of it."""
     return msgspec.structs.replace(record, dropped=tuple(one for one in record.dropped if one != number))
 
 
 def with_forgotten(record: SpaceRecord) -> SpaceRecord:
-    """A record that tells all processes to forget what they keep in memory."""
+    """Return a record that makes all processes clear what they keep of the space in memory."""
     return msgspec.structs.replace(record, generation=record.generation + 1)
 
 
@@ -207,7 +207,7 @@ def _version_of(record: SpaceRecord, number: int) -> SpaceVersion:
 
 
 def versions_told(record: SpaceRecord) -> str:
-    """Which versions a space has, in words."""
+    """Return a sentence that lists the versions of a space."""
     if not record.versions:
         return "it has none"
     of = "version" if len(record.versions) == 1 else "versions"
@@ -215,7 +215,7 @@ def versions_told(record: SpaceRecord) -> str:
 
 
 def partition(space: str, number: int) -> str:
-    """Where the vectors of a space version are in the store."""
+    """Return the store partition of a space version."""
     return f"{space}_v{number}"
 
 
@@ -223,31 +223,31 @@ class Catalog:
     """The records of an archive's spaces."""
 
     def __init__(self, store: Store) -> None:
-        """Read and write them in a store."""
+        """Read and write the records in a store."""
         self._store = store
 
     def read(self, space: str) -> SpaceRecord:
-        """The record of a space; an empty one if nothing was ever decided.
+        """Return the record of a space; an empty one if there is none.
 
         Raises:
             Unavailable: The store does not answer.
             FailedPrecondition: A newer headrace wrote it.
-            HeadraceError: What stands there is no such record.
+            HeadraceError: It is damaged.
         """
         return self._decoded(space, self._store.read(_name(space)))
 
     def change(self, space: str, decide: Callable[[SpaceRecord], SpaceRecord]) -> SpaceRecord:
-        """Change a record, whoever else changes it meanwhile.
+        """Change a record, by compare-and-swap against other processes.
 
         Args:
-            space: Its space.
-            decide: Gives what it should be, from what it is; called again when that has changed.
+            space: Name of the space.
+            decide: Returns the new record, given the present one; called again if that changed meanwhile.
 
         Returns:
-            What it is now.
+            The record as it is now.
 
         Raises:
-            Conflict: Others change it all the time.
+            Conflict: Other processes keep changing it.
             FailedPrecondition: A newer headrace wrote it.
             Unavailable: The store does not answer.
         """
@@ -259,17 +259,19 @@ class Catalog:
                 return record
             if self._store.swap(_name(space), before, msgspec.json.encode(wanted)):
                 return wanted
-        raise Conflict(f"others have changed the space {space!r} {_MOST_TRIES} times meanwhile; try again")
+        raise Conflict(
+            f"other processes changed the space {space!r} {_MOST_TRIES} times meanwhile; try again"
+        )
 
     def move_default(self, space: str, number: int) -> SpaceRecord:
-        """Have bare lookups of a space go to another version from now on, whoever else changes it meanwhile.
+        """Make another version the default of a space, by compare-and-swap against other processes.
 
         Returns:
-            What the record is now.
+            The record as it is now.
 
         Raises:
             NotFound: There is no such version.
-            Conflict: Others change it all the time.
+            Conflict: Other processes keep changing the record.
             Unavailable: The store does not answer.
         """
         return self.change(space, lambda record: with_default(record, number, time.time_ns() / 1e9))

@@ -1,7 +1,7 @@
-"""The columns of a feature table: a row of values by key, all rows of one table of one length.
+"""The columns of a feature table: one row of values per key, all rows of a table of the same length.
 
-A row is packed: its columns one after the other, numbers little-endian, texts in UTF-8 with NUL behind them
-up to their column's room.
+A row is packed: its columns in order, numbers little-endian, texts in UTF-8 padded with NUL to the size of
+their column.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from headrace.errors import ConfigError, InvalidRequest, instead, shown
 from headrace.tensors import STRING, Array
 
 LARGEST_ROW_BYTES = 65_536
-"""The most bytes of a row."""
+"""Maximum length of a row in bytes."""
 
 TEXT = "text"
-"""The dtype of texts; the others are those of NumPy by these names."""
+"""The dtype of texts; the other dtypes have their NumPy names."""
 
 MOST_COLUMNS = 1000
-"""The most columns of a table."""
+"""Maximum number of columns of a table."""
 
 _NUMBERS = {"float32": "<f4", "float64": "<f8", "int32": "<i4", "int64": "<i8"}
 DTYPES = (*_NUMBERS, TEXT)
-"""What the values of a column may be."""
+"""Possible dtypes of a column."""
 
 _LONGEST_NAME_BYTES = 128
 
@@ -42,12 +42,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """One column of a feature table.
 
     Attributes:
-        name: What it is called.
-        dtype: What its values are.
-        bytes: The room of a text, in bytes of UTF-8; a longer text is an error.
-        default: What stands for the value of a key that is not there, or for one that is not given; None for
-            0 or the empty text, and then every row must give one.
-        window: What it counts, where ``headrace archive feed`` writes it; None where others do.
+        name: Name of the column.
+        dtype: Dtype of its values.
+        bytes: Size of a text in bytes of UTF-8; a longer text is an error.
+        default: Value for a missing key, or for an omitted value. None stands for 0 or the empty text, and
+            requires a value in every row.
+        window: Windowed feature that ``headrace archive feed`` computes; None for a column written otherwise.
     """
 
     name: str
@@ -57,10 +57,10 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     window: Window | None = None
 
     def __post_init__(self) -> None:
-        """Check it.
+        """Check the fields.
 
         Raises:
-            ConfigError: Something is not what it can be.
+            ConfigError: A field is invalid.
         """
         where = f"columns.{self.name}"
         if not 0 < len(self.name.encode()) <= _LONGEST_NAME_BYTES or not self.name.isprintable():
@@ -75,12 +75,12 @@ class Column(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
 
     @property
     def stored(self) -> np.dtype[Any]:
-        """How its values lie in a row."""
+        """Dtype of its values in a row."""
         return stored_dtype(self.dtype, self.bytes)
 
     @property
     def missing(self) -> Scalar:
-        """What stands for a value that is not there."""
+        """Value for a missing key."""
         if self.default is not None:
             return self.default
         return "" if self.dtype == TEXT else 0
@@ -90,7 +90,7 @@ Columns = tuple[Column, ...]
 
 
 class ColumnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A column as ``archive.toml`` has it, by its name; see ``Column``."""
+    """A column in ``archive.toml``, under its name; see ``Column``."""
 
     dtype: Literal["float32", "float64", "int32", "int64", "text"]
     bytes: int = 64
@@ -98,10 +98,10 @@ class ColumnSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def columns_of(settings: Mapping[str, str | ColumnSettings]) -> Columns:
-    """Columns as a file of settings says them: a dtype, or a table with more.
+    """Return the columns that a settings file defines, each by a dtype or by a table of fields.
 
     Raises:
-        ConfigError: One is not what it can be, or they are too many or too long.
+        ConfigError: A column is invalid, or there are too many columns or bytes.
     """
     made = []
     for name, given in settings.items():
@@ -116,25 +116,25 @@ def columns_of(settings: Mapping[str, str | ColumnSettings]) -> Columns:
 
 
 def described(columns: Columns) -> list[dict[str, object]]:
-    """What columns are, as others are told: by the names of the fields of the message ``Column``."""
+    """Describe columns for clients, with the field names of the message ``Column``."""
     return [{"name": one.name, "dtype": one.dtype, "size_bytes": one.stored.itemsize} for one in columns]
 
 
 def stored_dtype(dtype: str, room: int) -> np.dtype[Any]:
-    """How values lie in a row.
+    """Return the NumPy dtype of values in a row.
 
     Args:
         dtype: One of ``DTYPES``.
-        room: That of a text, in bytes.
+        room: Size of a text in bytes.
     """
     return np.dtype(f"S{room}" if dtype == TEXT else _NUMBERS[dtype])
 
 
 def check_columns(columns: Sequence[Column]) -> None:
-    """Refuse what cannot be the columns of one table.
+    """Refuse columns that cannot form a table.
 
     Raises:
-        ConfigError: There are none, too many, two of one name, or a row is too long.
+        ConfigError: There are none or too many, two have the same name, or a row is too long.
     """
     if not 0 < len(columns) <= MOST_COLUMNS:
         raise ConfigError(f"columns: expected 1 to {MOST_COLUMNS} columns, got {len(columns)}")
@@ -145,19 +145,20 @@ def check_columns(columns: Sequence[Column]) -> None:
     size = sum(column.stored.itemsize for column in columns)
     if size > LARGEST_ROW_BYTES:
         raise ConfigError(
-            f"columns: expected rows of up to {LARGEST_ROW_BYTES} bytes, got {size}; give texts less room"
+            f"columns: expected rows of up to {LARGEST_ROW_BYTES} bytes, got {size}; reduce the bytes of "
+            "text columns"
         )
 
 
 @functools.lru_cache(maxsize=1024)
 def row_dtype(columns: Columns) -> np.dtype[Any]:
-    """How a row lies: a structured dtype without gaps, little-endian."""
+    """Return the layout of a row: a structured dtype without padding, little-endian."""
     return np.dtype([(column.name, column.stored) for column in columns])
 
 
 @functools.lru_cache(maxsize=1024)
 def default_row(columns: Columns) -> Array:
-    """The row that stands for a missing one, uint8 ``[row bytes]``; not to be written to."""
+    """Return the row for a missing key, uint8 ``[row bytes]``, read-only."""
     row = np.zeros(1, row_dtype(columns))
     for column in columns:
         row[column.name] = _packed(column, [column.missing], column.name)
@@ -167,7 +168,7 @@ def default_row(columns: Columns) -> Array:
 
 
 def fingerprint(columns: Iterable[Column]) -> str:
-    """What tells schemas apart: equal for the same columns in any order."""
+    """Return a digest of a schema, which is equal for the same columns in any order."""
     content = msgspec.json.encode(sorted(columns, key=lambda column: column.name))
     return blake2b(content, digest_size=16).hexdigest()
 
@@ -176,15 +177,15 @@ def rows_of(columns: Columns, values: Mapping[str, Sequence[object] | Array]) ->
     """Pack the values of columns into rows.
 
     Args:
-        columns: Those of the table.
-        values: By column, each ``[N]``: numbers that its dtype can hold, finite; texts as ``str`` or as
-            ``bytes`` of UTF-8. A column with a default may be left out, and so may single values (None).
+        columns: Columns of the table.
+        values: By column, each ``[N]``: finite numbers in the range of its dtype; texts as ``str`` or as
+            ``bytes`` of UTF-8. A column with a default may be omitted, or contain None.
 
     Returns:
         Structured ``[N]``, of ``row_dtype``.
 
     Raises:
-        InvalidRequest: A column is unknown or missing, or a value is not what it should be; it is named.
+        InvalidRequest: A column is unknown or missing, or a value is invalid; the error names it.
     """
     known = {column.name for column in columns}
     for name in values:
@@ -196,14 +197,14 @@ def rows_of(columns: Columns, values: Mapping[str, Sequence[object] | Array]) ->
     for name, one in counts.items():
         if one != count:
             raise InvalidRequest(
-                f"expected {count} values, as in the others, got {one}", field=f"columns.{name}"
+                f"expected {count} values, as in the other columns, got {one}", field=f"columns.{name}"
             )
     rows = np.zeros(count, row_dtype(columns))
     for column in columns:
         if column.name in values:
             rows[column.name] = _packed(column, values[column.name], f"columns.{column.name}")
         elif column.default is None:
-            problem = "expected a value a key, got no such column; give it a default or its values"
+            problem = "expected a value per key, got no such column; give the column values or a default"
             raise InvalidRequest(problem, field=f"columns.{column.name}")
         else:
             rows[column.name] = _packed(column, [column.default], f"columns.{column.name}")
@@ -211,11 +212,11 @@ def rows_of(columns: Columns, values: Mapping[str, Sequence[object] | Array]) ->
 
 
 def renumbered(error: InvalidRequest, first: int) -> InvalidRequest:
-    """The error of ``rows_of`` about a part of some values, with the row's number among all.
+    """Return an error of ``rows_of`` for a part of the values, with the row's number among all rows.
 
     Args:
-        error: What was raised.
-        first: The number of the part's first row.
+        error: The error.
+        first: Number of the part's first row.
     """
     said = re.fullmatch(r"(columns\..*)\[(\d+)\]", error.field, re.DOTALL)
     if said is None:
@@ -227,7 +228,7 @@ def values_of(columns: Columns, rows: Array) -> dict[str, Array]:
     """Unpack rows.
 
     Args:
-        columns: Those of the table.
+        columns: Columns of the table.
         rows: uint8 ``[N, row bytes]``, C-contiguous.
 
     Returns:
@@ -237,23 +238,23 @@ def values_of(columns: Columns, rows: Array) -> dict[str, Array]:
 
 
 def column_values(column: Column, columns: Columns, rows: Array) -> Array:
-    """The values of one column of rows, ``[N]``; as ``values_of``."""
+    """Return the values of one column of packed rows, ``[N]``, as ``values_of`` does."""
     packed = rows.view(row_dtype(columns)).reshape(len(rows))
     values: Array = packed[column.name].astype(STRING if column.dtype == TEXT else column.dtype)
     return values
 
 
 def _packed(column: Column, given: Sequence[object] | Array, field: str) -> Array:
-    """The values of a column as they are stored, ``[N]``."""
+    """Return the values of a column in their stored dtype, ``[N]``."""
     if isinstance(given, np.ndarray) and given.ndim != 1:
-        raise InvalidRequest(f"expected one value a key, got {list(given.shape)}", field=field)
+        raise InvalidRequest(f"expected one value per key, got {list(given.shape)}", field=field)
     if not isinstance(given, np.ndarray) or given.dtype == STRING:
         given = _filled(column, given, field)
     return _texts(column, given, field) if column.dtype == TEXT else _numbers(column, given, field)
 
 
 def _filled(column: Column, given: Sequence[object] | Array, field: str) -> list[Any]:
-    """A list of values, the default where there is none."""
+    """Return the values as a list, with the default in place of None."""
     listed = given.tolist() if isinstance(given, np.ndarray) else list(given)
     if None not in listed:
         return listed
@@ -308,7 +309,7 @@ def _texts(column: Column, given: list[Any] | Array, field: str) -> Array:
         given = given.tolist()
     try:
         encoded = [value.encode() if isinstance(value, str) else value for value in given]
-        b"\n".join(encoded).decode()  # a newline stands within no letter: so each is checked
+        b"\n".join(encoded).decode()  # no UTF-8 sequence spans a newline, so each text is checked
     except (UnicodeError, TypeError):
         _refuse_text(given, field)
     longest = max(map(len, encoded), default=0)
@@ -324,7 +325,7 @@ def _texts(column: Column, given: list[Any] | Array, field: str) -> Array:
 
 
 def _refuse_text(given: Iterable[object], field: str) -> NoReturn:
-    """Say which value is no text."""
+    """Raise an error that names the value that is not text."""
     for row, value in enumerate(given):
         if not isinstance(value, str | bytes):
             _refuse(field, row, f"expected a text, got {_told(value)}")
@@ -340,7 +341,7 @@ def _refuse(field: str, row: int, problem: str) -> NoReturn:
 
 
 def _told(value: object) -> str:
-    """A value that is none of a column's, in a few words."""
+    """Describe an invalid value in a few words."""
     if value is None:
         return "null"
     if isinstance(value, str | bytes):

@@ -1,4 +1,4 @@
-"""The settings of an archive: ``archive.toml``."""
+"""Settings of an archive: ``archive.toml``."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from headrace.queues.settings import AnyQueue, LmdbQueue
 from headrace.stores.settings import AnyStore, LmdbStore
 
 SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""What a space may be called; to be matched in full. Every store takes it as it is."""
+"""Pattern of a space's name, to be matched in full. Every store accepts such a name unchanged."""
 
 A_SPACE_NAME = "a space's name: a small letter, then up to 31 small letters, digits and _"
-"""The same in words."""
+"""The pattern in words."""
 
 LARGEST_DIMENSION = 65_536
-"""The most numbers of a vector."""
+"""Maximum number of numbers in a vector."""
 
 ZEROS, MEAN = "zeros", "mean"
-"""What a space's ``oov`` may be; anything else is a file."""
+"""Values of a space's ``oov``; anything else is the path of a file."""
 
 _LEAST_CACHE_BYTES = 2**16
 _LARGEST_CACHE_BYTES = 2**44
 _PART_OF_CACHE = 8
 _MOST_KEYS = 1_000_000
-_LARGEST_KEY_BYTES = 128 * 1024  # a message of a queue has room for it
+_LARGEST_KEY_BYTES = 128 * 1024  # fits into a message of a queue
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct)
 
 
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is kept in a process's memory before the store.
+    """Settings of the cache in a process's memory, in front of the store.
 
     Attributes:
-        size_bytes: How much all spaces together may take; shared out by what each asks for.
-        absent_seconds: For how long a key that the store does not have is not looked for there again.
-        poll_seconds: How often a process looks whether others have changed defaults, or forgotten keys.
+        size_bytes: Size for all spaces together, which is divided evenly among them.
+        absent_seconds: How long a key missing in the store is not looked up there again.
+        poll_seconds: Interval for reading changes by other processes: defaults, and forgotten keys.
     """
 
     size_bytes: int = 256 * 1024 * 1024
@@ -61,32 +61,30 @@ class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One kind of vectors.
+    """Settings of one space.
 
     Attributes:
-        embedder: What makes them: the name of a table under ``[embedders]``, or of a built-in one; "" where
-            vectors only come by ``Put``.
-        dimension: How many numbers a vector has; 0 for what the embedder says.
-        dtype: How numbers are stored and answered; int8 is stored with a scale a vector, and answered as
+        embedder: Name of the embedder: a table under ``[embedders]``, or a built-in one; "" if vectors come
+            only from ``Put``.
+        dimension: Numbers per vector; 0 for the embedder's dimension.
+        dtype: Stored dtype, also that of answers. int8 is stored with a scale per vector, and answered as
             float32.
-        oov: The vector that stands for a missing one: ``zeros``, the ``mean`` of the space, or a file of one
-            vector (``.npy``).
-        ttl_seconds: How long a vector is worth having; 0 for ever.
-        cache_seconds: For how long a vector may be answered from memory after another process has replaced
-            it; 0 for ever, as vectors of one version do not change.
-        pending_seconds: For how long a key that is queued is not queued again.
-        content: Where the content of a key comes from: ``{key}`` stands for the key itself, within an address
-            too, as in ``https://images.example/{key}.jpg``; ``table:films.title`` is a column of a feature
-            table, which has the texts by key.
-        max_key_bytes: The longest key.
-        max_keys: The most keys of one lookup.
-        max_new_keys_per_second: How many keys a caller may have queued in a second, on average; 0 for any
-            number.
-        max_new_keys_burst: How many at once.
-        history_seconds: For how long replaced values are kept, to be learnt as they were served; 0 for not
-            at all.
-        columns: Those of a feature table, whose values are rows of them and no vectors; empty where its
-            first file says them. None for vectors.
+        oov: The OOV vector: ``zeros``, the ``mean`` of the space, or a file with one vector (``.npy``).
+        ttl_seconds: Time to live of a vector; 0 for no limit.
+        cache_seconds: How long a vector may be answered from memory after another process has replaced it; 0
+            for ever, as vectors of one version do not change.
+        pending_seconds: How long a queued key is not queued again.
+        content: Source of a key's content. ``{key}`` stands for the key itself, also in an address such as
+            ``https://images.example/{key}.jpg``; ``table:films.title`` names a column of a feature table that
+            has the texts by key.
+        max_key_bytes: Maximum length of a key in bytes of UTF-8.
+        max_keys: Maximum number of keys in one lookup.
+        max_new_keys_per_second: Maximum rate of new keys that a caller may queue, on average; 0 for no limit.
+        max_new_keys_burst: Maximum number of new keys that a caller may queue at once.
+        history_seconds: How long replaced values are kept, for training with the values that were served; 0
+            to keep none.
+        columns: Columns of a feature table, whose values are rows; empty if its first file defines them. None
+            for vectors.
     """
 
     embedder: str = ""
@@ -120,29 +118,29 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not self.oov:
             raise wrong("oov", "zeros, mean, or a .npy file", self.oov)
         if not self.embedder and not self.dimension and not self.is_table:
-            raise wrong("dimension", "how many numbers a vector has, where no embedder says it", 0)
+            raise wrong("dimension", "the length of a vector, as no embedder defines it", 0)
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a feature table: its values are rows of columns."""
+        """Whether the space is a feature table: its values are rows of columns."""
         return self.columns is not None
 
 
 class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One feature table, as ``archive.toml`` has it; the rest of an archive knows it as a space.
+    """Settings of one feature table, which is a space to the rest of the archive.
 
     Attributes:
-        columns: The dtype of each column by its name, or a table with its ``dtype``, ``bytes`` and
-            ``default``; where they are left out, the first file that is loaded says them.
-        windows: Columns that ``headrace archive feed`` counts, by name; a table has these or ``columns``.
-        feed: How a stream's rows are read for them.
-        ttl_seconds: How long a row is worth having; 0 for ever.
-        cache_seconds: For how long a row may be answered from memory after another process has replaced it;
-            0 for ever.
-        history_seconds: For how long replaced rows are kept, to be learnt as they were served; 0 for not at
-            all.
-        max_key_bytes: The longest key.
-        max_keys: The most keys of one lookup.
+        columns: Dtype of each column by name, or a table with its ``dtype``, ``bytes`` and ``default``. If
+            omitted, the first file that is loaded defines them.
+        windows: Columns that ``headrace archive feed`` computes, by name; a table has these or ``columns``.
+        feed: How the rows of a stream are read for the windows.
+        ttl_seconds: Time to live of a row; 0 for no limit.
+        cache_seconds: How long a row may be answered from memory after another process has replaced it; 0 for
+            ever.
+        history_seconds: How long replaced rows are kept, for training with the rows that were served; 0 to
+            keep none.
+        max_key_bytes: Maximum length of a key in bytes of UTF-8.
+        max_keys: Maximum number of keys in one lookup.
     """
 
     columns: dict[str, str | ColumnSettings] = {}
@@ -155,7 +153,7 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_keys: int = 10_000
 
     def space(self) -> SpaceSettings:
-        """The space that it is.
+        """Return the settings of the table as a space.
 
         Raises:
             ConfigError: A setting is wrong.
@@ -174,9 +172,9 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def _check_windows(self) -> None:
         if self.columns:
-            raise wrong("windows", "a table of their own, without columns", list(self.windows))
+            raise wrong("windows", "a separate table, without columns", list(self.windows))
         if self.feed is None:
-            raise wrong("feed", "what the stream's columns are, as windows need it: key = COLUMN", None)
+            raise wrong("feed", "the columns of the stream, which windows need: key = COLUMN", None)
         check_windows(self.windows, self.feed.every_seconds)
         longest = max(one.seconds for one in self.windows.values())
         if 0 < self.ttl_seconds <= longest:
@@ -188,21 +186,21 @@ class TableSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if self.windows:
             self._check_windows()
         elif self.feed is not None:
-            raise wrong("windows", "what to count of the stream that feed names", self.windows)
+            raise wrong("windows", "at least one window for the stream of feed", self.windows)
         self.space()
 
 
 class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set for an archive.
+    """All settings of an archive.
 
     Attributes:
-        store: Where vectors are.
-        queue: Where missing keys wait.
-        cache: What is kept in memory.
-        spaces: The kinds of vectors, by name; once the file is read, also the feature tables.
-        tables: The feature tables, by name.
-        embedders: What makes vectors, by name; each kind checks its own table.
-        fill: Whether a server fills what it misses itself, rather than ``headrace archive fill``.
+        store: Settings of the store.
+        queue: Settings of the queue of missing keys.
+        cache: Settings of the cache.
+        spaces: Settings of the spaces, by name; after reading, also of the feature tables.
+        tables: Settings of the feature tables, by name.
+        embedders: Settings of the embedders, by name; each kind checks its own table.
+        fill: Whether a server fills its misses itself, without ``headrace archive fill``.
     """
 
     store: AnyStore = msgspec.field(default_factory=LmdbStore)
@@ -222,12 +220,12 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def read_archive_config(file: Path) -> ArchiveConfig:
-    """Read an archive's settings; relative paths start from where the file lies.
+    """Read an archive's settings; relative paths start from the file's directory.
 
-    Where it does not say how much the cache may take, that is no more than a part of the memory there is.
+    If the file does not set the size of the cache, that is at most an eighth of the available memory.
 
     Raises:
-        ConfigError: It cannot be read, or a setting is unknown or wrong.
+        ConfigError: The file cannot be read, or a setting is unknown or wrong.
     """
     table = read_table(file, str(file))
     config = archive_config(table, str(file), file.absolute().parent)
@@ -241,12 +239,12 @@ def read_archive_config(file: Path) -> ArchiveConfig:
 
 
 def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
-    """Make an archive's settings of a table.
+    """Make an archive's settings from a table.
 
     Args:
-        table: What the file says.
-        where: What to call it in errors.
-        base: What relative paths start from.
+        table: Content of the file.
+        where: Name of the file, for errors.
+        base: Directory that relative paths start from.
 
     Raises:
         ConfigError: A setting is unknown or wrong.
@@ -254,7 +252,7 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
     config = _converted(table, where)
     tables = {name: one.space() for name, one in config.tables.items()}
     for name in tables.keys() & config.spaces.keys():
-        raise ConfigError(f"{where}: tables.{name}: expected another name, as there is a space of this one")
+        raise ConfigError(f"{where}: tables.{name}: expected another name, as a space has this name")
     if not config.spaces and not tables:
         raise ConfigError(f'{where}: expected at least one space, as in [spaces.titles] embedder = "minilm"')
     for name, one in config.spaces.items():
@@ -269,7 +267,7 @@ def archive_config(table: Table, where: str, base: Path) -> ArchiveConfig:
 
 
 def _converted(table: Table, where: str) -> ArchiveConfig:
-    """Make the settings; what is wrong with a space or a table is named with it."""
+    """Convert the settings; errors name the space or table."""
     try:
         named = {kind: _tables_in(table.get(kind), kind) for kind in ("spaces", "tables")}
         rest = {key: value for key, value in table.items() if named.get(key) is None}
@@ -282,7 +280,7 @@ def _converted(table: Table, where: str) -> ArchiveConfig:
 
 
 def _tables_in(value: object, where: str) -> dict[str, Table] | None:
-    """Tables by name; None for what is no table at all, which ``convert`` refuses."""
+    """Return tables by name; None for a value that is not a table, which ``convert`` refuses."""
     if not isinstance(value, Mapping):
         return None
     for name, one in value.items():
@@ -298,7 +296,7 @@ def _space(name: str, table: Table) -> SpaceSettings:
 
 
 def _table(name: str, table: Table) -> TableSettings:
-    """A feature table; its columns and windows one by one, so that errors name them."""
+    """Return a feature table's settings; errors name the column or window."""
     made: dict[str, object] = {}
     if isinstance(columns := table.get("columns"), Mapping):
         made["columns"] = {key: _column(f"tables.{name}.columns.{key}", one) for key, one in columns.items()}
@@ -318,7 +316,7 @@ def _column(where: str, given: object) -> str | ColumnSettings:
 
 
 def _named(table: Table, kind: type[_SettingsT], name: str) -> _SettingsT:
-    """Settings of a table; errors have its name before the setting's."""
+    """Return the settings of a table; errors have its name before the setting's."""
     try:
         return convert(table, kind, "")
     except ConfigError as error:
@@ -326,10 +324,10 @@ def _named(table: Table, kind: type[_SettingsT], name: str) -> _SettingsT:
 
 
 def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: str) -> None:
-    """Refuse contents from what is no table, or no text of one whose columns are said.
+    """Refuse a source of contents that is not a table, or not a text column of a table with known columns.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The source is invalid.
     """
     table = tables.get(source.table)
     if table is None:
@@ -344,14 +342,14 @@ def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: 
 
 
 def _with_file(space: SpaceSettings, base: Path) -> SpaceSettings:
-    """Have the file of the out-of-vocabulary vector start from a directory."""
+    """Resolve the path of the OOV vector's file against a directory."""
     if space.oov in (ZEROS, MEAN):
         return space
     return msgspec.structs.replace(space, oov=str(base / space.oov))
 
 
 def _based(settings: _SettingsT, base: Path) -> _SettingsT:
-    """Have all paths of settings start from a directory."""
+    """Resolve all paths of the settings against a directory."""
     changes: dict[str, object] = {}
     for name in settings.__struct_fields__:
         value = getattr(settings, name)

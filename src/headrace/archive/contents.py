@@ -1,4 +1,4 @@
-"""Where the content of a key comes from: the key itself, an address with it, or a feature table."""
+"""Sources of a key's content: the key itself, an address that contains it, or a feature table."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from urllib.parse import quote
 from headrace.errors import ConfigError
 
 KEY = "{key}"
-"""What stands for the key in a template."""
+"""Placeholder of the key in a template."""
 
 
 TABLE = "table:"
-"""What a content begins with that is a column of a feature table, as in ``table:films.title``."""
+"""Prefix of a content that is a column of a feature table, as in ``table:films.title``."""
 
 
 class TableColumn(NamedTuple):
-    """A column of a feature table, whose texts are contents.
+    """A column of a feature table whose texts are contents.
 
     Attributes:
-        table: The table's name.
-        column: The column's.
+        table: Name of the table.
+        column: Name of the column.
     """
 
     table: str
@@ -28,7 +28,7 @@ class TableColumn(NamedTuple):
 
 
 def table_column(template: str) -> TableColumn | None:
-    """The column that contents come from; None where they come from no table."""
+    """Return the column that contents come from; None if they come from no table."""
     if not template.startswith(TABLE):
         return None
     table, _, column = template[len(TABLE) :].partition(".")
@@ -36,10 +36,10 @@ def table_column(template: str) -> TableColumn | None:
 
 
 def check_template(template: str) -> None:
-    """Refuse a template that neither holds the key nor names a table.
+    """Refuse a template that neither contains the key nor names a table and its column.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: The template is invalid.
     """
     source = table_column(template)
     if source is not None and not (source.table and source.column):
@@ -53,11 +53,11 @@ def check_template(template: str) -> None:
 
 
 def content_of(template: str, key: str) -> bytes:
-    """The content of a key that comes from no table.
+    """Return the content of a key that comes from no table.
 
     Args:
-        template: A text with ``{key}`` in it. Within a longer text, as an address is, the key is
-            percent-encoded: it cannot lead out of its place.
+        template: Text that contains ``{key}``. In a longer text, such as an address, the key is
+            percent-encoded, so that it cannot change the rest of it.
         key: The key.
     """
     if template == KEY:

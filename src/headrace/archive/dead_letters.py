@@ -1,4 +1,4 @@
-"""Dead letters: keys that have no vector, each with the reason, until somebody replays or drops them."""
+"""Dead letters: keys that could not be embedded, each with the reason, until they are replayed or dropped."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from headrace.archive.keys import stored
 from headrace.stores.store import Item, Store, pages
 
 PARTITION = "dead_letters"
-"""Where they are in the store."""
+"""Store partition of the dead letters."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
     """A key that could not be embedded.
 
     Attributes:
-        space: Its space.
-        version: The space version that has no vector of it.
+        space: Name of the space.
+        version: Space version that has no vector of the key.
         key: The key.
-        reason: Why, for people.
-        attempts: How often it was tried.
-        died: When it was given up, in seconds of Unix time.
-        is_final: Whether trying again could not help: then it is not tried when it is asked for again.
+        reason: Reason, for people.
+        attempts: Number of attempts.
+        died: Time it was given up, in seconds of Unix time.
+        is_final: Whether a retry could not succeed; if so, the key is not retried when it is queued again.
     """
 
     space: str
@@ -37,19 +37,19 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetters:
-    """Those of an archive.
+    """The dead letters of an archive.
 
     Attributes:
-        damaged: How many values were passed over that are no letters; to forget their keys removes them.
+        damaged: Number of unreadable values that were skipped; forgetting their keys removes them.
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep them in a store."""
+        """Keep the dead letters in a store."""
         self._store = store
         self.damaged = 0
 
     def add(self, letters: Sequence[DeadLetter]) -> None:
-        """Keep some; one of the same key and space version is replaced.
+        """Store dead letters, replacing those of the same key and space version.
 
         Raises:
             Unavailable: The store does not answer.
@@ -59,7 +59,7 @@ class DeadLetters:
         self._store.put_many(PARTITION, items)
 
     def all(self, space: str = "") -> Iterator[DeadLetter]:
-        """Those of a space, or of all.
+        """Yield the dead letters of a space, or of all spaces.
 
         Raises:
             Unavailable: The store does not answer.
@@ -71,7 +71,7 @@ class DeadLetters:
                     yield letter
 
     def of(self, space: str, keys: Sequence[str], version: int) -> dict[str, DeadLetter]:
-        """Those of some keys of a space version, by key.
+        """Return the dead letters of some keys in a space version, by key.
 
         Raises:
             Unavailable: The store does not answer.
@@ -81,7 +81,7 @@ class DeadLetters:
         return {key: letter for key, letter in letters.items() if letter is not None}
 
     def among(self, space: str, keys: Sequence[str], version: int) -> set[str]:
-        """Which of some keys are dead letters of a space version.
+        """Return the keys that have a dead letter in a space version.
 
         Raises:
             Unavailable: The store does not answer.
@@ -90,7 +90,7 @@ class DeadLetters:
         return {key for key, value in zip(keys, values, strict=True) if value}
 
     def drop(self, space: str, keys: Sequence[str], versions: Sequence[int]) -> None:
-        """Remove those of some keys, of some versions of their space.
+        """Remove the dead letters of some keys in some versions of a space.
 
         Raises:
             Unavailable: The store does not answer.
@@ -100,7 +100,7 @@ class DeadLetters:
         )
 
     def remove(self, letters: Sequence[DeadLetter]) -> None:
-        """Remove letters; one whose key has died anew since they were read stays.
+        """Remove dead letters, except those that were replaced since they were read.
 
         Raises:
             Unavailable: The store does not answer.
@@ -115,7 +115,7 @@ class DeadLetters:
         self._store.delete_many(PARTITION, old)
 
     def _decoded(self, value: bytes) -> DeadLetter | None:
-        """A letter; None where there is none, or nobody can read it: that keeps no other from being read."""
+        """Return a dead letter; None if missing or unreadable, so that the others can still be read."""
         try:
             return msgspec.json.decode(value, type=DeadLetter) if value else None
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -124,7 +124,7 @@ class DeadLetters:
 
 
 def now() -> float:
-    """When a letter dies: seconds of Unix time."""
+    """Return the current time in seconds of Unix time, as in ``DeadLetter.died``."""
     return time.time_ns() / 1e9
 
 

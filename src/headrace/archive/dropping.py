@@ -1,4 +1,4 @@
-"""Dropping a space version that no model needs any more: its vectors, its past, its dead letters."""
+"""Dropping a space version that no model needs: its vectors, its past, its dead letters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, FailedPrecondition, LoadError, listed
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import read_manifest, space_versions
 
-_DEPTH = 3  # DIR/NAME/NUMBER, and one more
+_DEPTH = 3  # DIR/NAME/NUMBER, and one level more
 _NAMED = 10
 _LETTERS = 1000
 
@@ -22,21 +22,21 @@ def check_unneeded(space: str, number: int, directories: Sequence[Path]) -> int:
     """Refuse to drop a space version that versions of models were trained on.
 
     Args:
-        space: Which space.
-        number: Which version of it.
-        directories: Where models are: all versions below them count, however they are kept.
+        space: Name of the space.
+        number: Version number.
+        directories: Directories of models; all versions below them count.
 
     Returns:
-        How many versions of models were looked at.
+        Number of model versions checked.
 
     Raises:
-        FailedPrecondition: Some need it, or cannot be read; they are named.
-        ConfigError: A directory is not there, or has no models in it but something else.
+        FailedPrecondition: Some model versions need it, or cannot be read; the error names them.
+        ConfigError: A directory does not exist, or is not empty and contains no models.
     """
     looked_at, needing, unclear = 0, list[str](), list[str]()
     for directory in directories:
         if not directory.is_dir():
-            raise ConfigError(f"--models: {directory} is no directory")
+            raise ConfigError(f"--models: {directory} is not a directory")
         before = looked_at
         for version in _with_manifest(directory, _DEPTH):
             looked_at += 1
@@ -47,39 +47,39 @@ def check_unneeded(space: str, number: int, directories: Sequence[Path]) -> int:
                 unclear.append(f"{version}: {error.message}")
         if looked_at == before and any(directory.iterdir()):
             raise ConfigError(
-                f"--models: expected models that headrace has published, and found none below {directory}; "
-                "name the directory that they are served from, or an empty one if there are none"
+                f"--models: expected models published by headrace, found none below {directory}; name the "
+                "directory that they are served from, or an empty directory if there are none"
             )
     if needing:
         raise FailedPrecondition(
             f"version {number} of the space {space!r} is needed: {listed(needing, _NAMED)} "
-            f"{'was' if len(needing) == 1 else 'were'} trained on it; drop it when these are gone"
+            f"{'was' if len(needing) == 1 else 'were'} trained on it; remove these first"
         )
     if unclear:
         raise FailedPrecondition(
-            f"it is unknown whether version {number} of the space {space!r} is needed: "
-            f"{listed(unclear, _NAMED)}; mend or remove what cannot be read"
+            f"cannot determine whether version {number} of the space {space!r} is needed: "
+            f"{listed(unclear, _NAMED)}; repair or remove the models that cannot be read"
         )
     return looked_at
 
 
 def drop_version(archive: Archive, space: str, number: int) -> None:
-    """Remove a space version with everything that was kept of it.
+    """Remove a space version with everything kept of it.
 
-    From then on nobody finds it; what it took is given back after that. Whoever is killed in between calls it
-    again. Messages that ask for it are acknowledged by fillers.
+    The version is first removed from the catalog, so that lookups no longer find it, and then from the store.
+    After a crash, call it again. Fillers acknowledge messages that ask for the version.
 
     Args:
-        archive: Whose.
-        space: Which space.
-        number: Which version of it.
+        archive: The archive.
+        space: Name of the space.
+        number: Version number.
 
     Raises:
-        NotFound: There is no such space, or version.
+        NotFound: There is no such space or version.
         FailedPrecondition: It is the default.
-        Unavailable: The store does not answer; ask again.
+        Unavailable: The store does not answer; try again.
     """
-    archive.record(space)  # which there is
+    archive.record(space)  # raises if there is no such space
     archive.catalog.change(space, lambda record: without(record, number))
     for where in (partition(space, number), past_partition(space, number)):
         archive.store.drop(where)
@@ -95,7 +95,7 @@ def drop_version(archive: Archive, space: str, number: int) -> None:
 
 
 def _with_manifest(directory: Path, depth: int) -> Iterator[Path]:
-    """The directories with a manifest, at most so deep below one; what is being published, too."""
+    """Yield the directories with a manifest up to ``depth`` levels down, and versions being published."""
     try:
         with os.scandir(directory) as entries:
             names = sorted((one.name, one.is_dir()) for one in entries)

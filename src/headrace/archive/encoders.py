@@ -1,4 +1,4 @@
-"""What fills each space, as a filler's threads see it, and how one of them asks it."""
+"""The embedders of each space as a filler's threads see them, and how a thread calls them."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _LOOK_SECONDS = 0.05
 
 
 class Stopped(Exception):
-    """The filler is to end before its batch is done."""
+    """The filler must end before its batch is done."""
 
 
 class Stop:
-    """When the threads of a filler are to end.
+    """Stop signal for the threads of a filler.
 
     Attributes:
-        event: Set when they are.
-        until: For how long, on the monotonic clock, an embedder may be waited for then.
+        event: Set when the threads must end.
+        until: Deadline for embedders' answers after that, on the monotonic clock.
     """
 
     def __init__(self) -> None:
-        """Go on for now."""
+        """Start unset."""
         self.event = threading.Event()
         self.until = 0.0
 
     def is_over(self) -> bool:
-        """Whether nothing is waited for any more."""
+        """Return whether the stop signal is set and its deadline has passed."""
         return self.event.is_set() and time.monotonic() >= self.until
 
 
@@ -43,9 +43,9 @@ class Encoder:
     """An embedder with the space version that it fills.
 
     Attributes:
-        supplier: Who is asked.
-        embedder: The embedder of it that makes this version.
-        version: The version.
+        supplier: Supplier of the embedder.
+        embedder: The supplier's embedder that makes this version.
+        version: Number of the version.
     """
 
     supplier: Supplier
@@ -55,12 +55,12 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Filled:
-    """What fills an archive, as all threads of a filler see it.
+    """Everything that fills an archive, shared by all threads of a filler.
 
     Attributes:
-        encoders: By space, what fills it, the newest last; replaced when another is opened.
-        awaited: By space, what is to fill it, and is not open yet.
-        texts: By space, the table that its contents come from, if they do.
+        encoders: By space, its encoders, the newest last; replaced when another embedder is opened.
+        awaited: By space, the supplier that fills it and is not open yet.
+        texts: By space, the table of its contents, if they come from one.
     """
 
     encoders: dict[str, Sequence[Encoder]] = field(default_factory=dict)
@@ -69,47 +69,47 @@ class Filled:
 
     @property
     def suppliers(self) -> set[Supplier]:
-        """All of them."""
+        """All suppliers."""
         those = {encoder.supplier for encoders in self.encoders.copy().values() for encoder in encoders}
         return those | set(self.awaited.copy().values())
 
 
 class Asking:
-    """How a thread asks embedders: each one call at a time, which is not waited for if it takes long."""
+    """Calls embedders for one thread, one call at a time each; collects the results of long calls later."""
 
     def __init__(self, filled: Filled, stop: Stop) -> None:
-        """Have asked nothing.
+        """Start with no calls.
 
         Args:
-            filled: Who may be asked.
-            stop: When to end.
+            filled: The embedders.
+            stop: Stop signal.
         """
         self._filled, self._stop = filled, stop
-        self._calls: dict[Where, Call] = {}  # those that were not waited for
-        self._awaited: set[Call] = set()  # those of them whose messages are held until they are over
+        self._calls: dict[Where, Call] = {}  # calls that took too long, with results to collect
+        self._awaited: set[Call] = set()  # calls among them whose messages are held until they end
 
     def come(self, calls: Collection[Call | None]) -> None:
-        """Messages come that were held until these calls were over."""
+        """Record that the messages held for these calls are being processed."""
         self._awaited.difference_update(calls)
 
     def nobody_waits(self) -> None:
-        """No message is held for a call any more."""
+        """Record that no message is held for a call any more."""
         self._awaited.clear()
 
     def ask(self, encoder: Encoder, where: Where, contents: Sequence[bytes], patience: float) -> Embedded:
-        """What an embedder makes of contents, or made of them when it was not waited for.
+        """Return the vectors of contents, using the result of an earlier call that took too long.
 
         Args:
-            encoder: Which.
-            where: The space version that they are for.
-            contents: As ``Embedder.embed`` has it.
-            patience: For how many seconds to wait where others are to be asked, too.
+            encoder: The encoder.
+            where: Space version of the contents.
+            contents: As for ``Embedder.embed``.
+            patience: Longest wait in seconds, if there are other embedders to call.
 
         Raises:
-            Away: It cannot be asked, or has not answered by then; or messages that are held come first, which
-                want what it has made.
-            Stopped: The filler is to end.
-            Exception: What else the embedder has raised.
+            Away: The embedder cannot be called or has not answered in time; or its earlier answer is still
+                wanted by messages that are held.
+            Stopped: The filler must end.
+            Exception: Any other error of the embedder.
         """
         supplier = encoder.supplier
         before = self._calls.get(where)
@@ -123,7 +123,7 @@ class Asking:
         if is_others or not before.ended.is_set():
             raise Away(supplier, None if rest else before)
         del self._calls[where]
-        if len(rest) == len(contents):  # nobody wants any more what was asked
+        if len(rest) == len(contents):  # the earlier answer is no longer wanted
             return self.ask(encoder, where, contents, patience)
         made = [before.result()]
         places = [(0, known[content]) for content in contents if content in known]
@@ -134,7 +134,7 @@ class Asking:
         return _joined(made, places)
 
     def _answer(self, call: Call, patience: float) -> Embedded:
-        """The answer of a call, if it comes soon enough; where nobody else is to be asked, any is."""
+        """Return a call's answer if it comes in time; wait without limit if there is no other embedder."""
         is_only = len(self._filled.suppliers) == 1
         until = call.began + patience
         while not call.ended.wait(_LOOK_SECONDS):
@@ -148,7 +148,7 @@ class Asking:
 
 
 def _joined(made: Sequence[Embedded], places: Sequence[tuple[int, int]]) -> Embedded:
-    """Vectors picked out of what was made: by which of them, and where in it."""
+    """Return vectors selected from several results, by the index of the result and of the vector in it."""
     vectors = np.array([made[which].vectors[at] for which, at in places], np.float32)
     failures: dict[int, Failure] = {}
     for place, (which, at) in enumerate(places):

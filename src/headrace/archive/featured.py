@@ -1,7 +1,7 @@
-"""A model with inputs that come from an archive, served with their keys in place of them.
+"""A model with inputs that come from an archive; requests send keys in place of them.
 
-All keys of a batch are looked up at once: one lookup a space and key input. What is missing, late or too old
-is what the settings say, and never an error.
+All keys of a batch are looked up at once, in one lookup per space and key input. A missing, late or too old
+value is replaced as the settings say, and is never an error.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _INTEGER = np.dtype(np.int64)
 
 
 class FeaturedServable:
-    """A model, and the archive that some of its inputs come from.
+    """A model, with the archive that provides some of its inputs.
 
     Attributes:
-        platform: The model's.
-        signatures: The model's, with keys in place of the inputs that come from the archive.
-        may_block: Whether a call may wait: for a store that is elsewhere, or because the model does.
-        is_native: Whether the model computes without Python's lock.
-        takes_packed: Whether texts may stay packed: where the model takes them so, and the archive gives it
-            no texts. Keys become objects, to be looked up.
+        platform: Platform of the model.
+        signatures: Signatures of the model, with keys in place of the inputs from the archive.
+        may_block: Whether a call may wait, for a remote store or in the model.
+        is_native: Whether the model computes without the GIL.
+        takes_packed: Whether texts may stay packed: the model accepts them so, and no text comes from the
+            archive. Keys become objects for the lookup.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class FeaturedServable:
         config: ModelConfig,
         versions: Mapping[str, int],
     ) -> None:
-        """Put an archive before a model.
+        """Put an archive in front of a model.
 
         Args:
-            servable: The model; closed with this.
-            archive: Where its inputs come from.
-            name: What the model is called.
-            config: Its settings.
-            versions: The versions of spaces that this version of the model was trained on.
+            servable: The model; closed with this object.
+            archive: The archive.
+            name: Name of the model.
+            config: Settings of the model.
+            versions: Space versions that this version of the model was trained on.
 
         Raises:
             NotLoadable: Settings, model and spaces do not fit together, or such a version is gone.
@@ -89,25 +89,25 @@ class FeaturedServable:
         """Answer a whole batch.
 
         Args:
-            inputs: Every input of the signature, checked.
-            signature: Which way to call it.
+            inputs: All inputs of the signature, checked.
+            signature: Name of the signature.
 
         Returns:
-            The model's outputs; of each input from the archive ``INPUT.written`` and ``INPUT.version``, too,
+            The model's outputs; and for each input from the archive ``INPUT.written`` and ``INPUT.version``,
             int64 ``[rows]``.
 
         Raises:
-            InvalidRows: A key is no UTF-8, or longer than it may be; or as the model does.
+            InvalidRows: A key is not UTF-8 or too long; or as raised by the model.
         """
         return self.predict_padded(inputs, signature, _rows_of(inputs))
 
     def predict_padded(self, inputs: Tensors, signature: str, real_rows: int) -> Tensors:
-        """Answer a whole batch of which some rows are there to fill it up.
+        """Answer a whole batch that may end with padding rows.
 
         Args:
             inputs: As in ``predict``.
             signature: As in ``predict``.
-            real_rows: How many rows were asked for; those behind are not counted.
+            real_rows: Number of rows before the padding; only these are counted.
         """
         way = self._ways.get(signature)
         if way is None:
@@ -121,22 +121,22 @@ class FeaturedServable:
         else:
             taken = {name: inputs[name] for name in way.kept} | filled.inputs
         outputs = dict(self._model.predict(taken, signature))
-        for name, counted in filled.counts.items():  # not before: a batch that fails is tried row by row
+        for name, counted in filled.counts.items():  # only now: a batch that fails is retried row by row
             self._totals[name].add(counted)
         for name, (version, written) in filled.looked_up.items():
             outputs[name + WRITTEN], outputs[name + VERSION] = written.view(np.int64), version
         return outputs
 
     def declared_outputs(self, signature: Signature, outputs: Tensors, rows: int) -> Tensors:
-        """The outputs of a signature, checked; and what was looked up, be it one of them or not.
+        """Return the checked outputs of a signature, with the lookup's results whether declared or not.
 
         Args:
-            signature: How the model was called.
-            outputs: From ``predict``.
-            rows: How many rows it was given.
+            signature: The signature that was called.
+            outputs: Result of ``predict``.
+            rows: Number of input rows.
 
         Raises:
-            ModelError: An output is not what the model declares.
+            ModelError: An output is not as the model declares it.
         """
         declared = dict(declared_outputs(signature, outputs, rows))
         if signature.name in self._ways:
@@ -146,7 +146,7 @@ class FeaturedServable:
         return declared
 
     def close(self) -> None:
-        """Close the model; the archive is everybody's."""
+        """Close the model, but not the archive, which others share."""
         self._model.close()
 
     def _check_rows(self, config: ModelConfig) -> None:
@@ -158,18 +158,18 @@ class FeaturedServable:
 
 
 def _rows_of(inputs: Tensors) -> int:
-    """How many rows a batch has; no text becomes an object for it."""
+    """Return the number of rows in a batch, without making objects of its texts."""
     return inputs.padded_rows if isinstance(inputs, PackedTensors) else len_of(inputs)
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A way to call the model that needs the archive.
+    """A signature of the model that needs the archive.
 
     Attributes:
-        public: What requests are checked against.
-        inputs: What comes from the archive.
-        kept: The inputs of the request that the model takes itself.
+        public: Signature that requests are checked against.
+        inputs: Inputs that come from the archive.
+        kept: Names of the request's inputs that the model itself takes.
     """
 
     public: Signature
@@ -180,7 +180,7 @@ class _Way:
 def _ways(
     servable: Servable, sources: Mapping[str, InputSource], versions: Mapping[str, int]
 ) -> dict[str, _Way]:
-    """The ways to call a model that need the archive, by name.
+    """Return the signatures that need the archive, by name.
 
     Raises:
         ConfigError: An input or a key does not fit the model.
@@ -206,7 +206,7 @@ def _way(signature: Signature, sources: Mapping[str, InputSource], versions: Map
     public = dict(kept)
     for name, source in sources.items():
         public[source.key] = _key(name, source, public.get(source.key), specs[name])
-    for source in sources.values():  # what is sent once needs all its inputs to be of the context
+    for source in sources.values():  # a key is sent once per request only if all inputs made of it are
         if source.key not in kept:
             fed = [specs[name] for name, one in sources.items() if one.key == source.key]
             spec = public[source.key]
@@ -232,7 +232,7 @@ def _way(signature: Signature, sources: Mapping[str, InputSource], versions: Map
 
 
 def _key(name: str, source: InputSource, there: TensorSpec | None, fed: TensorSpec) -> TensorSpec:
-    """The input that holds the keys: that of another input, one of the model itself, or a new one."""
+    """Return the input that holds the keys: another source's, one of the model's own, or a new one."""
     is_text = source.key_dtype == "text"
     if there is None:
         dtype, absent = (STRING, "") if is_text else (_INTEGER, NO_KEY)
@@ -242,14 +242,14 @@ def _key(name: str, source: InputSource, there: TensorSpec | None, fed: TensorSp
         expected = "texts" if is_text else "integers"
         raise ConfigError(f"{where}: expected {expected}, as key_dtype says, got {there}")
     if math.prod(size or 0 for size in there.shape) != 1:
-        raise ConfigError(f"{where}: expected one value a row, got {there}")
+        raise ConfigError(f"{where}: expected one value per row, got {there}")
     return there
 
 
 def _sample(
     signature: Signature, public: Mapping[str, TensorSpec], keys: set[str]
 ) -> dict[str, Array] | None:
-    """A row without keys: made-up rows must queue nothing; None where its shape is not known."""
+    """Return a row without keys, so that made-up rows queue nothing; None if a shape is unknown."""
     sample = {}
     for name, spec in public.items():
         if signature.sample is not None and name in signature.sample and name not in keys:

@@ -1,7 +1,7 @@
-"""What a filler does with a batch of messages: embed what is not there yet, store it, and say what cannot be.
+"""A filler's work on a batch of messages: embed missing keys, store their vectors, and record failures.
 
-Every step may be done again: what is there already is dropped first, so that a batch that was delivered twice
-costs one look, and storing the same vector twice changes nothing.
+Every step may be repeated. Keys that have a vector are dropped first, so that a batch delivered twice costs
+one read, and storing the same vector twice changes nothing.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ _log = logging.getLogger(__name__)
 _ResultT = TypeVar("_ResultT")
 
 ATTEMPTS = 5
-"""How often a content that may be had later is tried before it becomes a dead letter."""
+"""Number of attempts at a content that may become available before it becomes a dead letter."""
 
 _FIRST_WAIT_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 30.0
 _JITTER_SECONDS = 0.2
 _LONGEST_REASON = 2000
-_PATIENCE_SECONDS = 1.0  # for an embedder's answer, where others are to be asked
+_PATIENCE_SECONDS = 1.0  # for an embedder's answer, if there are other embedders to call
 _PATIENCE_ALONE_SECONDS = 30.0
 _PUT_BACK_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class _EncoderFailed(Failure):
-    """The encoder failed, which may be no fault of the content: who asks for it again has it tried again."""
+    """The encoder failed, perhaps not because of the content: the key is retried when queued again."""
 
 
 Asked = Sequence[tuple[Wanted, Task]]
-"""What messages ask for."""
+"""Keys that messages ask for, with their tasks."""
 
 
 @dataclass(eq=False)
 class _Group:
-    """The keys of one space version, each once, with the first message that asks for it."""
+    """Keys of one space version, each once, with the first message that asks for it."""
 
     reader: SpaceReader
     encoder: Encoder
     keys: dict[str, Task] = field(default_factory=dict)
-    missing: Sequence[str] = ()  # those to embed
-    dead: set[str] = field(default_factory=set)  # those with a dead letter
+    missing: Sequence[str] = ()  # keys to embed
+    dead: set[str] = field(default_factory=set)  # keys with a dead letter
 
     @property
     def where(self) -> tuple[str, int]:
@@ -78,10 +78,10 @@ class _Group:
 
 
 class BatchFiller:
-    """Fills batches of messages; one for each thread.
+    """Fills batches of messages, for one thread.
 
     Attributes:
-        counts: By space.
+        counts: Filling counts, by space.
     """
 
     def __init__(
@@ -94,28 +94,28 @@ class BatchFiller:
         """Fill an archive.
 
         Args:
-            archive: What is filled.
-            filled: What fills it.
-            counts: Where it is counted, by space.
-            stop: When a batch is to be left undone.
+            archive: The archive.
+            filled: Embedders that fill it.
+            counts: Counts to update, by space.
+            stop: Stop signal, after which batches are left unfinished.
         """
         self._archive = archive
         self._filled = filled
         self.counts = counts
         self._stop = stop
         self._asking = Asking(filled, stop)
-        # How many of a space version must be filled before its mean is tried again.
+        # Filled count of a space version at which its mean is tried again.
         self._mean_at: dict[tuple[str, int], int] = {}
 
     def fill(self, tasks: Sequence[Task]) -> list[Task]:
-        """Do what messages ask for; when it returns, those that it does not give may be acknowledged.
+        """Process messages; those that are not returned may then be acknowledged.
 
         Returns:
-            Those whose content may be had later, and those whose embedder is away or has not answered yet, or
-            whose table has no rows, to be given again when they are due: nobody waits for them meanwhile.
+            Tasks to pass in again when they are due: their content may become available, their embedder is
+            away or has not answered yet, or their table has no rows.
 
         Raises:
-            Stopped: Not all was done.
+            Stopped: The batch was not finished.
         """
         self._asking.come([task.call for task in tasks])
         wanted = list(self._wanted(tasks))
@@ -129,7 +129,7 @@ class BatchFiller:
                 if self._is_refused(group, left):
                     continue
                 away.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
-        # What was forgotten while its vector was being made, now or by a filler that was killed, is stored.
+        # A key may have been forgotten while its vector was made, now or by a filler that was killed.
         gone = self._persist(lambda: self._forgotten(wanted))
         for (one, _), is_gone in zip(wanted, gone, strict=True):
             if is_gone and one.space in self._archive.config.spaces:
@@ -141,14 +141,14 @@ class BatchFiller:
         ]
 
     def begin_anew(self) -> None:
-        """All messages that it has given back to be held are received again, if at all."""
+        """Record that all messages returned so far will be received again, if at all."""
         self._asking.nobody_waits()
 
     def put_back(self, tasks: Sequence[Task]) -> None:
-        """Put messages back to the queue's end; when it returns, they may be acknowledged.
+        """Put messages back to the queue's end; on return they may be acknowledged.
 
         Raises:
-            Refused: The queue does not take them, or the store does not answer; some may be there twice.
+            Refused: The queue does not accept them, or the store does not answer; some may be queued twice.
         """
         wanted = list(self._wanted(tasks))
         for start in range(0, len(wanted), _PUT_BACK_AT_ONCE):
@@ -162,12 +162,12 @@ class BatchFiller:
         for task in tasks:
             try:
                 found.append((wanted_of(task.delivery.message), task))
-            except HeadraceError as error:  # nobody can do anything with it, nor ever will
+            except HeadraceError as error:  # it can never be processed
                 _log.warning("dropped: %s", error.message)
         return found
 
     def _forgotten(self, wanted: Asked) -> list[bool]:
-        # What is put back was queued before, at least by as much as putting it back may take.
+        # A message that was put back was first queued earlier, by at least the time that may take.
         back = self._archive.config.queue.timeout_seconds + CLOCKS_APART_SECONDS
         queued = [
             (one.space, one.key, task.delivery.queued - (back if one.turn else 0.0)) for one, task in wanted
@@ -177,14 +177,14 @@ class BatchFiller:
     def _groups(
         self, wanted: Asked, forgotten: Sequence[bool]
     ) -> tuple[list[_Group], dict[tuple[str, str], Away]]:
-        """The keys to embed, by space version; those of a version that nobody can fill go to the newest.
+        """Return the keys to embed, by space version; each also goes to the newest version.
 
         Returns:
-            Those, and the keys whose embedder is not open.
+            The groups, and the keys whose embedder is not open.
         """
         groups: dict[tuple[str, int], _Group] = {}
         away: dict[tuple[str, str], Away] = {}
-        awaited = dict(self._filled.awaited)  # first: what is open by then has its encoders
+        awaited = dict(self._filled.awaited)  # read first: a space opened in between is still awaited then
         spaces = dict(self._filled.encoders)
         records = {space: self._archive.record(space) for space in spaces}
         for (one, task), is_forgotten in zip(wanted, forgotten, strict=True):
@@ -198,7 +198,7 @@ class BatchFiller:
                 away[one.space, one.key] = Away(awaited[one.space])
                 continue
             if not encoders or one.version > encoders[-1].version:
-                if not record.is_gone(one.version):  # else nobody can want it any more
+                if not record.is_gone(one.version):  # a dropped version is not wanted any more
                     self._leave(one, encoders)
                 continue
             for encoder in encoders:
@@ -211,7 +211,7 @@ class BatchFiller:
         return list(groups.values()), away
 
     def _is_too_long(self, wanted: Wanted) -> bool:
-        """Whether no lookup can ask for a key, and none could have; it becomes a dead letter then."""
+        """Return whether no lookup can ask for a key, by its length; if so, write a dead letter."""
         settings = self._archive.config.spaces.get(wanted.space)
         if settings is None or 0 < size_of(wanted.key, settings.max_key_bytes) <= settings.max_key_bytes:
             return False
@@ -221,17 +221,17 @@ class BatchFiller:
         return True
 
     def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
-        """Keep what this filler cannot make as a dead letter: with its reason it can be replayed."""
+        """Write a dead letter for a key that this filler cannot embed; it can be replayed."""
         made = f"it fills version {encoders[-1].version}" if encoders else "it has no embedder of this space"
         reason = (
-            f"the filler that got it cannot make version {wanted.version}: {made}; start fillers anew with "
-            "the archive.toml of now, and replay"
+            f"the filler that received it cannot make version {wanted.version}: {made}; restart the fillers "
+            "with the current archive.toml, and replay"
         )
         letter = _letter(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
 
     def _is_refused(self, group: _Group, away: Away) -> bool:
-        """Whether an embedder that answers others refuses one content for good, which then has a letter."""
+        """Return whether an embedder keeps refusing only this content; if so, write a dead letter."""
         if away.refused != 1 or len(group.missing) != 1:
             return False
         (key,) = group.missing
@@ -239,12 +239,12 @@ class BatchFiller:
             return False
         error = away.__cause__
         said = error.message if isinstance(error, HeadraceError) else repr(error)
-        reason = f"the encoder refused it {ATTEMPTS} times, and answered others in between: {said}"
+        reason = f"the encoder refused it {ATTEMPTS} times, but answered others in between: {said}"
         self._bury(group, {key: Failure(reason, is_final=False)})
         return True
 
     def _fill_group(self, group: _Group) -> set[str]:
-        """Fill what is not there; give the keys whose content may be had later."""
+        """Fill the missing keys; return the keys whose content may become available later."""
         reader, counts = group.reader, self.counts[group.reader.space]
         there = self._persist(lambda: self._stored(reader, list(group.keys)))
         counts.there += sum(there)
@@ -266,9 +266,10 @@ class BatchFiller:
         return failed.keys() - final.keys()
 
     def _without_poison(self, group: _Group, keys: list[str]) -> list[str]:
-        """Keys but for those that are known to have no vector: asking for them again does not help.
+        """Return the keys except those with a final dead letter, for which a retry does not help.
 
-        They are tried when they are replayed, or invalidated, or a vector would have lost its worth by now.
+        Such a key is retried when it is replayed or invalidated, or when a vector of that age would have
+        expired.
         """
         if not keys:
             return keys
@@ -281,7 +282,7 @@ class BatchFiller:
         return [key for key in keys if key not in poison]
 
     def _stored(self, reader: SpaceReader, keys: list[str]) -> list[bool]:
-        """Which keys have a vector already."""
+        """Return which keys already have a vector."""
         form = reader.version.form
         where = partition(reader.space, reader.version.number)
         values = self._archive.store.get_many(where, all_stored(keys), form.missing)
@@ -289,7 +290,7 @@ class BatchFiller:
         return there
 
     def _made(self, group: _Group, keys: Sequence[str]) -> Embedded:
-        """Vectors of keys: of the contents that there are."""
+        """Return the vectors of keys, with failures for keys without content."""
         form = group.reader.version.form
         contents = self._contents(group.reader, keys)
         there = [content for content in contents if content is not None]
@@ -307,10 +308,10 @@ class BatchFiller:
         return Embedded(vectors, failures)
 
     def _contents(self, reader: SpaceReader, keys: Sequence[str]) -> Sequence[bytes | None]:
-        """What is to be embedded; None for what is not there yet.
+        """Return the contents of keys; None for a content that does not exist yet.
 
         Raises:
-            Away: It comes from a table that has no rows yet.
+            Away: The contents come from a table that has no rows yet.
         """
         texts = self._filled.texts.get(reader.space)
         if texts is None:
@@ -324,8 +325,8 @@ class BatchFiller:
             embedded = self._asking.ask(group.encoder, group.where, contents, patience)
         except (Stopped, Away):
             raise
-        except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
-            if len(contents) > 1:  # one of them may be what it cannot stand
+        except Exception as error:  # noqa: BLE001 - an encoder may be third-party code
+            if len(contents) > 1:  # one of them may be the cause
                 return self._one_by_one(group, form, contents)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
             failed = _EncoderFailed(f"the encoder failed: {reason}", is_final=True)
@@ -349,7 +350,7 @@ class BatchFiller:
             self._persist(lambda: self._archive.store_vectors(group.reader, keys, vectors))
         except NotFound:  # the version has been dropped meanwhile
             return
-        except HeadraceError as error:  # nor ever: what is wrong with one must not keep the others
+        except HeadraceError as error:  # permanent: the fault of one vector must not keep the others back
             if len(keys) > 1:
                 for place, key in enumerate(keys):
                     self._store(group, [key], vectors[place : place + 1])
@@ -364,7 +365,7 @@ class BatchFiller:
         self._keep_mean(group.reader, counts.filled)
 
     def _keep_mean(self, reader: SpaceReader, filled: int) -> None:
-        """Have the mean of a space be its out-of-vocabulary vector, as soon as there are enough vectors."""
+        """Make the mean of a space its OOV vector once there are enough vectors."""
         where = reader.space, reader.version.number
         if reader.settings.oov != MEAN or reader.version.mean or filled < self._mean_at.get(where, 0):
             return
@@ -389,10 +390,10 @@ class BatchFiller:
         self.counts[reader.space].dead += len(letters)
 
     def _persist(self, call: Callable[[], _ResultT]) -> _ResultT:
-        """Call until it is not refused: a store that is down keeps the batch where it is.
+        """Call until the call is not refused; while the store is down, the batch stays where it is.
 
         Raises:
-            Stopped: The filler is to end.
+            Stopped: The filler must end.
         """
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((Refused, FailedPrecondition)),
@@ -418,14 +419,14 @@ class BatchFiller:
 
 
 def _again(task: Task) -> Task:
-    """A task whose content may be had later: when to try it again."""
+    """Return a task whose content may become available, with the time of its next attempt."""
     attempts = task.attempts + 1
     seconds = min(_LONGEST_WAIT_SECONDS, 2 * _FIRST_WAIT_SECONDS * 2**attempts)
     return Task(task.delivery, attempts, time.monotonic() + seconds)
 
 
 def _aside(task: Task, away: Away) -> Task:
-    """A task whose embedder is away: that is no attempt, unless it refused this one alone, and not others."""
+    """Return a task whose embedder is away; an attempt counts only if it refused this content alone."""
     attempts, answers = task.attempts, task.answers
     if away.refused == 1:
         attempts += 0 <= answers < away.answers
@@ -453,10 +454,10 @@ def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> De
 
 
 def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
-    """What an embedder gave, with vectors that cannot be one as failures."""
+    """Return an embedder's result, with invalid vectors as failures."""
     vectors, dimension = embedded.vectors, form.dimension
     if vectors.shape != (contents, dimension):
-        got = f"the encoder gave {list(vectors.shape)}, and not {[contents, dimension]}"
+        got = f"expected vectors {[contents, dimension]} from the encoder, got {list(vectors.shape)}"
         return Embedded(
             np.zeros((contents, dimension), np.float32),
             {place: _EncoderFailed(got, is_final=True) for place in range(contents)},
@@ -464,6 +465,6 @@ def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
     failures = dict(embedded.failures)
     for place in np.flatnonzero(~form.fits(vectors)).tolist():
         is_finite = bool(np.isfinite(vectors[place]).all())
-        wrong = f"a number that {form.dtype} cannot be" if is_finite else "NaN or infinity"
-        failures.setdefault(place, Failure(f"the encoder gave a vector with {wrong} in it", True))
+        wrong = f"a number too large for {form.dtype}" if is_finite else "NaN or infinity"
+        failures.setdefault(place, Failure(f"the encoder returned a vector with {wrong}", True))
     return Embedded(vectors, failures)

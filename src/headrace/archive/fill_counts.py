@@ -1,4 +1,4 @@
-"""What filling comes to."""
+"""Counts of filling."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class FillCounts:
-    """What filling one space came to, since the process began.
+    """Counts of filling one space since the process started.
 
     Attributes:
-        filled: How many vectors were made and stored.
-        there: How many keys had one already.
-        dead: How many became dead letters.
-        retried: How many calls of an embedder or of a store were made again.
-        late_seconds: How long the keys had waited, together, from the queue to the store.
+        filled: Number of vectors made and stored.
+        there: Number of keys that already had a vector.
+        dead: Number of keys that became dead letters.
+        retried: Number of batches that contained a key tried before.
+        late_seconds: Total time from queueing to storing, of all filled keys.
     """
 
     filled: int = 0

@@ -23,27 +23,27 @@ from headrace.queues.queue import Receiver
 _log = logging.getLogger(__name__)
 
 BATCH = 64
-"""How many keys are embedded together, unless a setting says otherwise."""
+"""Default number of keys embedded together."""
 
 _WAIT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
 _AGAIN_SECONDS = 1.0
 _LAST_SECONDS = 5.0
-_RESTS = 4.0  # as long as putting messages back took, so that it takes a fifth of a thread's time at most
+_RESTS = 4.0  # times the time taken to put messages back, which is then a fifth of a thread's time at most
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
 class Filler:
     """Fills an archive until it is stopped.
 
-    Of its threads one can embed while another one stores. A message is acknowledged when its batch is stored
-    or among the dead letters: a filler that is killed has at most one batch a thread done again. A content
-    that may be had later holds nobody up: its message is kept until then, and a few batches of them at most.
-    Nor does an embedder that is down, hangs, or is not open yet, or a table that has no rows yet: messages of
-    its spaces are kept aside, and where they are many or old, put back to the queue's end.
+    One of its threads can embed while another stores. A message is acknowledged when its batch is stored or
+    among the dead letters, so that a filler that is killed repeats at most one batch per thread. A content
+    that may become available later delays no other key: its message is held until then, up to a few batches.
+    The same holds for an embedder that is down, hangs or is not open yet, and for a table without rows. The
+    messages of its spaces are set aside; if they are many or old, they go back to the queue's end.
 
     Attributes:
-        counts: What came of it, by space.
+        counts: Filling counts, by space.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class Filler:
         threads: int = 2,
         batch: int = BATCH,
     ) -> None:
-        """Find or make the space versions that the embedders fill.
+        """Find or create the space versions that the embedders fill.
 
         Args:
-            archive: What is filled.
-            embedders: By space, what fills it, the current one last; a supplier is waited for where it, or
-                the store, does not answer yet.
-            threads: How many batches are at work side by side.
-            batch: How many keys make one.
+            archive: The archive.
+            embedders: Embedders by space, the current one last. A supplier is waited for if it, or the store,
+                does not answer yet.
+            threads: Number of batches processed concurrently.
+            batch: Number of keys in a batch.
 
         Raises:
-            Unavailable: The store does not answer, and an embedder was given.
-            ConfigError: An embedder makes vectors of another length than the settings say.
+            Unavailable: The store does not answer, and an embedder that is not a supplier was given.
+            ConfigError: An embedder's dimension differs from the settings'.
         """
         self._archive = archive
         self._batch = batch
@@ -86,11 +86,11 @@ class Filler:
 
     @property
     def versions(self) -> dict[str, int]:
-        """What the current embedder of each space makes, where it is open."""
+        """Version that the current embedder of each space fills, for spaces with an open embedder."""
         return {space: those[-1].version for space, those in self._filled.encoders.items() if those}
 
     def start(self) -> None:
-        """Begin to fill."""
+        """Start filling."""
         works: list[Callable[[], None]] = [partial(self._run, filler) for filler in self._fillers]
         for number, work in enumerate([*works, self._look]):
             thread = threading.Thread(target=work, name=f"archive-fill-{number}", daemon=True)
@@ -98,10 +98,10 @@ class Filler:
             self._threads.append(thread)
 
     def stop(self, seconds: float = _LAST_SECONDS) -> None:
-        """Give back what is not done, and end.
+        """Give unfinished messages back to the queue, and end the threads.
 
         Args:
-            seconds: How long an embedder that is at work is waited for; what it is at is given back then.
+            seconds: Longest wait for embedders at work; their messages are then given back too.
         """
         self._stop.until = time.monotonic() + seconds
         self._stop.event.set()
@@ -110,14 +110,14 @@ class Filler:
         for one in self._askable:
             self._archive.troubles.pop(one, None)
 
-    # ---- embedders that come and go ----------------------------------------------------------------
+    # ---- availability of embedders -----------------------------------------------------------------
 
     @property
     def _askable(self) -> Sequence[Askable]:
         return *self._suppliers, *self._filled.texts.values()
 
     def _look(self) -> None:
-        """Have embedders opened, and what is wrong with them told."""
+        """Have embedders opened, and report their faults."""
         told = ""
         while not self._stop.event.wait(_AGAIN_SECONDS if told else _LOOK_SECONDS):
             trouble = ""
@@ -130,7 +130,7 @@ class Filler:
             for space in self._wanted:
                 try:
                     self._find_versions(space)
-                except Exception as error:  # noqa: BLE001 - the boundary of the thread: it may be put right
+                except Exception as error:  # noqa: BLE001 - thread boundary: the cause may be removed
                     reason = error.message if isinstance(error, HeadraceError) else repr(error)
                     trouble = f"the space {space!r} cannot be filled yet: {reason}"
             if trouble:
@@ -142,7 +142,7 @@ class Filler:
             told = trouble
 
     def _find_versions(self, space: str) -> None:
-        """Find or make what the embedders of a space fill, once all of them are open.
+        """Find or create the versions that the embedders of a space fill, once all of them are open.
 
         Raises:
             HeadraceError: The store does not answer, or the embedder does not fit.
@@ -164,7 +164,7 @@ class Filler:
                 one.is_ready = True
 
     def _ways(self) -> list[Sequence[Askable]]:
-        """What it takes to fill each space: one of its embedders, and its table if it has one."""
+        """Return what filling each space needs: one of its embedders, and its table if it has one."""
         texts = self._filled.texts
         return [
             (one, texts[space]) if space in texts else (one,)
@@ -173,7 +173,7 @@ class Filler:
         ]
 
     def _beside(self, suppliers: Sequence[Supplier]) -> set[str]:
-        """The spaces of which one of some embedders fills."""
+        """Return the spaces that any of the suppliers fills."""
         return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
 
     # ---- one thread --------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Filler:
             try:
                 self._receive(filler)
                 pause = 0.0
-            except Exception as error:  # noqa: BLE001 - the boundary of the thread: whatever fails, filling goes on
+            except Exception as error:  # noqa: BLE001 - thread boundary: filling goes on after any error
                 self._archive.troubles[filler] = f"filling waits: {error}"
                 if isinstance(error, HeadraceError):
                     _log.warning("filling waits: %s", error.message)
@@ -193,7 +193,7 @@ class Filler:
                 pause = min(_LONGEST_PAUSE_SECONDS, 2 * pause or _WAIT_SECONDS)
 
     def _receive(self, filler: BatchFiller) -> None:
-        """Fill batch after batch, as long as nothing fails."""
+        """Fill batch after batch until something fails or the filler stops."""
         filler.begin_anew()
         receiver = self._archive.queue.receiver()
         held = Held(self._ways(), self._batch)
@@ -207,10 +207,10 @@ class Filler:
         except Stopped:
             pass
         finally:
-            receiver.close()  # gives back what was not acknowledged
+            receiver.close()  # gives unacknowledged messages back
 
     def _next(self, filler: BatchFiller, receiver: Receiver, held: Held) -> Sequence[Task]:
-        """What is to be done next: what is due of that which is held, or new messages."""
+        """Return the tasks to do next: held ones that are due, or new messages."""
         now = time.monotonic()
         if excess := held.excess(now):
             receiver.release([task.delivery for task in excess])
@@ -228,7 +228,7 @@ class Filler:
         return ()
 
     def _fill(self, filler: BatchFiller, receiver: Receiver, tasks: Sequence[Task]) -> list[Task]:
-        """Fill what can be; give what is to be tried again later."""
+        """Fill tasks, acknowledge those that are done, and return those to retry later."""
         with _Kept(receiver, self._archive.config.queue.visibility_seconds) as kept:
             later = filler.fill(tasks)
         kept.check()
@@ -237,7 +237,7 @@ class Filler:
         return later
 
     def _finish(self, filler: BatchFiller, receiver: Receiver, held: Held) -> None:
-        """Store what embedders are still at, if they answer soon."""
+        """Store the results of pending embedder calls that end before the stop's deadline."""
         for call in held.calls:
             if call.ended.wait(max(0.0, self._stop.until - time.monotonic())):
                 self._fill(filler, receiver, held.due(0.0))
@@ -246,13 +246,13 @@ class Filler:
 def suppliers_of(
     archive: Archive, space: str, embedders: Sequence[Embedder | Supplier]
 ) -> Sequence[Supplier]:
-    """Suppliers of embedders, with those that are ones already."""
+    """Return suppliers of the embedders; those that are suppliers already are returned as they are."""
     name = archive.config.spaces[space].embedder or space
     return [one if isinstance(one, Supplier) else Supplier(name, [space], embedder=one) for one in embedders]
 
 
 def _texts_of(archive: Archive, spaces: Iterable[str]) -> dict[str, TableTexts]:
-    """The tables that contents come from, by space."""
+    """Return the tables that contents come from, by space."""
     found = {}
     for space in spaces:
         source = table_column(archive.config.spaces[space].content)
@@ -262,7 +262,7 @@ def _texts_of(archive: Archive, spaces: Iterable[str]) -> dict[str, TableTexts]:
 
 
 class _Kept:
-    """Says to the queue, from another thread, that a batch is still being worked on."""
+    """Tells the queue from another thread that a batch is still being processed."""
 
     def __init__(self, receiver: Receiver, visibility_seconds: float) -> None:
         self._receiver = receiver
@@ -280,9 +280,9 @@ class _Kept:
         self._thread.join()
 
     def check(self) -> None:
-        """Log what kept the queue from hearing it: the batch may be delivered twice."""
+        """Log an error that kept the queue from being told: the batch may be delivered twice."""
         if self._failure is not None:
-            _log.warning("the queue did not hear that a batch is being filled: %s", self._failure)
+            _log.warning("the visibility timeout of a batch could not be extended: %s", self._failure)
 
     def _keep(self) -> None:
         while not self._done.wait(self._every):

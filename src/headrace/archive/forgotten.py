@@ -1,4 +1,4 @@
-"""Keys that were forgotten while they may have been on their way to a vector."""
+"""Tombstones for keys that were forgotten while they may have been queued or embedded."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from headrace.archive.keys import stored
 from headrace.stores.store import Item, Store
 
 PARTITION = "forgotten"
-"""Where they are in the store."""
+"""Store partition of the tombstones."""
 
 _KEPT_SECONDS = 30 * 86_400.0
 _STAMP_BYTES = 8
 
 CLOCKS_APART_SECONDS = 5.0
-"""How far clocks of two machines may be apart, where what was queued is compared with what was forgotten."""
+"""Largest assumed difference between two machines' clocks, when queue times and tombstones are compared."""
 
 
 class Forgotten:
-    """When keys were forgotten: whoever fills asks before it embeds a key, and after it has stored a vector.
+    """Times at which keys were forgotten. Fillers check them before embedding a key and after storing it.
 
-    A queue may not be able to drop what waits in it, and a vector may be on its way. What is remembered for
-    that is a digest, not the key, for 30 days.
+    They are needed because a queue may be unable to drop a message, and a vector may be in the making. A
+    tombstone holds a digest, not the key, for 30 days.
     """
 
     def __init__(self, store: Store) -> None:
-        """Keep it in a store."""
+        """Keep the tombstones in a store."""
         self._store = store
 
     def add(self, space: str, keys: Sequence[str], margin_seconds: float = 0.0) -> None:
-        """Remember that keys are forgotten now.
+        """Record that keys are forgotten now.
 
         Args:
-            space: Their space.
+            space: Name of the space.
             keys: The keys.
-            margin_seconds: For how long after now what is queued counts as queued before.
+            margin_seconds: Time after now within which messages count as queued before.
 
         Raises:
             Unavailable: The store does not answer.
@@ -45,10 +45,10 @@ class Forgotten:
         self._store.put_many(PARTITION, [Item(_name(space, key), stamp) for key in keys], _KEPT_SECONDS)
 
     def since(self, wanted: Sequence[tuple[str, str, float]]) -> list[bool]:
-        """Which keys were forgotten after they were queued.
+        """Return which keys were forgotten after they were queued.
 
         Args:
-            wanted: The space, the key, and when it was queued, in seconds of Unix time.
+            wanted: Space, key, and queue time in seconds of Unix time.
 
         Raises:
             Unavailable: The store does not answer.

@@ -1,4 +1,4 @@
-"""What callers give an archive: checked before anything is done with it."""
+"""Checks of values that callers pass to an archive, before anything is done with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKED_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
 def size_of(key: object, longest: int) -> int:
-    """How many bytes of UTF-8 a key has, or more than ``longest``; 0 for what is no Unicode text."""
+    """Return a key's bytes of UTF-8, or more than ``longest``; 0 if it is not valid Unicode text."""
     if isinstance(key, str) and len(key) > longest:
         return len(key)
     try:
@@ -28,25 +28,25 @@ def check_out(out: Array, keys: int, version: SpaceVersion) -> None:
     """Refuse an array that an answer cannot be written to.
 
     Raises:
-        InvalidRequest: It cannot.
+        InvalidRequest: Its shape, dtype or flags are wrong.
     """
     form = version.form
     is_one = out.flags.c_contiguous and out.flags.writeable
     if out.shape != (keys, form.dimension) or out.dtype != form.answered or not is_one:
-        expected = f"a C-contiguous array of {form.answered}, {[keys, form.dimension]}, to be written to"
+        expected = f"a writable C-contiguous array of {form.answered}, {[keys, form.dimension]}"
         raise InvalidRequest(f"expected {expected}, got {out.dtype}, {list(out.shape)}", field="out")
 
 
 def checked_vectors(vectors: Array, keys: int, version: SpaceVersion) -> Array:
-    """Vectors as float32.
+    """Return vectors as float32.
 
     Args:
         vectors: Numbers ``[keys, dimension]``.
-        keys: How many there should be.
-        version: Where they are to be stored.
+        keys: Expected number of vectors.
+        version: Space version to store them in.
 
     Raises:
-        InvalidRequest: They are no finite numbers, or not as many as they should be.
+        InvalidRequest: The numbers are not finite or of the wrong shape, or the space is a feature table.
     """
     if version.columns:
         raise InvalidRequest(
@@ -67,22 +67,24 @@ def checked_vectors(vectors: Array, keys: int, version: SpaceVersion) -> Array:
 
 
 def checked_rows(values: Mapping[str, Array], keys: int, version: SpaceVersion) -> Array:
-    """Values of columns as rows, uint8 ``[keys, row bytes]``.
+    """Return the values of columns as rows, uint8 ``[keys, row bytes]``.
 
     Args:
         values: By column, each ``[keys]``.
-        keys: How many there should be.
-        version: Where they are to be stored.
+        keys: Expected number of rows.
+        version: Space version to store them in.
 
     Raises:
-        InvalidRequest: They are not what the table's columns are, or not as many as they should be.
+        InvalidRequest: The values do not fit the columns or the number of keys, or there are no columns.
     """
     if not version.columns:
-        raise InvalidRequest("expected vectors, as for any space that is no feature table", field="columns")
+        raise InvalidRequest(
+            "expected vectors, as for any space that is not a feature table", field="columns"
+        )
     step = max(1, _PACKED_AT_ONCE_BYTES // version.dimension)
     if keys <= step or {len(one) for one in values.values()} != {keys}:
         rows = rows_of(version.columns, values)
-    else:  # beside wide rows there is no room for each column once more
+    else:  # in parts, so that wide rows and a copy of each column are not in memory together
         rows = np.empty(keys, row_dtype(version.columns))
         for start in range(0, keys, step):
             part = {name: one[start : start + step] for name, one in values.items()}
@@ -91,15 +93,17 @@ def checked_rows(values: Mapping[str, Array], keys: int, version: SpaceVersion) 
             except InvalidRequest as error:
                 raise renumbered(error, start) from None
     if len(rows) != keys:
-        raise InvalidRequest(f"expected {keys} values a column, one a key, got {len(rows)}", field="columns")
+        raise InvalidRequest(
+            f"expected {keys} values per column, one per key, got {len(rows)}", field="columns"
+        )
     return rows.view(np.uint8).reshape(keys, version.dimension)
 
 
 def check_not_fed(table: str, version: SpaceVersion) -> None:
-    """Refuse a table whose rows are counted from a stream: what is stored there would be no count.
+    """Refuse a table whose rows are counted from a stream; a stored value would not be such a count.
 
     Raises:
-        InvalidRequest: It is one.
+        InvalidRequest: The table has windows.
     """
     if any(column.window for column in version.columns):
         problem = f"expected none, as {table!r} has windows; headrace archive feed counts them from a stream"
@@ -107,10 +111,10 @@ def check_not_fed(table: str, version: SpaceVersion) -> None:
 
 
 def checked_written(written: Array | None, keys: int) -> Array | None:
-    """When values were written: milliseconds of Unix time, uint64 ``[keys]``, or None for now.
+    """Return write times in milliseconds of Unix time, uint64 ``[keys]``; None for now.
 
     Raises:
-        InvalidRequest: They are no such times.
+        InvalidRequest: They are not such times.
     """
     if written is None:
         return None

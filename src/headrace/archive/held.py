@@ -1,4 +1,4 @@
-"""What a filler's thread has received and not done yet: what waits for whom, and what is due."""
+"""Messages that a filler's thread has received and not finished: what each waits for, and when it is due."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import NamedTuple
 from headrace.archive.suppliers import Askable, Call
 from headrace.queues.queue import Delivery
 
-_MOST_LATER = 4  # batches of contents that are tried again later, which are held meanwhile
+_MOST_LATER = 4  # batches of contents that are held to be retried later
 _MOST_ASIDE = 10_000
 _MOST_ASIDE_BYTES = 2**24
-_DELIVERY_BYTES = 500  # of one, beside its key and body, as Python keeps it
-_LONGEST_ASIDE_SECONDS = 60.0  # a queue may keep all that is behind a message until it is acknowledged
+_DELIVERY_BYTES = 500  # size of a delivery in Python's memory, without its key and body
+_LONGEST_ASIDE_SECONDS = 60.0  # a queue may keep everything behind a message until it is acknowledged
 _LOOK_SECONDS = 0.05
 
 
 class Task(NamedTuple):
-    """A message with what has been tried of it.
+    """A message with its attempts.
 
     Attributes:
         delivery: The message.
-        attempts: How often its content could not be had.
-        due: When it is to be tried again, on the monotonic clock.
-        awaits: The embedder or the table that it waits for, if it does: that is no attempt.
-        call: The call whose answer it waits for.
-        refused: How many contents the embedder refused together, the last time; 0 if it has not.
-        answers: How many batches the embedder had answered when it refused this one alone; -1 if it has not.
+        attempts: Number of times that its content was not available.
+        due: Time of the next attempt, on the monotonic clock.
+        awaits: Embedder or table that it waits for, if any; waiting counts as no attempt.
+        call: Call whose answer it waits for.
+        refused: Number of contents that the embedder refused together the last time; 0 if it did not.
+        answers: Number of batches that the embedder had answered when it refused this content alone; -1 if it
+            did not.
     """
 
     delivery: Delivery
@@ -41,32 +42,32 @@ class Task(NamedTuple):
 
 
 class Held:
-    """The messages of one receiver; for one thread."""
+    """The held messages of one receiver, for one thread."""
 
     def __init__(self, ways: Iterable[Sequence[Askable]], batch: int) -> None:
-        """Hold nothing.
+        """Start with no messages.
 
         Args:
-            ways: What it takes to fill: for each, all that must be there, such as an embedder and a table.
-            batch: How many keys are embedded together.
+            ways: For each way to fill a space, everything it needs, such as an embedder and a table.
+            batch: Number of keys embedded together.
         """
         self._ways = tuple(ways)
         self._batch = batch
         self._later: list[Task] = []
         self._aside: dict[Askable, deque[tuple[float, Task]]] = {}
-        self._count = self._bytes = 0  # of those aside
-        self._sizes: dict[Askable, int] = {}  # how many of those aside are tried together next
+        self._count = self._bytes = 0  # of the messages set aside
+        self._sizes: dict[Askable, int] = {}  # number of messages set aside to try together next
         self._calls: dict[Call, list[Task]] = {}
         self._rests_until = 0.0
 
     def add(self, tasks: Iterable[Task], now: float) -> None:
-        """Hold what was not done, until it is due."""
+        """Hold unfinished tasks until they are due."""
         for task in tasks:
             if task.call is not None:
                 self._calls.setdefault(task.call, []).append(task)
             elif task.awaits is not None:
                 self._aside.setdefault(task.awaits, deque()).append((now, task))
-                if task.refused:  # one of them may be what it refuses, and the others are held up by it
+                if task.refused:  # one content may be the cause, and delay the others
                     self._sizes[task.awaits] = max(1, task.refused // 2)
                 self._count += 1
                 self._bytes += _size_of(task)
@@ -75,11 +76,11 @@ class Held:
 
     @property
     def calls(self) -> Sequence[Call]:
-        """Those whose answers are waited for."""
+        """Calls whose answers are awaited."""
         return list(self._calls)
 
     def due(self, now: float) -> list[Task]:
-        """Take what can be done now: of one call that is over, or what waits no longer."""
+        """Take the tasks that can be done now: those of one ended call, or those no longer waiting."""
         for call, tasks in self._calls.items():
             if call.ended.is_set():
                 del self._calls[call]
@@ -94,7 +95,7 @@ class Held:
         return due
 
     def excess(self, now: float) -> list[Task]:
-        """Take what is aside of those that can be asked, but for a few batches: others may do it."""
+        """Take tasks set aside for embedders that can be called, except a few batches: others may do them."""
         found: list[Task] = []
         for awaited, waiting in self._aside.items():
             more = len(waiting) - _MOST_LATER * self._batch
@@ -104,7 +105,7 @@ class Held:
         return found
 
     def overflow(self, now: float) -> list[Task]:
-        """Take the oldest that are aside, where they are many or old, and others are to be served."""
+        """Take the oldest tasks set aside if they are many or old, while other messages can be filled."""
         if not self._can_fill(now):
             return []
         found: list[Task] = []
@@ -115,7 +116,7 @@ class Held:
         return found
 
     def wants_more(self, now: float) -> bool:
-        """Whether to receive: not where nothing that comes could be done."""
+        """Return whether to receive messages: not if none of them could be processed."""
         if len(self._later) >= _MOST_LATER * self._batch:
             return False
         if now < self._rests_until:
@@ -128,7 +129,7 @@ class Held:
         self._rests_until = now + seconds
 
     def wait_seconds(self, now: float, longest: float) -> float:
-        """How long to wait for something that is due."""
+        """Return how long to wait until a task is due, in seconds."""
         if self._calls:
             return min(_LOOK_SECONDS, longest)
         firsts = [task.due for task in self._later]
@@ -136,11 +137,11 @@ class Held:
         return min(longest, max(0.0, min(firsts, default=float("inf")) - now))
 
     def _can_fill(self, now: float) -> bool:
-        """Whether anything can be filled, of what may come."""
+        """Return whether any message that may come can be filled."""
         return any(all(self._can_ask(one, now) for one in way) for way in self._ways)
 
     def _can_ask(self, awaited: Askable, now: float) -> bool:
-        """Whether this thread can: one that has not answered it yet is not asked again."""
+        """Return whether this thread may ask it; not while one of its own calls is unanswered."""
         return awaited.may_be_asked(now) and not any(call.supplier is awaited for call in self._calls)
 
     def _taken(self, waiting: deque[tuple[float, Task]], count: int) -> list[Task]:
@@ -151,7 +152,7 @@ class Held:
 
 
 def _together(waiting: deque[tuple[float, Task]], size: int) -> int:
-    """How many of the first are tried together: what was refused alone is tried alone again."""
+    """Return how many of the first tasks to try together; one that was refused alone is tried alone again."""
     alone = (place for place, (_, task) in enumerate(islice(waiting, size)) if task.answers >= 0)
     return max(1, next(alone, min(size, len(waiting))))
 

@@ -1,6 +1,6 @@
-"""Rows of a stream joined with what the archive held when they were served: a model's inputs, as it got them.
+"""Rows of a stream joined with the archive's values at the time of serving: a model's inputs, as served.
 
-The same code as in serving makes the inputs of what is found (``model_inputs``); here it is what was found.
+The inputs are made by the same code as in serving (``model_inputs``), here of past values.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from headrace.stream.dictionaries import plain
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.tensors import STRING, Array
 
-_MICROSECONDS = 1000  # of a millisecond
+_MICROSECONDS = 1000  # per millisecond
 
 
 @dataclass(slots=True)
 class Joined:
-    """What the rows of one input came to.
+    """Counts of the rows of one input.
 
     Attributes:
-        rows: How many there were.
-        keys: How many had a key.
-        found: How many of those got the value that was served.
-        too_old: How many did not because it was older than it may be.
-        lost: How many did not because what was served is not kept any more, or may not be.
-        recorded: How many say themselves what they were served with.
+        rows: Number of rows.
+        keys: Number of rows with a key.
+        found: Number of these that got the value that was served.
+        too_old: Number of these whose value was older than allowed.
+        lost: Number of these whose served value is not kept any more, or may not be.
+        recorded: Number of rows that record what they were served with.
     """
 
     rows: int = 0
@@ -50,20 +50,20 @@ class Joined:
 
     @property
     def missing(self) -> int:
-        """How many had no value when they were served: new, or forgotten since."""
+        """Number of rows with a key but no value when they were served: new keys, or keys forgotten since."""
         return self.keys - self.found - self.too_old - self.lost
 
 
 @dataclass(frozen=True)
 class JoinSettings:
-    """What is joined, and how.
+    """Settings of a join.
 
     Attributes:
-        sources: The model's inputs that come from the archive, by name.
-        time: The column that says when a row was served; "" for the field of the role ``timestamp``.
-        versions: The versions of spaces to join with; of others it is the default one.
-        served: The versions that rows were served from which do not say so themselves: those that the model
-            was trained on. Of other spaces it is the version that was the default at the row's time.
+        sources: Sources of the model's inputs from the archive, by the input's name.
+        time: Column with the time of serving; "" for the field of the role ``timestamp``.
+        versions: Space versions to join with; the default for other spaces.
+        served: Space versions that served the rows that do not record it: those that the model was trained
+            on. For other spaces, the version that was the default at the row's time.
     """
 
     sources: Mapping[str, InputSource]
@@ -73,40 +73,41 @@ class JoinSettings:
 
 
 class Join:
-    """Joins the record batches of one stream, one after the other.
+    """Joins the record batches of one stream, in order.
 
     Attributes:
-        schema: What the columns of the joined rows are; it names the versions of the spaces.
-        arrow_schema: Their Arrow schema, with ours in its metadata.
-        counts: What became of them, by input.
-        sources: Where the inputs come from.
+        schema: Schema of the joined rows; it names the space versions.
+        arrow_schema: Their Arrow schema, with ``schema`` in its metadata.
+        counts: Counts of the rows, by input.
+        sources: Sources of the inputs, by name.
     """
 
     def __init__(self, archive: Archive, settings: JoinSettings, columns: pa.Schema, schema: Schema) -> None:
-        """Find out what the joined rows will be.
+        """Determine the schema of the joined rows.
 
         Args:
-            archive: Where the inputs come from.
-            settings: What is joined.
-            columns: Those of the rows.
-            schema: What they are.
+            archive: The archive.
+            settings: Settings of the join.
+            columns: Arrow schema of the rows.
+            schema: Schema of the rows.
 
         Raises:
-            ConfigError: There are no such inputs, columns, spaces or versions.
+            ConfigError: There are no inputs, or an input or a setting does not fit the rows or the space.
+            NotFound: There is no such space or version.
             Unavailable: The store does not answer.
         """
         self._archive, self.sources = archive, settings.sources
         if not settings.sources:
-            raise ConfigError("inputs: expected a table [inputs.NAME] for each that comes from the archive")
+            raise ConfigError("inputs: expected a table [inputs.NAME] for each input from the archive")
         spaces = dict.fromkeys(source.space for source in settings.sources.values())
         for named, given in (("versions", settings.versions), ("served", settings.served)):
             for space in given:
                 if space not in spaces:
-                    problem = f"no input comes from {shown(space)}; some do from {listed(spaces)}"
+                    problem = f"no input comes from {shown(space)}; inputs come from {listed(spaces)}"
                     raise ConfigError(f"{named}: {problem}")
         for space, number in settings.served.items():
             if not archive.record(space).is_gone(number):
-                archive.reader(space, number)  # or it has never been there
+                archive.reader(space, number)  # raises unless the version exists
         self._served_from = settings.served
         self._versions = {
             space: archive.reader(space, settings.versions.get(space, 0)).version.number for space in spaces
@@ -136,10 +137,10 @@ class Join:
         return tuple(dict.fromkeys(source.key for source in self.sources.values()))
 
     def batch(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Join some rows.
+        """Join a record batch.
 
         Raises:
-            StreamError: A row's key or time is none, or what is recorded of it.
+            StreamError: A row's key, time or record of what it was served with is invalid.
             Unavailable: The store does not answer.
         """
         recorded = _recorded(rows, self.sources)
@@ -156,17 +157,17 @@ class Join:
         return joined
 
     def _part(self, rows: pa.RecordBatch, recorded: Sequence[str]) -> pa.RecordBatch:
-        """Join rows that all say what they were served with, for the same inputs."""
+        """Join rows that all record what they were served with for the same inputs."""
         known = {name: self._whole(rows, name + WRITTEN) for name in recorded}
         said = [name for name in recorded if name + VERSION in rows.schema.names]
         self._served = {name: self._whole(rows, name + VERSION) for name in said}
         self._now = self._when(rows) if self._time else np.full(rows.num_rows, unix_milliseconds(), np.uint64)
-        # What was written in a row's own millisecond counts as later: a row may have caused it.
+        # A value written in a row's own millisecond counts as later: the row may have caused it.
         self._times = np.maximum(self._now, 1) - np.uint64(1)
         if not self._time and len(recorded) < len(self.sources):
             missing = next(name for name in self.sources if name not in recorded)
             raise ConfigError(
-                "time: expected the column that says when rows were served, as not all have "
+                "time: expected the column with the time when rows were served, as some rows lack "
                 f"{missing + WRITTEN!r}; name it, or give a field of the schema the role timestamp"
             )
         filled = self._filled({name: rows.column(name) for name in self._keys}, known, rows.num_rows)
@@ -193,14 +194,14 @@ class Join:
             raise StreamError(f"in the rows from here on: {error.message}", row=self._row) from error
 
     def _look(self, question: Question) -> PastLookup:
-        """What lookups of a question's keys answered."""
+        """Return the values that lookups of a question's keys returned."""
         times = self._times[question.rows] if len(self._times) else np.zeros(len(question.keys), np.uint64)
         served = next((self._served[name] for name in question.inputs if name in self._served), None)
         version = self._archive.reader(question.space, question.version).version
         written = question.written
         others = np.zeros(len(question.keys), np.bool_)
         if written is not None and served is not None:
-            others = (served[question.rows] != version.number) & (written != 0)  # what was missing stays so
+            others = (served[question.rows] != version.number) & (written != 0)  # misses stay misses
         elif written is None:
             others = self._served_at(question.space, times) != version.number
         looked = self._back(question, times, written if not others.any() else None)
@@ -219,10 +220,10 @@ class Join:
         )
 
     def _by_others(self, question: Question, times: Array, looked: PastLookup, others: Array) -> None:
-        """Rows that another version served: what had a vector there gets this version's, however young.
+        """Replace rows served by another version: keys with a vector there get this version's vector.
 
-        A newer encoder's vectors are of the same contents, and all younger than the rows. So it is with no
-        feature table, whose values change.
+        A newer encoder's vectors are made of the same contents, but are all younger than the rows, so their
+        age is ignored. Rows of feature tables are left alone, because their values change.
         """
         if not self._archive.config.spaces[question.space].embedder:
             return
@@ -231,22 +232,22 @@ class Join:
         if was is None:
             was, gone = self._written_before(question, times)
         now = self._back(question, np.full(len(question.keys), unix_milliseconds(), np.uint64), None)
-        now.lost |= gone | ((now.written == 0) & (was != 0))  # it is not filled yet, or forgotten
+        now.lost |= gone | ((now.written == 0) & (was != 0))  # not filled yet, or forgotten
         now.written = np.where((was != 0) & (now.written != 0), was, np.uint64(0))
         now.vectors[now.written == 0] = now.oov
         _take(looked, now, others)
 
     def _served_at(self, space: str, times: Array) -> Array:
-        """Which versions served rows that do not say it, int64 ``[N]``; 0 where there was none yet."""
+        """Return the versions that served rows that do not record it, int64 ``[N]``; 0 if there was none."""
         if space in self._served_from:
             return np.full(len(times), self._served_from[space])
         return self._archive.record(space).defaults_at(times)
 
     def _written_before(self, question: Question, times: Array) -> tuple[Array, Array]:
-        """When what rows were served with was written, in the version that they were served from.
+        """Return the write times of the served values, in the versions that served them.
 
         Returns:
-            That, uint64 ``[N]``, and of which rows that version has been dropped since, bool ``[N]``.
+            The times, uint64 ``[N]``; and whether that version has been dropped since, bool ``[N]``.
         """
         record = self._archive.record(question.space)
         numbers = self._served_at(question.space, times)
@@ -279,27 +280,28 @@ class Join:
                 )
 
     def _whole(self, rows: pa.RecordBatch, name: str) -> Array:
-        """What rows say of what they were served with, uint64 ``[rows]``; 0 where it is null.
+        """Return a column that records what rows were served with, uint64 ``[rows]``; 0 for null.
 
-        In a CSV file, what is not learnt from are texts; pandas makes float64 of numbers beside nulls.
+        In a CSV file, columns that are not learnt from are texts; pandas turns integers beside nulls into
+        float64.
         """
         column = plain(rows.column(name), f"column {name!r}")
         types = (pa.types.is_integer, pa.types.is_float64, is_text)
         if not any(is_type(column.type) for is_type in types):
-            expected = f"expected whole numbers in the column {name!r}, as answers have them"
+            expected = f"expected whole numbers in the column {name!r}, as in answers"
             raise ConfigError(f"{expected}; got {column.type}")
         for kind in (pa.float64(), pa.uint64()) if is_text(column.type) else (pa.uint64(),):
             try:
                 column = column.cast(kind)
             except pa.ArrowInvalid:
                 wrong = first_wrong(column, kind)
-                problem = f"expected a whole number, as answers have it, got {shown_value(column[wrong])}"
+                problem = f"expected a whole number, as in answers, got {shown_value(column[wrong])}"
                 raise StreamError(problem, row=int(self._numbers[wrong]), field=name) from None
         numbers: Array = column.fill_null(0).to_numpy()
         return numbers
 
     def _when(self, rows: pa.RecordBatch) -> Array:
-        """When rows were served, in milliseconds of Unix time, uint64 ``[rows]``."""
+        """Return when rows were served, in milliseconds of Unix time, uint64 ``[rows]``."""
         times = rows.column(self._time)
         if times.null_count:
             row = int(np.argmax(times.is_null().to_numpy(zero_copy_only=False)))
@@ -317,13 +319,13 @@ def _take(looked: PastLookup, other: PastLookup, rows: Array) -> None:
 
 
 def _recorded(rows: pa.RecordBatch, sources: Mapping[str, InputSource]) -> dict[str, Array]:
-    """Which rows say what they were served with, bool ``[rows]`` by input."""
+    """Return which rows record what they were served with, bool ``[rows]`` by input."""
     names = [name for name in sources if name + WRITTEN in rows.schema.names]
     return {name: rows.column(name + WRITTEN).is_valid().to_numpy(zero_copy_only=False) for name in names}
 
 
 def _alike(rows: pa.RecordBatch, recorded: Mapping[str, Array]) -> list[tuple[Array, tuple[str, ...]]]:
-    """Rows cut into those of which the same is recorded: which they are, and for which inputs."""
+    """Return groups of rows that have records for the same inputs: their indices, and the inputs."""
     every = np.arange(rows.num_rows)
     parts: list[tuple[Array, tuple[str, ...]]] = [(every, ())]
     for name, there in recorded.items():
@@ -334,7 +336,7 @@ def _alike(rows: pa.RecordBatch, recorded: Mapping[str, Array]) -> list[tuple[Ar
 
 
 def _key_values(name: str, column: pa.Array) -> Array:
-    """Keys as requests have them: ``bytes`` of UTF-8, or int64; what stands for none where it is null."""
+    """Return keys as in requests: ``bytes`` of UTF-8, or int64; null becomes the value for no key."""
     column = plain(column, f"column {name!r}")
     if pa.types.is_integer(column.type):
         numbers: Array = column.cast(pa.int64()).fill_null(NO_KEY).to_numpy()
@@ -350,7 +352,7 @@ def _key_values(name: str, column: pa.Array) -> Array:
 
 
 def _column(values: Array) -> pa.Array:
-    """The values of an input as a column of a stream."""
+    """Return the values of an input as a column of a stream."""
     if values.ndim == 2:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
@@ -360,7 +362,7 @@ def _column(values: Array) -> pa.Array:
 
 
 def _field(name: str, column: pa.Array) -> Field:
-    """What a joined column is to the learner, unless somebody says it; ``stream encode`` guesses alike."""
+    """Return the default field of a joined column for the learner, as ``stream encode`` guesses it."""
     if pa.types.is_fixed_size_list(column.type):
         return Field(name=name, role="vector", size=column.type.list_size)
     if pa.types.is_floating(column.type):
@@ -369,17 +371,17 @@ def _field(name: str, column: pa.Array) -> Field:
 
 
 def _said_of(sources: Mapping[str, InputSource]) -> list[str]:
-    """The columns in which rows say what they were served with."""
+    """Return the names of the columns that record what rows were served with."""
     return [name + said for name in sources for said in (WRITTEN, VERSION)]
 
 
 def _unlearnt(field: Field) -> Field:
-    """What rows say of what they were served with is not learnt from, whatever ``stream encode`` guessed."""
+    """Return a record column's field as ignored, if ``stream encode`` guessed that it is learnt from."""
     return Field(name=field.name, role="ignored") if field.role in ("categorical", "dense") else field
 
 
 def _time_column(name: str, columns: pa.Schema, schema: Schema) -> str:
-    """The column that says when rows were served; "" if there is none."""
+    """Return the column with the time of serving; "" if there is none."""
     said = schema.one("timestamp")
     name = name or (said.name if said else "")
     if not name:

@@ -1,7 +1,7 @@
-"""Keys: texts as callers have them, bytes as stores have them.
+"""Keys: text for callers, bytes for stores.
 
-A store takes keys of up to ``LONGEST_KEY_BYTES``. A longer one goes by its beginning and a digest of it,
-exactly that long, so that no short key can be mistaken for one; the key itself then stands behind the vector.
+Stores take keys of up to ``LONGEST_KEY_BYTES``. A longer key is stored under its prefix and a digest, of
+exactly that length, so that no short key equals it. The whole key is then stored after the vector.
 """
 
 from __future__ import annotations
@@ -14,41 +14,42 @@ from headrace.objects import encode
 from headrace.stores.store import LONGEST_KEY_BYTES
 
 SLICE_LETTERS = 64 * 1024
-"""How many letters of keys are hashed in one step: up to some hundred microseconds' worth, in UTF-8."""
+"""Maximum number of characters hashed in one step, which takes up to some hundred microseconds."""
 
 _DIGEST_BYTES = 32
 _COUNTED_LETTERS = 1024 * 1024
 
 
 def checked(keys: Sequence[str], most: int) -> list[str]:
-    """Keys as a list, at most so many; what each is is checked where they are hashed.
+    """Return the keys as a list; each key is checked where it is hashed.
 
     Raises:
-        TooLarge: There are more.
-        InvalidRequest: They are no sequence of keys.
+        TooLarge: There are more than ``most``.
+        InvalidRequest: ``keys`` is a single text.
     """
     if isinstance(keys, str | bytes):
-        raise InvalidRequest(f"expected a list of texts, got one: {shown(keys)}", field="keys")
+        raise InvalidRequest(f"expected a list of texts, got a single text: {shown(keys)}", field="keys")
     if len(keys) > most:
-        raise TooLarge(f"expected at most {most} keys, got {len(keys)}; ask in parts", field="keys")
-    return list(keys)  # the caller's own may change meanwhile
+        raise TooLarge(f"expected at most {most} keys, got {len(keys)}; split the request", field="keys")
+    return list(keys)  # the caller may change its own meanwhile
 
 
 def letters(keys: Sequence[object]) -> int:
-    """How many letters some keys have together; what is no text, and is refused later, has none."""
+    """Return the number of characters in keys; a value that is not text, refused later, has none."""
     return sum([len(key) for key in keys if isinstance(key, str)])
 
 
 def in_slices(keys: Sequence[object], most: int, longest: int) -> Iterator[slice]:
-    """The parts of some keys that are worked on in one step, which holds all threads up.
+    """Yield slices of keys to process in one step, during which all other threads wait.
 
     Args:
-        keys: Texts, or what should be.
-        most: How many keys a part has at the most; it has ``SLICE_LETTERS`` at the most, too, or one key.
-        longest: How many bytes of UTF-8 one key may have.
+        keys: Keys, possibly invalid.
+        most: Maximum number of keys per slice. A slice also has at most ``SLICE_LETTERS`` characters, or
+            a single key.
+        longest: Maximum length of a key in bytes of UTF-8.
 
     Raises:
-        InvalidRequest: A key is far too long: to find out how many bytes it has would be a long step, too.
+        InvalidRequest: A key has more characters than ``longest``; encoding it would take long too.
     """
     start = taken = 0
     for place, key in enumerate(keys):
@@ -64,12 +65,12 @@ def in_slices(keys: Sequence[object], most: int, longest: int) -> Iterator[slice
 
 
 def wrong_key(key: object, row: int, longest: int) -> InvalidRequest:
-    """The error for what cannot be a key.
+    """Return the error for an invalid key.
 
     Args:
-        key: What came.
-        row: Its place.
-        longest: How many bytes of UTF-8 one may have.
+        key: The value.
+        row: Its index.
+        longest: Maximum length of a key in bytes of UTF-8.
     """
     field = f"keys[{row}]"
     if not isinstance(key, str):
@@ -79,16 +80,16 @@ def wrong_key(key: object, row: int, longest: int) -> InvalidRequest:
     try:
         size = len(key.encode())
     except UnicodeEncodeError:
-        problem = f"expected Unicode text, got {shown(key)}, which holds half a character"
+        problem = f"expected Unicode text, got {shown(key)}, which contains an unpaired surrogate"
         return InvalidRequest(problem, field=field)
     return InvalidRequest(f"expected 1 to {longest} bytes of UTF-8, got {size}", field=field)
 
 
 def stored(key: bytes) -> bytes:
-    """What a store has a key by.
+    """Return a key in its stored form.
 
     Args:
-        key: In UTF-8.
+        key: The key in UTF-8.
     """
     if len(key) < LONGEST_KEY_BYTES:
         return key
@@ -96,14 +97,14 @@ def stored(key: bytes) -> bytes:
 
 
 def all_stored(keys: Sequence[str], longest: int = LONGEST_KEY_BYTES) -> list[bytes]:
-    """What a store has checked keys by.
+    """Return checked keys in their stored form.
 
     Args:
-        keys: Texts.
-        longest: How many bytes of UTF-8 one of them has at the most, as far as that is known.
+        keys: The keys.
+        longest: Upper bound of a key's length in bytes of UTF-8, as far as known.
     """
     texts, encoded = list(keys), [b""] * len(keys)
-    if not encode(id(texts), id(encoded), len(texts)):  # a third of the time of one by one
+    if not encode(id(texts), id(encoded), len(texts)):  # takes a third of the time of the loop below
         encoded = [key.encode() for key in texts]
     if longest < LONGEST_KEY_BYTES:
         return encoded
@@ -111,5 +112,5 @@ def all_stored(keys: Sequence[str], longest: int = LONGEST_KEY_BYTES) -> list[by
 
 
 def is_digest(stored_key: bytes) -> bool:
-    """Whether the key itself stands behind the vector."""
+    """Return whether the whole key is stored after the vector."""
     return len(stored_key) == LONGEST_KEY_BYTES

@@ -1,4 +1,4 @@
-"""Looking keys up in one space version: in memory, then in the store; what is missing is queued."""
+"""Lookups in one space version: in memory, then in the store; misses are queued."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _TOLD_EVERY_SECONDS = 60.0
 
 @dataclass(slots=True)
 class Counts:
-    """What the lookups of one space came to, since the process began.
+    """Counts of the lookups in one space since the process started.
 
     Attributes:
-        lookups: How many there were.
-        keys: How many keys they had.
-        cached: How many of those were in memory.
-        stored: How many were in the store.
-        missing: How many were answered with the out-of-vocabulary vector.
-        new: How many were handed on to be queued, for the first time as far as this process knows.
-        again: How many were handed on again, as they had no vector when that was due.
-        over_quota: How many were not, as their caller has had its share.
-        late: How many lookups did not wait for the store to the end, or did not ask it.
-        damaged: How many values of the store were no vectors of this space version.
+        lookups: Number of lookups.
+        keys: Number of keys looked up.
+        cached: Number of keys found in memory.
+        stored: Number of keys found in the store.
+        missing: Number of keys answered with the OOV vector.
+        new: Number of keys passed on to be queued for the first time, as far as this process knows.
+        again: Number of keys passed on again because they still had no vector when their mark expired.
+        over_quota: Number of keys not passed on because the caller exceeded its quota.
+        late: Number of lookups that stopped waiting for the store, or did not ask it.
+        damaged: Number of values in the store that are not vectors of the space version.
     """
 
     lookups: int = 0
@@ -67,15 +67,16 @@ class Counts:
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """The answer to a lookup; unpacks as ``vectors, found``.
+    """Result of a lookup; unpacks as ``vectors, found``.
 
     Attributes:
-        vectors: ``[N, dimension]``, of the space's dtype (float32 for int8); the out-of-vocabulary vector
-            where there is none. Of a feature table, its rows as they lie, uint8 ``[N, row bytes]``.
-        written: When each was written, in milliseconds of Unix time, uint64 ``[N]``; 0 where there is none.
-        version: The space version that answered.
-        columns: Those of a feature table.
-        oov: The out-of-vocabulary vector, ``[dimension]`` of the same dtype; not to be written to.
+        vectors: ``[N, dimension]``, in the space's dtype (float32 for int8); the OOV vector for misses.
+            For a feature table, packed rows, uint8 ``[N, row bytes]``.
+        written: Write times in milliseconds of Unix time, uint64 ``[N]``; 0 for misses.
+        version: Number of the space version that answered.
+        columns: Columns of a feature table.
+        oov: The OOV vector, ``[dimension]`` of the same dtype; must not be modified.
+        waits: Pending reads of the store.
     """
 
     vectors: Array
@@ -93,37 +94,37 @@ class Lookup:
         return found
 
     def values(self) -> dict[str, Array]:
-        """The values of a feature table by column, each ``[N]``: the column's default for a missing key.
+        """Return the values of a feature table by column, each ``[N]``; the column's default for misses.
 
         Returns:
-            Numbers in their dtype, texts as objects, ``bytes`` of UTF-8.
+            Numbers in their dtype; texts as objects, ``bytes`` of UTF-8.
 
         Raises:
-            InvalidRequest: The space has vectors, and no columns.
+            InvalidRequest: The space is not a feature table.
         """
         if not self.columns:
             raise InvalidRequest("expected a feature table, got a space of vectors", field="space")
         return values_of(self.columns, self.vectors)
 
     def part(self, column: str, rows: slice) -> Array:
-        """Some values of one column of a feature table; as ``values`` has them."""
+        """Return the values of some rows in one column of a feature table, as ``values`` does."""
         (one,) = (one for one in self.columns if one.name == column)
         return column_values(one, self.columns, self.vectors[rows])
 
     def __iter__(self) -> Iterator[Array]:
-        """The vectors, then which of them were found."""
+        """Yield the vectors, then ``found``."""
         yield self.vectors
         yield self.found
 
 
 class Keys(NamedTuple):
-    """Some keys of a lookup, as those who go on with them need them.
+    """Some keys of a lookup, with their hashes.
 
     Attributes:
         texts: The keys.
-        hashes: What they go by in memory, uint64 ``[N, 2]``.
-        longest: How many bytes of UTF-8 one of them has at the most.
-        caller: Who asked.
+        hashes: Their hashes in the cache, uint64 ``[N, 2]``.
+        longest: Upper bound of a key's length in bytes of UTF-8.
+        caller: Name of the caller.
     """
 
     texts: list[str]
@@ -133,14 +134,14 @@ class Keys(NamedTuple):
 
 
 class SpaceReader:
-    """One space version, to be looked up in by any thread.
+    """Looks keys up in one space version, from any thread.
 
     Attributes:
-        space: The space's name.
-        version: Which version it is.
-        settings: Of the space.
-        counts: What lookups came to; of the space, so that versions share them.
-        cache: What is in memory.
+        space: Name of the space.
+        version: The space version.
+        settings: Settings of the space.
+        counts: Lookup counts of the space, shared by its versions.
+        cache: Vectors in memory.
     """
 
     def __init__(
@@ -152,18 +153,18 @@ class SpaceReader:
         counts: Counts,
         quota: Quota,
     ) -> None:
-        """Begin with an empty cache.
+        """Start with an empty cache.
 
         Args:
-            space: The space's name.
-            version: Which version it is.
-            settings: Of the space.
-            parts: What all spaces share.
-            counts: Where lookups are counted.
-            quota: How many new keys a caller may have queued, in all versions of the space.
+            space: Name of the space.
+            version: The space version.
+            settings: Settings of the space.
+            parts: Objects and settings shared by all spaces.
+            counts: Counts to update.
+            quota: Quota of new keys per caller, shared by all versions of the space.
 
         Raises:
-            ConfigError: The file of the out-of-vocabulary vector is not what it should be.
+            ConfigError: The file of the OOV vector is invalid.
         """
         self.space, self.version, self.settings, self.counts = space, version, settings, counts
         self._parts = parts
@@ -178,31 +179,31 @@ class SpaceReader:
 
     @property
     def cache_bytes(self) -> int:
-        """How much it may keep in memory."""
+        """Upper bound of the cache's size in bytes."""
         return self._parts.cache_bytes
 
     def revise(self, version: SpaceVersion) -> None:
-        """Go on with the same version as it is described now: its mean, whether it is full.
+        """Update the description of the version: its mean, and whether it is full.
 
         Raises:
-            ConfigError: Its mean is damaged.
+            ConfigError: The mean is damaged.
         """
         self.cache.set_oov(oov_vector(self.settings.oov, version))
         self.version = version
 
     def begin(self, keys: Sequence[str], caller: str = "", out: Array | None = None) -> Lookup:
-        """Look keys up, without waiting for a store that is elsewhere.
+        """Start a lookup, without waiting for a remote store.
 
         Args:
-            keys: Texts.
-            caller: Who asks, for quotas.
-            out: Where to put the vectors; a new array if there is none.
+            keys: The keys.
+            caller: Name of the caller, for quotas.
+            out: Array to write the vectors to; None allocates one.
 
         Returns:
-            The answer; to be ended with ``end`` once its ``waits`` are over, if it has any.
+            The result so far; if it has ``waits``, complete it with ``end`` after waiting for them.
 
         Raises:
-            InvalidRequest: A key is no text, empty, or too long; or there are too many.
+            InvalidRequest: A key is not text, empty, or too long; or there are too many.
         """
         settings, counts = self.settings, self.counts
         texts = checked(keys, settings.max_keys)
@@ -233,18 +234,21 @@ class SpaceReader:
         return lookup
 
     def _tell(self, error: Unavailable) -> None:
-        """Say from time to time that what is in the store is answered as missing."""
+        """Log at most once a minute that the store cannot be read, so that its keys are missing."""
         if (now := time.monotonic()) - self._told >= _TOLD_EVERY_SECONDS:
             self._told = now
             _log.error("the store cannot be read, so keys of %s are missing: %s", self.space, error.message)
 
     def end(self, lookup: Lookup, waited_seconds: float) -> Lookup:
-        """Take in what the store has given by now; what it has not stays out of vocabulary.
+        """Complete a lookup with the reads that have ended; the other keys are misses.
 
         Args:
-            lookup: From ``begin``.
-            waited_seconds: How long its reads were waited for; one that has had less than is usual is not
-                late.
+            lookup: Result of ``begin``.
+            waited_seconds: Time spent waiting for its reads. Unfinished reads are reported to the breaker
+                only if this is at least its patience.
+
+        Returns:
+            The same lookup.
         """
         if not lookup.waits:
             return lookup
@@ -272,7 +276,7 @@ class SpaceReader:
     def lookup(
         self, keys: Sequence[str], timeout_seconds: float, caller: str = "", out: Array | None = None
     ) -> Lookup:
-        """Look keys up, and wait for the store no longer than is usual, or than the caller has time."""
+        """Look keys up, waiting for the store at most as long as usual and as the timeout allows."""
         lookup = self.begin(keys, caller, out)
         if lookup.waits:
             patience = self.patience(timeout_seconds)
@@ -281,23 +285,23 @@ class SpaceReader:
         return lookup
 
     def patience(self, timeout_seconds: float) -> float:
-        """How long to wait for the store, of the time that a caller has."""
+        """Return how many seconds of the caller's timeout to wait for the store."""
         reads = self._parts.reads
         return min(timeout_seconds, reads.breaker.patience_seconds) if reads is not None else 0.0
 
     @property
     def epoch(self) -> int:
-        """Counts how often keys were forgotten here; to be asked for before what ``took`` gets is stored."""
+        """Number of times that keys were forgotten here; read it before storing what ``took`` gets."""
         return self._epoch
 
     def took(self, texts: Sequence[str], records: Array, epoch: int) -> None:
-        """Have what was stored just now be found here.
+        """Put records that were just stored into the cache.
 
         Args:
             texts: The keys.
             records: uint8 ``[N, record bytes]``.
-            epoch: What ``epoch`` was before they were stored; if keys were forgotten since, these are not
-                kept in memory.
+            epoch: Value of ``epoch`` before they were stored. If keys were forgotten since, the records are
+                not kept in memory.
         """
         hashes = self.cache.hashes(list(texts), self.settings.max_key_bytes)
         self.cache.put(hashes, self.cache.where(records), _monotonic(), replaces=True)
@@ -305,22 +309,22 @@ class SpaceReader:
             self.cache.remove(hashes)
 
     def forget(self, texts: Sequence[str]) -> None:
-        """Forget keys here, and what is being read of them."""
+        """Remove keys from memory; reads in flight are not kept either."""
         self._epoch += 1
         self.cache.remove(self.cache.hashes(list(texts), self.settings.max_key_bytes))
 
     def forget_all(self) -> None:
-        """Forget all that is in memory."""
+        """Remove all keys from memory."""
         self._epoch += 1
         self.cache.clear()
 
     def queued(self, texts: Sequence[str]) -> None:
-        """The queue has taken these keys."""
+        """Mark keys as accepted by the queue, for ``pending_seconds``."""
         until = _monotonic() + int(self.settings.pending_seconds * _MILLISECONDS)
         self.cache.mark(self.cache.hashes(list(texts), self.settings.max_key_bytes), -1, until)
 
     def _since(self, now: int) -> tuple[int, int]:
-        """The earliest times that a vector may have been written, and put in memory."""
+        """Return the earliest acceptable times, in milliseconds, of a vector's write and of its caching."""
         settings = self.settings
         written = (
             unix_milliseconds() - int(settings.ttl_seconds * _MILLISECONDS) if settings.ttl_seconds else 0
@@ -329,8 +333,8 @@ class SpaceReader:
         return written, max(0, put)
 
     def _read_here(self, lookup: Lookup, asked: Array, some: Keys) -> None:
-        """Answer with what a store on this machine has."""
-        epoch = self._epoch  # before the read: what is forgotten while it goes on is not to stay
+        """Answer from a local store."""
+        epoch = self._epoch  # before the read: keys forgotten during it must not stay in memory
         if self._parts.in_place is not None and some.longest < LONGEST_KEY_BYTES:
             with self._parts.in_place.in_place(self._partition, some.texts) as places:
                 if places is not None:
@@ -363,20 +367,20 @@ class SpaceReader:
         lookup.waits = list({id(place.read): place.read for place in found}.values())
 
     def _arrived(self, some: Keys, values: Values | Array, epoch: int) -> tuple[Array, int]:
-        """Keep what a store has given, and queue what it has not.
+        """Cache the records that the store returned, and queue the missing keys.
 
         Args:
             some: The keys.
-            values: Theirs; or where they lie, as ``InPlace`` says it.
-            epoch: What it was before they were read.
+            values: Their values, or addresses and sizes as returned by ``InPlace``.
+            epoch: Value of ``epoch`` before the read.
 
         Returns:
-            Where the record of each lies, int64 ``[N]``, 0 for none; and how many there are.
+            Addresses of the records, int64 ``[N]``, 0 for misses; and the number of records.
         """
-        # A store may forget later than it was told to, and give what is over its time.
+        # A store may expire values late, and return them meanwhile.
         records, count = self.cache.check(values, self._since(0)[0])
         self.cache.put(some.hashes, records, _monotonic())
-        if epoch != self._epoch:  # some of them may have been forgotten meanwhile
+        if epoch != self._epoch:  # some of the keys may have been forgotten meanwhile
             self.cache.remove(some.hashes)
         if count < len(records):
             rows = np.flatnonzero(records == 0)
@@ -385,7 +389,7 @@ class SpaceReader:
         return records, count
 
     def _count_damaged(self, values: Values) -> None:
-        """Count those that are neither missing nor over their time."""
+        """Count values that are neither missing nor expired."""
         wrong = [value for value in values if value and value != self._form.missing]
         if wrong:
             found = self._form.are_records(joined(wrong, self._form))
@@ -412,14 +416,14 @@ class SpaceReader:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the spaces of an archive share.
+    """Objects and settings shared by the spaces of an archive.
 
     Attributes:
-        store: Where vectors are.
-        reads: Reads it in the background; None for a store of this machine, which is read at once.
-        publisher: Takes what is missing.
-        cache: The settings of what is kept in memory.
-        cache_bytes: How much of it is one space version's.
+        store: Store of the vectors.
+        reads: Background reads of the store; None for a local store, which is read directly.
+        publisher: Queues missing keys.
+        cache: Settings of the cache.
+        cache_bytes: Upper bound of one space version's cache, in bytes.
     """
 
     store: Store
@@ -430,17 +434,17 @@ class Parts:
 
     @cached_property
     def in_place(self) -> InPlace | None:
-        """The store, if it says where values lie."""
+        """The store, if it returns addresses of values."""
         return self.store if isinstance(self.store, InPlace) else None
 
     @property
     def absent_seconds(self) -> float:
-        """For how long a key that the store does not have is not looked for there again."""
+        """How many seconds a key missing in the store is not looked up there again."""
         return self.cache.absent_seconds
 
 
 def _value(values: Values | Array, row: int) -> bytes:
-    """One of what a store has given, or of what lies where it says; empty for none."""
+    """Return one of a store's values, or the value at an address; empty for a miss."""
     if isinstance(values, list):
         return values[row]
     at, size = values[row].tolist()
@@ -448,5 +452,5 @@ def _value(values: Values | Array, row: int) -> bytes:
 
 
 def _monotonic() -> int:
-    """Milliseconds of the monotonic clock."""
+    """Return the time of the monotonic clock in milliseconds."""
     return time.monotonic_ns() // 1_000_000

@@ -1,7 +1,7 @@
-"""Inputs of a model that come from the archive by keys: what serving and training make of what is stored.
+"""A model's inputs from the archive, made of stored values alike in serving and in training.
 
-Pure: what looks keys up is given. Serving gives what is there now (``Archive.lookup``), training what was
-there when a row was served (``Archive.as_of``); everything else is one code, so that both see the same.
+Pure: lookups are passed in. Serving passes the present values (``Archive.lookup``), training those at the
+time a row was served (``Archive.as_of``). All other code is shared, so that both see the same.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from headrace.servable import TensorSpec
 from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
 NO_KEY = -1
-"""What stands for no key where keys are integers; of texts, the empty one does."""
+"""Value for no key in an integer input; in a text input it is the empty text."""
 
 _MILLISECONDS = 1000
 _ALL = slice(None)
-_SEPARATOR = b"\x1f"  # in no usual key; ASCII, so that it is within no letter
+_SEPARATOR = b"\x1f"  # unusual in keys; ASCII, so that it is part of no other character
 
 
 class Question(NamedTuple):
-    """One lookup: the keys of an input of the request in a space, for all inputs of the model that need it.
+    """One lookup: the keys of a request's input in a space, for all model inputs that need it.
 
     Attributes:
-        space: The space or table.
-        version: Its version; 0 for the default one.
-        key: The request's input that holds the keys.
-        inputs: The model's inputs that are made of it.
-        keys: The keys, rows without one left out.
-        rows: Which rows they are of, ascending, int64 ``[len(keys)]``.
-        written: When the values were written that these rows were served with, uint64 ``[len(keys)]``, 0
-            where there was none; None where nothing was recorded.
+        space: Name of the space or table.
+        version: Version number; 0 for the default.
+        key: Name of the request's input with the keys.
+        inputs: Names of the model's inputs made of the result.
+        keys: The keys, without rows that have none.
+        rows: Their rows, ascending, int64 ``[len(keys)]``.
+        written: Write times of the values that the rows were served with, uint64 ``[len(keys)]``, 0 for
+            none; None if nothing was recorded.
     """
 
     space: str
@@ -55,17 +55,17 @@ class Question(NamedTuple):
 
 
 Look = Callable[[Question], Lookup]
-"""Answers a question, a row a key; it is asked with no keys, too, as its answer says what stands for none."""
+"""Answers a question with one row per key; called without keys too, for the value of a missing one."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What the rows of one input came to.
+    """Counts of the rows of one input.
 
     Attributes:
-        keys: How many had a key.
-        found: How many of those got a value.
-        too_old: How many did not because it was older than it may be.
+        keys: Number of rows with a key.
+        found: Number of these that got a value.
+        too_old: Number of these whose value was older than allowed.
     """
 
     keys: int
@@ -74,23 +74,23 @@ class Counted:
 
 
 class InputTotals:
-    """What one input of a model came to since the process began, in all versions of the model.
+    """Totals of one input of a model since the process started, for all versions of the model.
 
     Attributes:
-        keys: How many rows had a key.
-        found: How many of those got a value.
-        too_old: How many did not because it was older than it may be.
+        keys: Number of rows with a key.
+        found: Number of these that got a value.
+        too_old: Number of these whose value was older than allowed.
     """
 
     __slots__ = ("_turn", "found", "keys", "too_old")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start at zero."""
         self.keys = self.found = self.too_old = 0
         self._turn = threading.Lock()
 
     def add(self, counted: Counted) -> None:
-        """Count a batch, in any thread."""
+        """Add the counts of a batch, from any thread."""
         with self._turn:
             self.keys += counted.keys
             self.found += counted.found
@@ -98,12 +98,12 @@ class InputTotals:
 
 
 class Filled(NamedTuple):
-    """The inputs of a model that come from the archive, by name.
+    """A model's inputs from the archive, by name.
 
     Attributes:
         inputs: Their values, ``[rows, …]``.
-        looked_up: What was found for each row.
-        counts: The same in numbers.
+        looked_up: Lookup result of each row.
+        counts: Counts of the rows.
     """
 
     inputs: dict[str, Array]
@@ -113,13 +113,13 @@ class Filled(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Which inputs of a model come from the archive, and as what.
+    """The inputs of a model that come from the archive.
 
     Attributes:
-        sources: Where each comes from, by the input's name.
-        versions: The versions of spaces that are asked; of others it is the default one.
-        specs: What the model takes, by the input's name. One that is left out has the column's dtype, or is a
-            vector of float32.
+        sources: Sources, by the input's name.
+        versions: Space versions to look up; the default for other spaces.
+        specs: Expected tensors, by the input's name. An input without one has the column's dtype, or is a
+            float32 vector.
     """
 
     sources: Mapping[str, InputSource]
@@ -129,15 +129,15 @@ class ModelInputs:
     def questions(
         self, request: Tensors, recorded: Mapping[str, Array] | None = None
     ) -> tuple[Question, ...]:
-        """What to look up: one question a space and key input.
+        """Return the lookups to make: one question per space and key input.
 
         Args:
-            request: The key inputs, ``[rows]`` or ``[rows, 1]``: integers, or ``bytes`` of UTF-8.
-            recorded: By input of the model, when the values were written that rows were served with, uint64
-                ``[rows]``, as answers say; 0 where there was none.
+            request: Key inputs, ``[rows]`` or ``[rows, 1]``: integers, or ``bytes`` of UTF-8.
+            recorded: By input of the model, write times of the values that rows were served with, uint64
+                ``[rows]``, as recorded in answers; 0 for none.
 
         Raises:
-            InvalidRows: A key is no UTF-8.
+            InvalidRows: A key is not UTF-8.
         """
         grouped: dict[tuple[str, str], list[str]] = {}
         for name, source in self.sources.items():
@@ -155,16 +155,16 @@ class ModelInputs:
     def fill(
         self, request: Tensors, look: Look, now: int | Array, recorded: Mapping[str, Array] | None = None
     ) -> Filled:
-        """Look up what the model needs beside the request.
+        """Look up the inputs that a request needs.
 
         Args:
             request: As in ``questions``.
             look: Answers each question.
-            now: When the request was, in milliseconds of Unix time: one time, or uint64 ``[rows]``.
-            recorded: As in ``questions``; then what was recorded says which values were too old.
+            now: Time of the request in milliseconds of Unix time: a number, or uint64 ``[rows]``.
+            recorded: As in ``questions``. If given, it decides which values were too old.
 
         Raises:
-            InvalidRows: A key is no UTF-8.
+            InvalidRows: A key is not UTF-8.
         """
         asked = self.questions(request, recorded)
         return self.filled(asked, [look(question) for question in asked], len_of(request), now, recorded)
@@ -178,16 +178,15 @@ class ModelInputs:
         recorded: Mapping[str, Array] | None = None,
         real_rows: int | None = None,
     ) -> Filled:
-        """Make the inputs of the answers to questions; the second half of ``fill``.
+        """Make the inputs from the answers to questions; the second half of ``fill``.
 
         Args:
             asked: The questions.
             answers: The answers, in the same order.
-            rows: How many rows the request has.
+            rows: Number of rows in the request.
             now: As in ``fill``.
             recorded: As in ``fill``.
-            real_rows: How many of the rows are counted, from the first one on; the others pad a batch. None
-                for all.
+            real_rows: Number of leading rows to count; the others pad a batch. None for all.
         """
         real = rows if real_rows is None else real_rows
         made = Filled({}, {}, {})
@@ -212,21 +211,21 @@ class ModelInputs:
 
 
 def len_of(request: Tensors) -> int:
-    """How many rows a request has."""
+    """Return the number of rows in a request."""
     return len(next(iter(request.values())))
 
 
 def check_fits(name: str, source: InputSource, spec: TensorSpec, version: SpaceVersion) -> None:
-    """Refuse an input that a space version cannot give.
+    """Refuse an input that a space version cannot provide.
 
     Args:
-        name: The input.
-        source: Where it comes from.
-        spec: What the model takes.
-        version: Of the space.
+        name: Name of the input.
+        source: Source of the input.
+        spec: Tensor that the model takes.
+        version: The space version.
 
     Raises:
-        ConfigError: There is no such column, or dtype or shape are others, or the default is none of them.
+        ConfigError: There is no such column, the dtype or shape differs, or the default does not fit.
     """
     where, of = f"inputs.{name}", f"version {version.number} of the space {source.space!r}"
     columns = {column.name: column for column in version.columns}
@@ -243,14 +242,14 @@ def check_fits(name: str, source: InputSource, spec: TensorSpec, version: SpaceV
         expected = f"{BY_DTYPE[spec.dtype].oip}, as the model takes it"
         raise ConfigError(f"{where}: expected {expected}, got {BY_DTYPE[given].oip} from {of}")
     if not _shape_fits(size, spec):
-        raise ConfigError(f"{where}: expected {spec}, got {size} values a row from {of}")
+        raise ConfigError(f"{where}: expected {spec}, got {size} values per row from {of}")
     if not _can_be(source.default, given):
         expected = "a text" if given == STRING else f"a number of {BY_DTYPE[given].oip}"
         raise ConfigError(f"{where}.default: expected {expected}, got {source.default!r}")
 
 
 def _can_be(default: float | str | None, given: np.dtype[np.generic]) -> bool:
-    """Whether a default can stand for values of a dtype."""
+    """Return whether a default can stand for values of a dtype."""
     if default is None or isinstance(default, str) or given == STRING:
         return default is None or isinstance(default, str) == (given == STRING)
     if given.kind == "f":
@@ -260,28 +259,28 @@ def _can_be(default: float | str | None, given: np.dtype[np.generic]) -> bool:
 
 
 def _goes_into(given: np.dtype[np.generic], wanted: np.dtype[np.generic]) -> bool:
-    """Whether values may become those of another dtype: what is lost is digits of a float, at the most."""
+    """Return whether values convert to another dtype, losing at most digits of floating-point numbers."""
     if STRING in (given, wanted):
         return given == wanted
     return np.can_cast(given, wanted, "same_kind" if wanted.kind == "f" else "safe")
 
 
 def _shape_fits(size: int, spec: TensorSpec) -> bool:
-    """Whether so many values a row can lie as an input wants them: one dimension may be of any size."""
+    """Return whether that many values per row fit an input's shape; one dimension may be of any size."""
     known = math.prod(one for one in spec.shape if one is not None)
     unknown = spec.shape.count(None)
     return known == size if not unknown else unknown == 1 and known > 0 and size % known == 0
 
 
 def _texts(name: str, values: Array) -> tuple[list[str], Array]:
-    """The keys of an input as texts, those of rows that have one, and which rows these are."""
+    """Return the keys of an input as texts, without rows that have none, and their rows."""
     values = values.reshape(len(values))
     if values.dtype != STRING:
         rows = np.flatnonzero(values != NO_KEY)
         return list(map(str, values[rows].tolist())), rows
     given = values.tolist()
     try:
-        texts = _SEPARATOR.join(given).decode().split(_SEPARATOR.decode())  # half the time of one by one
+        texts = _SEPARATOR.join(given).decode().split(_SEPARATOR.decode())  # twice as fast as one by one
         if len(texts) != len(given):
             texts = [key.decode() for key in given]
     except UnicodeDecodeError:
@@ -303,7 +302,7 @@ def _not_utf8(name: str, given: list[bytes]) -> InvalidRows:
 
 
 def _of_all_rows(question: Question, answer: Lookup, rows: int) -> Lookup:
-    """The answer as if all rows had asked: those without a key get what stands for a missing value."""
+    """Return the answer for all rows: those without a key get the OOV vector."""
     if len(question.keys) == rows:
         return answer
     vectors = np.empty((rows, *answer.oov.shape), answer.oov.dtype)
@@ -315,7 +314,7 @@ def _of_all_rows(question: Question, answer: Lookup, rows: int) -> Lookup:
 
 
 def _too_old(source: InputSource, written: Array, now: int | Array, recorded: Array | None) -> Array | None:
-    """Which values are there and count as missing all the same, bool ``[rows]``; None for none."""
+    """Return which values are too old and count as missing, bool ``[rows]``; None if none can be."""
     if recorded is not None:
         old: Array = (written != 0) & (recorded == 0)
     elif source.max_age_seconds:
@@ -327,7 +326,7 @@ def _too_old(source: InputSource, written: Array, now: int | Array, recorded: Ar
 
 
 def _missing(source: InputSource, answer: Lookup) -> Array | bytes | float:
-    """What stands for a value that is not there."""
+    """Return the value that stands for a missing one."""
     if source.default is not None:
         return source.default.encode() if isinstance(source.default, str) else source.default
     if not source.column:
@@ -337,14 +336,14 @@ def _missing(source: InputSource, answer: Lookup) -> Array | bytes | float:
 
 
 def _with_missing(values: Array, missing: Array, value: Array | bytes | float) -> Array:
-    """Values with what stands for missing ones; a copy, as other inputs may be made of the same."""
+    """Return a copy of the values, as other inputs may share them, with missing ones replaced."""
     values = values.copy()
     values[missing] = value
     return values
 
 
 def _as_input(values: Array, spec: TensorSpec | None) -> Array:
-    """Values as the model takes them."""
+    """Return the values in the dtype and shape that the model takes."""
     if spec is None:
         return values if values.ndim == 1 else values.astype(np.float32, copy=False)
     if len(spec.shape) != values.ndim - 1:

@@ -1,4 +1,4 @@
-"""Moving a space's default to another version: what bare lookups would not find any more, and doing it."""
+"""Moving a space's default to another version, and counting the keys that lookups would lose by it."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from headrace.errors import FailedPrecondition, shown
 from headrace.stores.store import pages
 
 MOST_COUNTED = 1000
-"""Keys that a version lacks are counted up to about here."""
+"""Number of missing keys at which counting stops, approximately."""
 
 _PAGE = 1000
 
 
 @dataclass(frozen=True)
 class Lacking:
-    """What one version of a space does not have of another one's keys.
+    """Keys of one version of a space that another one lacks.
 
     Attributes:
-        keys: How many keys; from ``MOST_COUNTED`` on, at least so many.
-        example: One of them; "" where there is none, or where it is too long to be shown.
+        keys: Number of keys; from ``MOST_COUNTED`` on a lower bound.
+        example: One of them; "" if there is none, or if it is too long to show.
     """
 
     keys: int = 0
     example: str = ""
 
     def told(self, of: int) -> str:
-        """It in words.
+        """Describe the missing keys in words.
 
         Args:
-            of: The version that has the keys.
+            of: Number of the version that has the keys.
         """
         least = "at least " if self.keys >= MOST_COUNTED else ""
         such = f", such as {shown(self.example)}" if self.example else ""
@@ -43,9 +43,9 @@ class Lacking:
 
 
 def lacking(archive: Archive, space: str, older: SpaceVersion, newer: SpaceVersion) -> Lacking:
-    """What a version does not have of another one's keys.
+    """Return the keys of an older version that a newer one lacks.
 
-    All keys are read, unless many are lacking.
+    All keys are read, unless many are missing.
 
     Raises:
         Unavailable: The store does not answer.
@@ -64,7 +64,7 @@ def lacking(archive: Archive, space: str, older: SpaceVersion, newer: SpaceVersi
 
 
 def has_keys(archive: Archive, space: str, version: SpaceVersion) -> bool:
-    """Whether anything is stored in a version.
+    """Return whether a version has any value.
 
     Raises:
         Unavailable: The store does not answer.
@@ -76,9 +76,9 @@ def has_keys(archive: Archive, space: str, version: SpaceVersion) -> bool:
 
 
 def lost_by_moving(archive: Archive, space: str, record: SpaceRecord, number: int) -> Lacking:
-    """What bare lookups would not find any more if they went to another version.
+    """Return the keys that lookups would lose if another version became the default.
 
-    A default that was never full, as its first load did not end, is not asked.
+    A default that was never full, because its first load did not finish, counts as having none.
 
     Raises:
         Unavailable: The store does not answer.
@@ -90,20 +90,20 @@ def lost_by_moving(archive: Archive, space: str, record: SpaceRecord, number: in
 
 
 def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -> SpaceRecord:
-    """Have bare lookups go to another version.
+    """Change the version used by lookups that name none.
 
     Args:
-        archive: Whose.
-        space: Which space.
-        number: Which version of it.
-        may_lose: Whether it may have fewer keys than the present one.
+        archive: The archive.
+        space: Name of the space.
+        number: Version number.
+        may_lose: Whether the version may lack keys of the present default.
 
     Returns:
         The record as it is now.
 
     Raises:
-        NotFound: There is no such space, or version.
-        FailedPrecondition: It lacks keys.
+        NotFound: There is no such space or version.
+        FailedPrecondition: The version lacks keys.
         Unavailable: The store does not answer.
     """
     archive.reader(space, number)
@@ -111,12 +111,12 @@ def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -
     if not may_lose and (lost := lost_by_moving(archive, space, record, number)).keys:
         raise FailedPrecondition(
             f"version {number} of {space!r} lacks {lost.told(record.default)}; version {record.default} "
-            "stays the default. Fill the other one first, or add --fewer-keys to have these keys missing"
+            "stays the default. Fill the other version first, or accept missing keys with --fewer-keys"
         )
     return archive.catalog.move_default(space, number)
 
 
 def _absent(archive: Archive, space: str, version: SpaceVersion, keys: Sequence[bytes]) -> list[bytes]:
-    """Those of stored keys that have nothing in a version."""
+    """Return the stored keys that have no value in a version."""
     there = are_stored(archive.store, partition(space, version.number), version.form, keys)
     return [key for key, is_there in zip(keys, there, strict=True) if not is_there]

@@ -1,4 +1,4 @@
-"""The out-of-vocabulary vector of a space version: zeros, a file's vector, or the mean of what is stored."""
+"""The OOV vector of a space version: zeros, a vector from a file, or the mean of stored vectors."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from headrace.stores.store import Store, pages
 from headrace.tensors import Array
 
 ENOUGH = 1000
-"""How many vectors there must be before their mean is taken, and how many it is taken of."""
+"""Minimum number of keys before the mean is taken, and the number of keys that it is taken of."""
 
 
 def oov_vector(setting: str, version: SpaceVersion) -> Array:
-    """The vector that stands for a missing one; of a feature table, the row of defaults.
+    """Return the OOV vector of a space version; for a feature table, the row of defaults.
 
     Args:
         setting: ``zeros``, ``mean``, or the path of a ``.npy`` file.
-        version: The space version; it keeps its mean.
+        version: The space version, which holds its mean.
 
     Returns:
-        float32 ``[dimension]``; a row's bytes for a table.
+        float32 ``[dimension]``; for a table, a row, uint8 ``[row bytes]``.
 
     Raises:
-        ConfigError: The file cannot be read, or does not hold one vector of this length.
+        ConfigError: The file cannot be read or does not hold one vector of this length, or the mean is
+            damaged.
     """
     if version.columns:
         return default_row(version.columns)
@@ -43,7 +44,7 @@ def oov_vector(setting: str, version: SpaceVersion) -> Array:
         except ValueError:
             mean = np.empty(0, np.float32)
         if mean.shape != (version.dimension,) or not np.isfinite(mean).all():
-            raise ConfigError(f"oov: the mean that the store has of version {version.number} is damaged")
+            raise ConfigError(f"oov: the stored mean of version {version.number} is damaged")
         return mean
     try:
         vector = np.load(Path(setting), allow_pickle=False)
@@ -62,12 +63,12 @@ def oov_vector(setting: str, version: SpaceVersion) -> Array:
 
 
 def keep_mean(store: Store, catalog: Catalog, space: str, version: SpaceVersion) -> bool:
-    """Take the mean of a space version, once there are enough vectors, and keep it for good.
+    """Compute the mean of a space version once it has enough vectors, and store it for good.
 
-    It does not change again: what was served with it is to be learnt with it.
+    It does not change afterwards, so that models are trained with the vector that was served.
 
     Returns:
-        Whether it is kept now.
+        Whether the mean has been stored.
 
     Raises:
         Unavailable: The store does not answer.

@@ -29,19 +29,19 @@ def open_archive(
 ) -> Archive:
     """Open an archive.
 
-    An embedder is loaded only where a space has no version yet, to ask it how long its vectors are. One that
-    is asked elsewhere and does not answer is asked again later.
+    An embedder is loaded only for a space without a version, for its dimension and fingerprint. A remote one
+    that does not answer is called again later.
 
     Args:
         config: The settings.
-        base: What relative paths of embedders start from: where ``archive.toml`` lies.
-        models: Those that this process serves; None where it serves none.
-        suppliers: The embedders, by name, where they are used for more than that; closed by the caller.
+        base: Directory that embedders' relative paths start from: that of ``archive.toml``.
+        models: Models that this process serves; None if it serves none.
+        suppliers: Embedders by name, if they are used otherwise too; closed by the caller.
 
     Raises:
         ConfigError: A package is missing, an embedder cannot be opened, or the settings can never work.
         LoadError: An embedder's model cannot be loaded.
-        Unavailable: A store or a queue of this machine cannot be opened now.
+        Unavailable: A local store or queue cannot be opened now.
     """
     store = open_store(config.store)
     try:
@@ -61,12 +61,12 @@ def open_archive(
 
 
 def suppliers_of(config: ArchiveConfig, base: Path, models: LocalModels | None = None) -> dict[str, Supplier]:
-    """The embedders of all spaces, by name; none of them is opened yet.
+    """Return the embedders of all spaces, by name, not yet opened.
 
     Args:
         config: The settings.
-        base: What relative paths start from.
-        models: Those that this process serves; None where it serves none.
+        base: Directory that relative paths start from.
+        models: Models that this process serves; None if it serves none.
     """
     spaces: dict[str, list[str]] = {}
     for space, settings in config.spaces.items():
@@ -84,16 +84,16 @@ def suppliers_of(config: ArchiveConfig, base: Path, models: LocalModels | None =
 
 
 def open_suppliers(config: ArchiveConfig, suppliers: Collection[Supplier]) -> None:
-    """Begin to open embedders: those of this process are waited for, those elsewhere for some seconds.
+    """Start opening embedders; wait for those of this process, and a few seconds for remote ones.
 
-    One that does not answer is opened later: by whoever looks after it.
+    One that does not answer is opened later, by later calls of ``Supplier.look``.
 
     Args:
         config: The settings.
-        suppliers: Which.
+        suppliers: The embedders.
 
     Raises:
-        HeadraceError: One of them cannot be opened as the settings say, or the model it asks is not there.
+        HeadraceError: One of them cannot be opened as the settings say, or its model does not exist.
     """
     for supplier in suppliers:
         supplier.look()
@@ -109,7 +109,7 @@ def _address(config: ArchiveConfig, name: str) -> str:
 
 
 def _seconds_for(config: ArchiveConfig, name: str) -> float | None:
-    """How long an embedder may take to open before others go on without it; None for as long as it takes."""
+    """Return how long to wait for an embedder to open, in seconds; None for as long as it takes."""
     return _PATIENCE_SECONDS if _address(config, name) else None
 
 
@@ -117,12 +117,12 @@ def open_archive_file(file: Path) -> Archive:
     """Open the archive that an ``archive.toml`` describes.
 
     Args:
-        file: Where it is.
+        file: Path of the file.
 
     Raises:
-        ConfigError: It cannot be read, or as ``open_archive`` does.
-        LoadError: As ``open_archive``.
-        Unavailable: As ``open_archive``.
+        ConfigError: The file cannot be read, or as for ``open_archive``.
+        LoadError: As for ``open_archive``.
+        Unavailable: As for ``open_archive``.
     """
     return open_archive(read_archive_config(file), file.absolute().parent)
 
@@ -130,17 +130,17 @@ def open_archive_file(file: Path) -> Archive:
 def open_one_embedder(
     config: ArchiveConfig, name: str, base: Path, models: LocalModels | None = None
 ) -> Embedder:
-    """Open an embedder by the name that spaces call it.
+    """Open an embedder by its name in the settings of spaces.
 
     Args:
         config: The settings.
-        name: A table under ``[embedders]``, or a built-in one.
-        base: What relative paths start from.
-        models: Those that this process serves; None where it serves none.
+        name: A table under ``[embedders]``, or a built-in embedder.
+        base: Directory that relative paths start from.
+        models: Models that this process serves; None if it serves none.
 
     Raises:
-        ConfigError: There is none of that name, a setting is wrong, or a package or file is missing.
+        ConfigError: There is no such embedder, a setting is wrong, or a package or file is missing.
         LoadError: Its model cannot be loaded.
     """
-    read_settings(name, config.embedders.get(name), config.embedders)  # says of one that is not there what is
+    read_settings(name, config.embedders.get(name), config.embedders)  # its error lists the known names
     return open_embedder(name, config.embedders.get(name), base, models=models)

@@ -1,14 +1,13 @@
-"""What values were before they were replaced, so that rows are learnt with what they were served with.
+"""Replaced values, kept so that models are trained with the values that were served.
 
-Beside the partition of a space version stands one of its past. In it each value has an entry under a digest
-of its key and the time that it was written, and each key a head, which says which entry is the newest. All
-are found by exact keys, in any store, and are over by themselves.
+Each space version has a second partition for its past. There each value has an entry, under a digest of its
+key and its write time, and each key has a head that points at the newest entry. All are read by exact keys,
+in any store, and expire by themselves.
 
-Entries are written before the value that lookups find, the head after it. Whoever is killed in between leaves
-an entry that nobody points at, or a value whose head is older than it; both are seen, and the next writer
-goes on from there. Of two processes that write one key in the same moment one may not see the other: both
-values are kept, and found by their exact times, but one of them is not on the way from the newest to the
-oldest.
+Entries are written before the value that lookups find, the head after it. A crash in between leaves an entry
+without a pointer to it, or a value newer than its head; both are detected, and the next writer continues from
+there. Of two processes that write one key at the same moment, one may not see the other. Both values are kept
+and found by their exact times, but one of them is not on the path from the newest entry to the oldest.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from headrace.tensors import Array
 _T = TypeVar("_T")
 
 _DIGEST_BYTES = 24
-_NO_TIME = bytes(8)  # the key of a head ends with it
-_HEAD = struct.Struct("<QQ")  # when the newest entry was written, and when the key was forgotten
+_NO_TIME = bytes(8)  # suffix of a head's key
+_HEAD = struct.Struct("<QQ")  # write time of the newest entry, and time at which the key was forgotten
 _MOST_AT_ONCE = 1000
 _RECORDS_AT_ONCE = 100
 _MILLISECONDS = 1000
 
 
 def past_partition(space: str, number: int) -> str:
-    """Where the replaced values of a space version are in the store."""
+    """Return the store partition of a space version's replaced values."""
     return f"{partition(space, number)}_past"
 
 
 class Found(NamedTuple):
-    """What values were at some times.
+    """Values at given times.
 
     Attributes:
-        records: uint8 ``[N, record bytes]``; anything where there was none.
-        written: When they were written, in milliseconds of Unix time, uint64 ``[N]``; 0 where there was none.
-        lost: Where there was one, or may have been one, that is not kept any more, bool ``[N]``.
+        records: uint8 ``[N, record bytes]``; arbitrary if there was no value.
+        written: Write times in milliseconds of Unix time, uint64 ``[N]``; 0 if there was no value.
+        lost: Whether there was, or may have been, a value that is not kept any more, bool ``[N]``.
     """
 
     records: Array
@@ -61,15 +60,15 @@ class Found(NamedTuple):
 
 @dataclass(slots=True)
 class _Key:
-    """What is known of one key.
+    """State of one key.
 
     Attributes:
-        digest: What its entries' keys begin with.
-        written: When the value that lookups find was written; 0 for none.
-        record: That value.
-        newest: The newest entry, which may be after that value: that there is none any more.
-        forgotten: Up to when nothing is to be told of it.
-        has_head: Whether anything was kept of it.
+        digest: Prefix of its entries' keys.
+        written: Write time of the present value; 0 for none.
+        record: The present value.
+        newest: Newest entry; later than the present value if that was removed.
+        forgotten: Time up to which nothing is returned of the key.
+        has_head: Whether the key has a head.
     """
 
     digest: bytes
@@ -80,11 +79,11 @@ class _Key:
     has_head: bool = False
 
     def entry(self, written: int) -> bytes:
-        """The key of an entry."""
+        """Return the key of an entry."""
         return self.digest + written.to_bytes(8)
 
     def head(self) -> Item:
-        """What says which entry is the newest."""
+        """Return the head, which points at the newest entry."""
         return Item(
             self.digest + _NO_TIME, _HEAD.pack(self.newest.time, self.forgotten) + self.newest.encode()
         )
@@ -94,37 +93,37 @@ class Past:
     """The replaced values of one space version."""
 
     def __init__(self, store: Store, space: str, version: SpaceVersion, settings: SpaceSettings) -> None:
-        """Keep them in a store, beside the values that lookups find."""
+        """Keep them in a store, beside the present values."""
         self._store, self._form, self._settings = store, version.form, settings
         self._space, self._number = space, version.number
         self._values = partition(space, version.number)
         self._entries = past_partition(space, version.number)
-        # An entry is written with its value, and anew when that is replaced: so long it is there after both.
+        # An entry is written with its value and again when that is replaced: long enough after both.
         self._kept_seconds = settings.history_seconds + settings.ttl_seconds
 
     def keep(self, keys: Sequence[bytes], records: Array, *, is_told: bool) -> tuple[list[int], list[Item]]:
         """Keep values that are about to be stored, and those that they replace.
 
         Args:
-            keys: As the store has them.
-            records: uint8 ``[N, record bytes]``; of those that would not be later than what they replace,
-                the time is moved on.
-            is_told: Whether their times are somebody else's, and stay: those that are earlier than what is
-                there are only kept.
+            keys: Keys in their stored form.
+            records: uint8 ``[N, record bytes]``. Write times that are not later than those of the replaced
+                values are moved forward in place.
+            is_told: Whether the write times were given by the caller and must not change. Values earlier than
+                the present one are then only kept.
 
         Returns:
-            The rows to be stored, each key once, and the heads that ``point`` is to write afterwards.
+            The rows to store, each key once, and the heads for ``point`` to write afterwards.
 
         Raises:
             NotFound: The version has been dropped.
-            Unavailable: The store does not answer; nothing is to be stored.
+            Unavailable: The store does not answer; nothing may be stored.
         """
         known = self._known(keys)
         times = records[:, : HEAD.itemsize].view(HEAD)[:, 0]["written"]
         items: dict[bytes, bytes] = {}
         rows: dict[bytes, int] = {}
         late: dict[bytes, dict[int, int]] = {}
-        # What somebody tells in any order is written in that of its times, as far as it came together.
+        # Given times may come in any order; values of one call are written in the order of their times.
         order = np.argsort(times, kind="stable").tolist() if is_told else range(len(keys))
         for row in order:
             key = keys[row]
@@ -146,13 +145,13 @@ class Past:
         return list(rows.values()), [known[key].head() for key in rows]
 
     def end(self, keys: Sequence[bytes]) -> list[Item]:
-        """Keep that values are removed now, with what they were.
+        """Keep values that are about to be removed, and record their end.
 
         Args:
-            keys: As the store has them.
+            keys: Keys in their stored form.
 
         Returns:
-            The heads that ``point`` is to write before they are removed.
+            The heads for ``point`` to write before the values are removed.
 
         Raises:
             Unavailable: The store does not answer.
@@ -170,7 +169,7 @@ class Past:
         return heads
 
     def point(self, heads: Sequence[Item]) -> None:
-        """Have keys' newest entries be found.
+        """Write heads, so that the newest entries are found.
 
         Raises:
             Unavailable: The store does not answer.
@@ -178,10 +177,10 @@ class Past:
         self._put(dict(heads))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Remove all that was kept of keys; nothing of it is told from the beginning of that on.
+        """Remove everything kept of keys; from the start of this call nothing of it is returned.
 
         Raises:
-            Unavailable: The store does not answer; ask again.
+            Unavailable: The store does not answer; try again.
         """
         is_kept = self._settings.history_seconds > 0
         for one in self._known(keys).values():
@@ -189,7 +188,7 @@ class Past:
                 continue
             one.forgotten = max(unix_milliseconds(), one.newest.time)
             self._put(dict([one.head()]))
-            # The oldest first: what is left by whoever is killed is still found from the newest.
+            # The oldest first: after a crash, what is left can still be reached from the newest.
             for some in _pages(sorted(self._all(one))):
                 self._store.delete_many(self._entries, [one.entry(written) for written in some])
             one.newest = Node(one.forgotten)
@@ -199,12 +198,12 @@ class Past:
                 self._store.delete_many(self._entries, [one.head().key])
 
     def at(self, keys: Sequence[bytes], times: Array, exact: Array | None = None) -> Found:
-        """What values were.
+        """Return the values at given times.
 
         Args:
-            keys: As the store has them.
-            times: When, in milliseconds of Unix time, uint64 ``[N]``: the last ones written until then.
-            exact: When exactly the values were written, where that is known; 0 for there was none.
+            keys: Keys in their stored form.
+            times: Milliseconds of Unix time, uint64 ``[N]``: the last values written by then are returned.
+            exact: Write times of the values, uint64 ``[N]``, if known; 0 for none. ``times`` is then ignored.
 
         Raises:
             Unavailable: The store does not answer.
@@ -240,7 +239,7 @@ class Past:
         return Found(records, written, lost)
 
     def _alive(self, written: Array, times: Array) -> Array:
-        """The times of those values that were not over theirs."""
+        """Return the write times, with 0 for values that had expired."""
         if not self._settings.ttl_seconds:
             return written
         longest = np.uint64(self._settings.ttl_seconds * _MILLISECONDS)
@@ -248,16 +247,16 @@ class Past:
         return alive
 
     def _unknown(self, written: Array, current: Array, times: Array) -> Array:
-        """Where none is known, and it is too long ago to say that there was none."""
+        """Return for which keys no value is known, but may have existed too long ago to be kept."""
         settings = self._settings
-        if settings.embedder and not settings.ttl_seconds:  # what is embedded once stays as it is
+        if settings.embedder and not settings.ttl_seconds:  # embedded vectors do not change
             return np.zeros(len(written), np.bool_)
         since = np.uint64(max(0, unix_milliseconds() - int(self._kept_seconds * _MILLISECONDS)))
         unknown: Array = (written == 0) & (times < since) & (current > times)
         return unknown
 
     def _walk(self, walks: Sequence[_Walk]) -> None:
-        """Go from entry to entry, all keys together, until each walk is over."""
+        """Follow the pointers of all walks together, until each has ended."""
         going = [walk for walk in walks if walk.at]
         while going:
             asked = list(dict.fromkeys(walk.key.entry(walk.at) for walk in going))
@@ -267,7 +266,7 @@ class Past:
             going = [walk for walk in going if not walk.is_over]
 
     def _known(self, keys: Sequence[bytes]) -> dict[bytes, _Key]:
-        """What there is of keys, each once: their values, and their newest entries."""
+        """Return the state of each distinct key: its present value and its newest entry."""
         unique = list(dict.fromkeys(keys))
         values = self._store.get_many(self._values, unique, self._form.missing)
         records = joined(values, self._form)
@@ -285,7 +284,7 @@ class Past:
                 newest, one.forgotten = _HEAD.unpack_from(head)
                 entry = decoded(newest, head[_HEAD.size :])
                 one.newest = entry[0] if entry else Node(newest)
-        # Somebody was killed between a value and its head, or no history was kept when it was written.
+        # A crash left a value newer than its head, or no history was kept when it was written.
         ahead = [one for one in known.values() if one.written > one.newest.time]
         entries = self._read([one.entry(one.written) for one in ahead]) if ahead else []
         for one, content in zip(ahead, entries, strict=True):
@@ -294,23 +293,23 @@ class Past:
         return known
 
     def _renew(self, one: _Key, items: dict[bytes, bytes]) -> None:
-        """Keep a value that is replaced from now on for as long as others."""
+        """Write the entry of a value that is being replaced again, so that it is kept as long as others."""
         if one.written and one.written == one.newest.time:
             items[one.entry(one.written)] = one.newest.encode() + one.record
 
     def _insert(self, one: _Key, late: Mapping[int, bytes]) -> None:
-        """Keep values that were written before others that are there.
+        """Keep values that were written before existing ones.
 
         Args:
             one: Their key.
-            late: Records by when they were written.
+            late: Records, by write time.
         """
-        nodes = {one.newest.time: one.newest}  # as they are to be; those that were seen or made
+        nodes = {one.newest.time: one.newest}  # in their new state; those that were read or made
         made: dict[int, bytes] = {}
         changed: dict[int, None] = {}
         for written, record in late.items():
             way = self._way(one, written, nodes)
-            if not way:  # what is before it is over: so is this one
+            if not way:  # the entry before it has expired, so this one has too
                 continue
             made[written] = record
             if way[-1].before == written:
@@ -321,7 +320,7 @@ class Past:
                 nodes[node.time] = seeing = node.seeing(nodes[written])
                 if seeing is not node and node.time not in made:
                     changed[node.time] = None
-        # First what is new, then what leads there: whoever is killed in between leaves all of the old.
+        # New entries first, then the pointers to them: a crash in between leaves the old ones intact.
         self._put({one.entry(written): nodes[written].encode() + record for written, record in made.items()})
         for some in _pages(list(changed), _RECORDS_AT_ONCE):
             found = zip(some, self._read([one.entry(written) for written in some]), strict=True)
@@ -332,7 +331,7 @@ class Past:
             self._put(dict([one.head()]))
 
     def _way(self, one: _Key, written: int, nodes: dict[int, Node]) -> list[Node]:
-        """The entries from the newest to the last one after a time; none if one of them is over."""
+        """Return the entries from the newest to the last one after a time; none if one has expired."""
         way = [nodes[one.newest.time]]
         while further := way[-1].towards(written):
             node = nodes.get(further) or self._node(one, further)
@@ -347,7 +346,7 @@ class Past:
         return None if found is None else found[0]
 
     def _all(self, one: _Key) -> set[int]:
-        """When all entries of a key were written that the newest one leads to."""
+        """Return the write times of all entries that can be reached from the newest."""
         seen = {one.newest.time}
         going = [*one.newest.pointers]
         while going:
@@ -369,7 +368,7 @@ class Past:
         made = [Item(key, value) for key, value in items.items()]
         try:
             self._store.put_many(self._entries, made, self._kept_seconds)
-        except NotFound:  # nothing of this version was kept before, unless it has been dropped
+        except NotFound:  # either the first entry of this version, or the version has been dropped
             if Catalog(self._store).read(self._space).is_gone(self._number):
                 raise
             self._store.create(self._entries)
@@ -377,7 +376,7 @@ class Past:
 
 
 class _Walk:
-    """The way to one value: from the newest entry to the last one written until a time."""
+    """The path to one value: from the newest entry to the last one written by a given time."""
 
     def __init__(self, row: int, key: _Key, wanted: int) -> None:
         self.row, self.key, self._wanted = row, key, wanted
@@ -387,14 +386,14 @@ class _Walk:
         self.is_over = False
 
     def begin(self, *, is_exact: bool) -> None:
-        """Find where to go first."""
+        """Go to the first entry."""
         self.at = self._wanted if is_exact else self._next(self.key.newest)
         self._check()
 
     def step(self, content: bytes, record_bytes: int) -> None:
-        """Take in the entry where it is, and go on."""
+        """Read the present entry, and go to the next one."""
         found = decoded(self.at, content)
-        if found is None and self.at == self.key.written:  # it is older than what is kept, but still there
+        if found is None and self.at == self.key.written:  # older than the entries kept, but still stored
             found = Node(self.at), self.key.record
         if self.at <= self._wanted or found is None:
             self.is_over = True
@@ -408,7 +407,7 @@ class _Walk:
         return node.time if node.time <= self._wanted else node.towards(self._wanted) or node.before
 
     def _check(self) -> None:
-        if self.at <= self.key.forgotten:  # or there is nothing before
+        if self.at <= self.key.forgotten:  # forgotten, or no entry before
             self.at, self.is_over = 0, True
 
 

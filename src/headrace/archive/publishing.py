@@ -1,4 +1,4 @@
-"""Missing keys on their way to the queue: by a thread of its own, so that no lookup waits for it."""
+"""Queues missing keys from a thread of its own, so that no lookup waits for the queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 100_000
 _MOST_WAITING_BYTES = 128 * 2**20
-_WAITING_BYTES, _LETTER_BYTES = 300, 6  # of a key, and of each of its letters, as Python keeps them
+_WAITING_BYTES, _LETTER_BYTES = 300, 6  # memory in Python of a key, and of each of its characters
 _MOST_A_CALL = 1000
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -26,14 +26,14 @@ _LAST_SECONDS = 5.0
 
 
 class Wanted(NamedTuple):
-    """A key that is to be embedded.
+    """A key to embed.
 
     Attributes:
-        space: Its space.
-        version: The space version that has no vector of it.
+        space: Name of the space.
+        version: Space version that has no vector of the key.
         key: The key.
-        turn: 0 as it is asked for; else it has been put back to the queue's end, and 1 and 2 take turns: a
-            queue drops what it knows already.
+        turn: 0 at first; alternates between 1 and 2 each time it is put back to the queue's end, because a
+            queue drops messages that it knows already.
     """
 
     space: str
@@ -42,18 +42,18 @@ class Wanted(NamedTuple):
     turn: int = 0
 
     def message(self) -> Message:
-        """What the queue carries."""
-        key = str(self.key)  # it may be of a kind of text that is NumPy's
+        """Return the message for the queue."""
+        key = str(self.key)  # it may be a subclass from NumPy
         wanted = Wanted(self.space, self.version, key, self.turn)
         return Message(message_key(self.space, key), _encoder.encode(wanted))
 
     def again(self) -> Wanted:
-        """The same, to be put back to the queue's end."""
+        """Return the key to put back to the queue's end."""
         return self._replace(turn=2 if self.turn == 1 else 1)
 
 
 def message_key(space: str, key: str) -> bytes:
-    """What a queue keeps messages of one key of a space in order by."""
+    """Return the message key of a space's key, within which a queue keeps messages in order."""
     return stored(f"{space}\0{key}".encode())
 
 
@@ -62,10 +62,10 @@ _decoder = msgspec.msgpack.Decoder(Wanted)
 
 
 def wanted_of(message: Message) -> Wanted:
-    """What a message is about.
+    """Return the key that a message asks for.
 
     Raises:
-        HeadraceError: It is none of an archive's.
+        HeadraceError: The message was not sent by an archive.
     """
     try:
         wanted = _decoder.decode(message.body)
@@ -73,7 +73,7 @@ def wanted_of(message: Message) -> Wanted:
             return wanted
         raise HeadraceError("the message names no key")
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeadraceError(f"the message is none of an archive's: {error}") from error
+        raise HeadraceError(f"the message is not from an archive: {error}") from error
 
 
 def _size_of(wanted: Wanted) -> int:
@@ -84,22 +84,22 @@ Accepted = Callable[[Sequence[Wanted]], object]
 
 
 class Publisher:
-    """Takes missing keys, and queues them in the background; each once, however often it is asked for.
+    """Queues missing keys in the background, each once, however many lookups miss it.
 
-    What cannot be queued is dropped: the next lookup that misses it asks again.
+    Keys that cannot be queued are dropped: the next lookup that misses one submits it again.
 
     Attributes:
-        dropped: How many were dropped, as the queue did not take them or too many waited.
-        published: How many were queued.
+        dropped: Number of keys dropped, because the queue did not accept them or too many were pending.
+        published: Number of keys queued.
     """
 
     def __init__(self, queue: Queue, accepted: Accepted, troubles: dict[object, str]) -> None:
         """Start the thread.
 
         Args:
-            queue: Where they go.
-            accepted: Called in that thread with what the queue has accepted.
-            troubles: Where it is said what it waits for, under itself.
+            queue: The queue.
+            accepted: Called in that thread with the keys that the queue has accepted.
+            troubles: Receives the reason why this publisher waits, with itself as the key.
         """
         self._queue = queue
         self._accepted = accepted
@@ -114,7 +114,7 @@ class Publisher:
         self._thread.start()
 
     def want(self, wanted: Sequence[Wanted]) -> None:
-        """Have keys queued soon; returns at once."""
+        """Submit keys to be queued soon; return at once."""
         with self._changed:
             for one in wanted:
                 if one in self._waiting:
@@ -129,11 +129,11 @@ class Publisher:
                 self._changed.notify()
 
     def waiting(self) -> int:
-        """How many are on their way."""
+        """Return the number of pending keys."""
         return len(self._waiting)
 
     def close(self) -> None:
-        """Queue what waits, within a few seconds, and end the thread."""
+        """Queue the pending keys, within a few seconds, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -161,23 +161,25 @@ class Publisher:
                     return
 
     def _publish(self, batch: Sequence[Wanted], pause: float) -> float:
-        """Queue some keys; returns how long to wait before the next ones."""
+        """Queue some keys, and return how long to pause before the next ones, in seconds."""
         started = time.monotonic()
         try:
             self._queue.publish([one.message() for one in batch])
-        except Exception as error:  # noqa: BLE001 - the boundary to a queue, which may be anybody's: lookups go on
-            if isinstance(error, Overloaded) and len(batch) > 1:  # a part of them may have room
+        except Exception as error:  # noqa: BLE001 - a queue may be third-party code; lookups must go on
+            if isinstance(error, Overloaded) and len(batch) > 1:  # there may be room for a part of them
                 half = len(batch) // 2
                 return max(self._publish(batch[:half], pause), self._publish(batch[half:], pause))
             self.dropped += len(batch)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
-            self._troubles[self] = f"the queue takes no missing keys: {reason}"
+            self._troubles[self] = f"the queue does not accept missing keys: {reason}"
             if not pause:
-                _log.warning("%s; later lookups ask again", self._troubles[self])
+                _log.warning("%s; later lookups will retry", self._troubles[self])
             return min(max(2 * pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
         self._troubles.pop(self, None)
         if pause:
-            _log.warning("the queue takes missing keys again", extra={"seconds": time.monotonic() - started})
+            _log.warning(
+                "the queue accepts missing keys again", extra={"seconds": time.monotonic() - started}
+            )
         self.published += len(batch)
         self._accepted(batch)
         return 0.0

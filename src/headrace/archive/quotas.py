@@ -1,4 +1,4 @@
-"""How many new keys a caller may have queued: a bucket for each, which fills with time."""
+"""Quotas of new keys: a token bucket per caller."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ _MOST_CALLERS = 10_000
 
 
 class Quota:
-    """New keys of one space, by caller.
+    """Quota of new keys in one space, by caller.
 
-    Of more callers than can be told apart, those that have asked longest ago begin anew, with a full bucket.
+    When there are too many callers to track, those that asked longest ago start again with a full bucket.
     """
 
     def __init__(self, per_second: float, burst: int) -> None:
         """Limit each caller.
 
         Args:
-            per_second: New keys a second, on average; 0 for no limit.
-            burst: How many at once.
+            per_second: New keys per second, on average; 0 for no limit.
+            burst: Maximum number of new keys at once.
         """
         self._per_second = per_second
         self._burst = float(burst)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, caller: str, keys: int, now: float) -> int:
-        """How many of some new keys a caller may have queued; that many are counted.
+        """Return how many of a caller's new keys may be queued, and charge the caller for them.
 
         Args:
-            caller: Who asks; "" is one, too.
-            keys: How many he has.
-            now: The time in seconds.
+            caller: Name of the caller; "" counts as one.
+            keys: Number of its new keys.
+            now: Monotonic time in seconds.
         """
         if not self._per_second:
             return keys

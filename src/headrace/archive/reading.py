@@ -1,7 +1,7 @@
-"""Reads of a store that is not on this machine: made by a few threads, for all lookups together.
+"""Reads of a remote store, made by a few threads for all lookups together.
 
-A key that is being read is not read again for another lookup. Reads that wait are made in one call. While the
-store does not answer, nothing is asked of it but one probe after the other.
+A key that is being read is not read again for another lookup. Pending reads are merged into one call. While
+the store does not answer, it is only probed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ Arrived = Callable[[Sequence[int], Values], None]
 
 
 class Place(NamedTuple):
-    """Where one key's value will be.
+    """Place of one key's value.
 
     Attributes:
-        read: What reads it.
-        at: Its place among that one's values.
+        read: The read that fetches it.
+        at: Its index in the values of that read.
     """
 
     read: Future[Values]
@@ -53,15 +53,15 @@ class Reads:
     """The reads of one store.
 
     Attributes:
-        breaker: Whether the store is asked, and how long to wait for it.
+        breaker: Circuit breaker of the store.
     """
 
     def __init__(self, store: Store, timeout_seconds: float) -> None:
         """Start the threads.
 
         Args:
-            store: What is read.
-            timeout_seconds: How long one of its calls may take.
+            store: The store.
+            timeout_seconds: Longest duration of one of its calls.
         """
         self._store = store
         self.breaker = Breaker(timeout_seconds)
@@ -77,24 +77,24 @@ class Reads:
             thread.start()
 
     def submit(self, partition: str, missing: bytes, keys: Sequence[bytes], arrived: Arrived) -> list[Place]:
-        """Have keys read.
+        """Start reading keys.
 
         Args:
-            partition: Where.
-            missing: What stands for a value that is not there.
-            keys: What for.
-            arrived: Called in another thread with the places of those keys that nobody else was reading, and
-                their values, before anybody who waits goes on; not if the store fails.
+            partition: Store partition.
+            missing: Value for a missing key.
+            keys: The keys.
+            arrived: Called in another thread, before waiting callers continue, with the indices of the keys
+                that no one else was reading and with their values; not called if the store fails.
 
         Returns:
-            Where each value will be; nothing if the store is not asked now.
+            Place of each value; empty if the store is not asked now.
         """
         if self.breaker.is_open:
             return []
         with self._changed:
             if (
                 len(self._flying) > _MOST_KEYS_WAITING
-            ):  # a large lookup alone is bounded by its space's max_keys
+            ):  # a single large lookup is limited by max_keys of its space
                 return []
             places: list[Place | None] = [self._flying.get((partition, key)) for key in keys]
             new = [place for place, found in enumerate(places) if found is None]
@@ -108,7 +108,7 @@ class Reads:
         return [place for place in places if place is not None]
 
     def late(self, waits: Iterable[Future[Values]]) -> None:
-        """Somebody has waited for reads for as long as is usual; each read is a trouble once."""
+        """Report reads for which a caller waited as long as usual; each counts as a failure once."""
         with self._changed:
             late = {read for read in waits if not read.done()} - self._late
             self._late |= late
@@ -116,7 +116,7 @@ class Reads:
             self.breaker.troubled()
 
     def close(self) -> None:
-        """End the threads; reads that wait are called off."""
+        """End the threads, and cancel pending reads."""
         self._closed.set()
         with self._changed:
             self._changed.notify_all()
@@ -137,7 +137,7 @@ class Reads:
                 self._read(reads)
 
     def _together(self) -> list[_Read]:
-        """Reads that make one call: the oldest one, and those after it in the same partition."""
+        """Take the reads for one call: the oldest one, and those after it in the same partition."""
         reads: list[_Read] = []
         keys = 0
         while self._waiting and keys < _MOST_KEYS_A_CALL:
@@ -155,9 +155,9 @@ class Reads:
         try:
             values = self._store.get_many(reads[0].partition, keys, reads[0].missing)
             if len(values) != len(keys):
-                raise HeadraceError(f"the store gave {len(values)} values for {len(keys)} keys")
+                raise HeadraceError(f"the store returned {len(values)} values for {len(keys)} keys")
             self.breaker.answered(time.monotonic() - started)
-        except Exception as error:  # noqa: BLE001 - the boundary to a store, which may be anybody's: lookups go on
+        except Exception as error:  # noqa: BLE001 - a store may be third-party code; lookups must go on
             self.breaker.troubled()
             failure = error
             _log.debug("a read of the store failed", exc_info=error)
@@ -175,11 +175,11 @@ class Reads:
                 self._flying.pop((reads[0].partition, key), None)
 
     def _probe(self) -> None:
-        """While the store is not asked, ask it alone; say when that begins and ends."""
+        """Probe the store while the breaker is open; log when that begins and ends."""
         while not self._closed.wait(_PROBE_SECONDS):
             if not self.breaker.is_open:
                 continue
-            _log.warning("the store does not answer; lookups answer the out-of-vocabulary vector")
+            _log.warning("the store does not answer; lookups return the out-of-vocabulary vector")
             started = time.monotonic()
             while not self._answers():
                 if self._closed.wait(_PROBE_SECONDS):
@@ -190,7 +190,7 @@ class Reads:
     def _answers(self) -> bool:
         try:
             self._store.read(_PROBE)
-        except Exception:  # noqa: BLE001 - the same boundary
+        except Exception:  # noqa: BLE001 - as in _read
             return False
         return True
 
@@ -199,5 +199,5 @@ def _tell(done: Future[Values], places: Sequence[int], arrived: Arrived) -> None
     if not done.cancelled() and done.exception() is None:
         try:
             arrived(places, done.result())
-        except Exception:  # noqa: BLE001 - else it would be lost in a future: whoever waits is answered all the same
-            _log.exception("what a store gave could not be kept")
+        except Exception:  # noqa: BLE001 - a future would swallow it; callers are answered all the same
+            _log.exception("values returned by the store could not be processed")

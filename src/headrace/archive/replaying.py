@@ -1,4 +1,4 @@
-"""Lookups as of a time in the past: what rows were served with, to be learnt with."""
+"""Lookups as of a time in the past, for training with the values that were served."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MOST_AT_ONCE = 10_000
 
 @dataclass(slots=True, eq=False)
 class PastLookup(Lookup):
-    """What lookups answered at some times.
+    """Result of a lookup as of given times.
 
     Attributes:
-        lost: Where there was a value, or may have been one, that is not kept any more, bool ``[N]``; the
-            out-of-vocabulary vector stands there.
+        lost: Whether there was, or may have been, a value that is not kept any more, bool ``[N]``; its vector
+            is the OOV vector.
     """
 
     lost: Array = field(kw_only=True)
@@ -31,22 +31,21 @@ class PastLookup(Lookup):
 def look_back(
     reader: SpaceReader, past: Past, keys: Sequence[str], times: Array, exact: Array | None
 ) -> PastLookup:
-    """What lookups of keys answered.
+    """Return what lookups of keys answered.
 
     Args:
-        reader: Of the space version.
+        reader: Reader of the space version.
         past: Its replaced values.
-        keys: Texts, any number.
-        times: When they were looked up, in milliseconds of Unix time, uint64 ``[N]``.
-        exact: When the values were written that were answered, uint64 ``[N]``, 0 for there was none; None
-            where nobody knows.
+        keys: The keys, any number.
+        times: Times of the lookups in milliseconds of Unix time, uint64 ``[N]``.
+        exact: Write times of the values that were answered, uint64 ``[N]``, 0 for none; None if unknown.
 
     Raises:
-        InvalidRequest: A key is no text, empty, or too long; or there are not as many times.
+        InvalidRequest: A key is not text, empty, or too long; or the number of times differs.
         Unavailable: The store does not answer.
     """
     texts = checked(keys, max(1, len(keys)))
-    reader.cache.hashes(texts, reader.settings.max_key_bytes)  # checks them
+    reader.cache.hashes(texts, reader.settings.max_key_bytes)  # raises for an invalid key
     times = _as_times(times, len(texts), "times")
     exact = None if exact is None else _as_times(exact, len(texts), "written")
     form, oov = reader.version.form, reader.cache.oov

@@ -1,7 +1,7 @@
-"""How an archive's processes fare: each tells it in the store every second or so; one look sees them all.
+"""Reports of an archive's processes. Each process writes its own to the store about once a second.
 
-What is counted is told by slices of ten seconds of Unix time, so that those of several processes add up,
-however long each of them has lived.
+Counts are reported in slices of ten seconds of Unix time, so that those of several processes can be added,
+however long each has run.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from headrace.errors import Unavailable
 from headrace.stores.store import Item, Store, pages
 
 PARTITION = "reports"
-"""Where they are in the store."""
+"""Store partition of the reports."""
 
 SLICE_SECONDS = 10
-"""How long a slice is."""
+"""Length of a slice."""
 
 SLICES = 7
-"""How many a process tells: the one that it is in, and those of the minute before."""
+"""Number of slices in a report: the present one, and those of the minute before."""
 
 RECENT_SECONDS = 60.0
-"""A process that has been silent for as long is gone."""
+"""Age of its last report after which a process counts as gone."""
 
 _EVERY_SECONDS = 1.0
-_QUIET_SECONDS = 5.0  # where nothing has changed
+_QUIET_SECONDS = 5.0  # interval while nothing changes
 _KEPT_SECONDS = 300.0
-_ROOM_BYTES = 2**16  # about what a batch of vectors takes: less may find a place in a full file
+_ROOM_BYTES = 2**16  # about the size of a batch of vectors; a smaller value may still fit into a full file
 
 _CountsT = TypeVar("_CountsT", Counts, FillCounts)
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process has counted in ten seconds; spaces without any are left out.
+    """Counts of one process in ten seconds; spaces without any are left out.
 
     Attributes:
-        number: Which: its start in Unix time, divided by its length.
-        lookups: What lookups came to, by space.
-        fills: What filling came to, by space.
+        number: Number of the slice: its start in Unix time, divided by its length.
+        lookups: Lookup counts, by space.
+        fills: Filling counts, by space.
     """
 
     number: int
@@ -57,16 +57,16 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process has done lately.
+    """Recent activity of one process.
 
     Attributes:
-        instance: The process: its machine, its number, and what tells it from others of that number.
-        written: When it said so, in seconds of Unix time.
-        slices: What it has counted, the newest last.
-        spaces: What it looks up in.
-        filled_spaces: What it fills.
-        troubles: What it waits for at present.
-        is_over: Whether this is the last that it says.
+        instance: Name of the process: its host, its process id, and a random part.
+        written: Time of the report in seconds of Unix time.
+        slices: Counts, the newest last.
+        spaces: Spaces that it looks up in.
+        filled_spaces: Spaces that it fills.
+        troubles: Reasons why it currently waits.
+        is_over: Whether this is its last report.
     """
 
     instance: str
@@ -79,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reporter:
-    """Writes one process's reports."""
+    """Writes the reports of one process."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class Reporter:
         fills: Mapping[str, FillCounts],
         troubles: dict[object, str],
     ) -> None:
-        """Report what is counted elsewhere.
+        """Report counts that are updated elsewhere.
 
         Args:
-            store: Where to.
-            lookups: By space; they go on counting.
-            fills: The same.
-            troubles: What the process waits for, by who waits.
+            store: Store to write to.
+            lookups: Lookup counts by space, which keep changing.
+            fills: Filling counts by space, which keep changing.
+            troubles: Reasons why the process waits, by the waiting object.
         """
         self._store = store
         self._lookups, self._fills, self._troubles = lookups, fills, troubles
@@ -106,10 +106,10 @@ class Reporter:
         self._due, self._quiet_until, self._told = 0.0, 0.0, Report(instance="", written=0.0, slices=())
 
     def report(self, *, is_over: bool = False) -> None:
-        """Report, if it is time: soon if something has changed, else now and then.
+        """Write a report if one is due: soon after a change, else at longer intervals.
 
         Args:
-            is_over: Whether this is the last time: then it is time in any case, if there is anything to tell.
+            is_over: Whether this is the last report, which is due at once if there is anything to report.
 
         Raises:
             Unavailable: The store does not answer.
@@ -120,7 +120,7 @@ class Reporter:
         self._due = now + _EVERY_SECONDS
         report = self._made(is_over)
         if is_over and not (report.slices or self._told.instance):
-            return  # it was opened for a moment, and has counted nothing
+            return  # the archive was open for a moment only, and has counted nothing
         is_same = msgspec.structs.replace(report, written=self._told.written) == self._told
         if is_same and now < self._quiet_until:
             return
@@ -146,7 +146,7 @@ class Reporter:
         )
 
     def _count(self, number: int) -> None:
-        """Add what has been counted since the last time to the slice that it is now."""
+        """Add what was counted since the last call to the present slice."""
         lookups = {space: Counts(**asdict(one)) for space, one in list(self._lookups.items())}
         fills = {space: FillCounts(**asdict(one)) for space, one in list(self._fills.items())}
         made = Slice(
@@ -168,7 +168,7 @@ class Reporter:
 
 
 def _since(now: Mapping[str, _CountsT], before: Mapping[str, _CountsT]) -> dict[str, _CountsT]:
-    """What has been counted since then, where anything has."""
+    """Return the counts since an earlier state, for the spaces that have any."""
     found: dict[str, _CountsT] = {}
     for space, counts in now.items():
         then = asdict(before[space]) if space in before else {}
@@ -179,7 +179,7 @@ def _since(now: Mapping[str, _CountsT], before: Mapping[str, _CountsT]) -> dict[
 
 
 def together(one: Mapping[str, _CountsT], other: Mapping[str, _CountsT]) -> dict[str, _CountsT]:
-    """Sums by space."""
+    """Return the sums of counts by space."""
     found = dict(one)
     for space, counts in other.items():
         found[space] = added(found[space], counts) if space in found else counts
@@ -187,13 +187,13 @@ def together(one: Mapping[str, _CountsT], other: Mapping[str, _CountsT]) -> dict
 
 
 def added(one: _CountsT, other: _CountsT) -> _CountsT:
-    """The sum of two counts."""
+    """Return the sum of two counts."""
     further = asdict(other)
     return type(one)(**{name: value + further[name] for name, value in asdict(one).items()})
 
 
 def refusal(store: Store) -> str:
-    """Why a store takes nothing now, as when its disk is full; "" if it does."""
+    """Return the reason why a store accepts no writes, such as a full disk; "" if it does."""
     try:
         store.create(PARTITION)
         store.put_many(PARTITION, [Item(b"room", bytes(_ROOM_BYTES))], RECENT_SECONDS)
@@ -203,7 +203,7 @@ def refusal(store: Store) -> str:
 
 
 def reports(store: Store) -> Iterator[Report]:
-    """What processes have told lately.
+    """Yield the recent reports of all processes.
 
     Raises:
         Unavailable: The store does not answer.
@@ -216,7 +216,7 @@ def reports(store: Store) -> Iterator[Report]:
         for value in store.get_many(PARTITION, keys):
             try:
                 report = msgspec.json.decode(value, type=Report)
-            except (msgspec.MsgspecError, UnicodeDecodeError):  # gone, or told by another release
+            except (msgspec.MsgspecError, UnicodeDecodeError):  # expired, or written by another release
                 continue
             if report.written >= oldest:
                 yield report

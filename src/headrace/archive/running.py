@@ -1,4 +1,4 @@
-"""A running archive: what a server has, with the filler in the same process where the settings ask for it."""
+"""A server's archive, with a filler in the same process if the settings ask for it."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from headrace.archive.filling import Filler
 from headrace.archive.opening import open_archive, open_suppliers, suppliers_of
 
 Share = Callable[[ArchiveConfig], ArchiveConfig]
-"""From an archive's settings to those of one process, of several that serve it together."""
+"""Maps an archive's settings to those of one process, if several serve the archive together."""
 
 
 class Running:
-    """An archive, and what fills it.
+    """An archive and its filler.
 
     Attributes:
         archive: The archive.
     """
 
     def __init__(self, file: Path, models: LocalModels | None = None, share: Share | None = None) -> None:
-        """Open what an ``archive.toml`` describes; this takes as long as loading its embedders.
+        """Open the archive that an ``archive.toml`` describes; this takes as long as loading its embedders.
 
-        A store that is down keeps nothing from starting, nor does an embedder that is asked elsewhere: what
-        it is to fill waits until it answers. When the version of a model that makes vectors is unloaded,
-        filling goes on with the one that took its place.
+        A store or a remote embedder that is down does not prevent the start: its keys wait until it answers.
+        When the version of a model that serves as an embedder is unloaded, filling continues with the version
+        that replaced it.
 
         Args:
-            file: Where that is.
-            models: Those that this process serves; None where it serves none.
-            share: Makes this process's part of the settings, where several share the archive.
+            file: Path of the file.
+            models: Models that this process serves; None if it serves none.
+            share: Returns this process's part of the settings, if several processes share the archive.
 
         Raises:
             ConfigError: The settings are wrong, or something that they name cannot be opened.
             LoadError: An embedder's model cannot be loaded.
-            Unavailable: A store or a queue of this machine cannot be opened now.
+            Unavailable: A local store or queue cannot be opened now.
         """
         config, base = read_archive_config(file), file.absolute().parent
         config = config if share is None else share(config)
@@ -60,9 +60,9 @@ class Running:
             raise
 
     def close(self) -> None:
-        """Give back what is not filled, queue what waits for that, and end all threads.
+        """Give unfinished messages back, queue the pending keys, and end all threads.
 
-        An embedder that hangs is left behind, and what it was at is given back: this ends within seconds.
+        An embedder that hangs is abandoned and its messages are given back, so that this ends within seconds.
         """
         if self._filler is not None:
             self._filler.stop()

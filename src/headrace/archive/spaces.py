@@ -1,4 +1,4 @@
-"""The spaces of an archive as one process knows them: their versions, and what looks up in each."""
+"""The spaces of an archive as one process knows them: their versions, and the reader of each."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ _SMALLEST_CACHE_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Shared:
-    """What the spaces of an archive are made with.
+    """Objects that the spaces of an archive share.
 
     Attributes:
-        store: Where vectors are.
-        reads: Reads it in the background; None for a store of this machine.
-        publisher: Takes what is missing.
-        counts: What lookups came to, by space.
-        open_embedder: Opens an embedder by its name; None where none can be.
+        store: Store of the vectors.
+        reads: Background reads of the store; None for a local store.
+        publisher: Queues missing keys.
+        counts: Lookup counts, by space.
+        open_embedder: Opens an embedder by name; None if none can be opened.
     """
 
     store: Store
@@ -64,25 +64,25 @@ class Shared:
 
 
 class _Unreached(SpaceReader):
-    """Answers the out-of-vocabulary vector, while the store has not told which versions there are."""
+    """Answers with the OOV vector until the store has been reached and the versions are known."""
 
     def _read_here(self, lookup: Lookup, asked: Array, some: Keys) -> None:
         raise Unavailable("the store has not answered since the start")
 
 
 class Spaces:
-    """The spaces, for any number of threads.
+    """The spaces, for use from any number of threads.
 
     Attributes:
-        catalog: Which versions they have.
+        catalog: The catalog of their versions.
     """
 
     def __init__(self, config: ArchiveConfig, shared: Shared) -> None:
-        """Know none yet; ``begin`` finds them."""
+        """Start without spaces; ``begin`` finds them."""
         self.catalog = Catalog(shared.store)
         self._config, self._shared = config, shared
         self._records: dict[str, SpaceRecord] = {}
-        self._generations: dict[str, int] = {}  # up to which keys are forgotten in memory
+        self._generations: dict[str, int] = {}  # generations whose forgotten keys are removed from memory
         self._quotas = {
             name: Quota(one.max_new_keys_per_second, one.max_new_keys_burst)
             for name, one in config.spaces.items()
@@ -92,14 +92,14 @@ class Spaces:
         self._turn = threading.Lock()
 
     def known(self, space: str, version: int) -> SpaceReader | None:
-        """A space version to look up in, if it is there."""
+        """Return the reader of a space version, if known."""
         return self._readers.get((space, version))
 
     def reader(self, space: str, version: int = 0) -> SpaceReader:
-        """A space version to look up in; 0 for the default one.
+        """Return the reader of a space version; 0 for the default.
 
         Raises:
-            NotFound: There is no such space, or version.
+            NotFound: There is no such space or version.
             Unavailable: The store has not been reached since the start.
         """
         found = self._readers.get((space, version))
@@ -108,12 +108,12 @@ class Spaces:
         return found
 
     def answering(self, space: str, version: int = 0) -> SpaceReader:
-        """What answers a lookup: the reader, or one that has nothing where the store was not reached yet.
+        """Return the reader that answers lookups; before the store is reached, one without vectors.
 
         Raises:
-            NotFound: There is no such space, or version.
-            Unavailable: The store has not been reached since the start, and the settings do not say how long
-                vectors are.
+            NotFound: There is no such space or version.
+            Unavailable: The store has not been reached since the start, and a version is named or the
+                settings give neither a dimension nor columns.
         """
         found = self._readers.get((space, version))
         if found is not None:
@@ -136,7 +136,7 @@ class Spaces:
         return found
 
     def record(self, space: str) -> SpaceRecord:
-        """What is decided about a space, as this process knows it.
+        """Return the record of a space, as this process knows it.
 
         Raises:
             NotFound: There is no such space.
@@ -145,10 +145,11 @@ class Spaces:
         return self._records.get(space, SpaceRecord())
 
     def add_version(self, space: str, embedder: Embedder) -> SpaceVersion:
-        """The version of a space that an embedder makes; a new one if it has not made any.
+        """Return the space version that an embedder fills, creating it if there is none.
 
         Raises:
             NotFound: There is no such space.
+            ConfigError: The settings give another dimension.
             Unavailable: The store does not answer.
         """
         settings = self.settings(space)
@@ -160,17 +161,18 @@ class Spaces:
     def table_version(
         self, table: str, columns: Sequence[Column], *, is_loading: bool = False
     ) -> SpaceVersion:
-        """The version of a feature table with exactly these columns, in any order; made if there is none.
+        """Return the version of a feature table with these columns in any order, creating it if needed.
 
         Args:
-            table: Which table.
+            table: Name of the table.
             columns: Its columns.
-            is_loading: Whether it is not full until it is made the default, even if it is the first.
+            is_loading: Whether the version counts as incomplete until it becomes the default, even if it is
+                the first.
 
         Raises:
-            NotFound: There is no such space.
-            InvalidRequest: It is no table.
-            ConfigError: These cannot be the columns of a table.
+            NotFound: There is no such table.
+            InvalidRequest: The space is not a feature table.
+            ConfigError: The columns are invalid.
             Unavailable: The store does not answer.
         """
         if not self.settings(table).is_table:
@@ -179,7 +181,7 @@ class Spaces:
         return self._add(table, of_columns(tuple(columns)), is_loading=is_loading)
 
     def settings(self, space: str) -> SpaceSettings:
-        """The settings of a space.
+        """Return the settings of a space.
 
         Raises:
             NotFound: There is no such space.
@@ -190,7 +192,7 @@ class Spaces:
         return settings
 
     def versions(self, space: str) -> Iterable[SpaceVersion]:
-        """The versions that a space has now, as the store says.
+        """Return the present versions of a space, as read from the store.
 
         Raises:
             NotFound: There is no such space.
@@ -207,8 +209,8 @@ class Spaces:
         record = self._records.get(space)
         if record is None:
             return Unavailable(
-                f"the space {space!r} is not known yet: the store, or the embedder that says how long its "
-                "vectors are, has not answered since the start"
+                f"the space {space!r} is not known yet: the store, or the embedder that defines the length "
+                "of its vectors, has not answered since the start"
             )
         if not record.versions and self.settings(space).is_table:
             way_out = "headrace archive load fills it from a file, or give its columns in the settings"
@@ -216,7 +218,7 @@ class Spaces:
         return NotFound(f"no version {version} of the space {space!r}; {versions_told(record)}")
 
     def begin(self) -> None:
-        """Find or make the versions of all spaces; a store that is down is asked again later."""
+        """Find or create the versions of all spaces; a store that is down is tried again later."""
         unknown: dict[str, list[str]] = {}
         for space in self._config.spaces:
             try:
@@ -252,18 +254,18 @@ class Spaces:
         self.apply(space, record)
         made = record.made_by(new.fingerprint)
         if made is None:
-            raise HeadraceError(f"the version of the space {space!r} that was just made is gone again")
+            raise HeadraceError(f"the version of the space {space!r} that was just created no longer exists")
         return made
 
     def apply(self, space: str, record: SpaceRecord) -> None:
-        """Have a reader for each version that there is; those that were there keep what is in memory."""
+        """Have a reader for each version of a record; existing readers keep their caches."""
         with self._turn:
             readers = {key: reader for key, reader in self._readers.items() if key[0] != space}
             readers.update(self._readers_of(space, record))
             if record.default:
                 readers[space, 0] = readers[space, record.default]
             self._readers = readers
-            self._records[space] = record  # what is known can be looked up in
+            self._records[space] = record  # after the readers: a known version can be looked up in
             self._unreached.pop(space, None)
             generation, self._generations[space] = self._generations.get(space), record.generation
         if generation not in (None, record.generation):
@@ -272,10 +274,10 @@ class Spaces:
                     readers[space, version.number].forget_all()
 
     def _readers_of(self, space: str, record: SpaceRecord) -> dict[tuple[str, int], SpaceReader]:
-        """The readers of a space: as they were, but for new versions, and for what has changed of a version.
+        """Return the readers of a space: existing ones, updated, and new ones for new versions.
 
-        The share of the cache that a version gets depends on how many there are when it comes. Those that
-        were there keep theirs as long as all together have no more than twice the space's.
+        The cache size of a version depends on the number of versions when it is added. Existing readers keep
+        theirs while all together have at most twice the size for the space.
         """
         found = {
             (space, version.number): self._readers[space, version.number]
@@ -301,7 +303,7 @@ class Spaces:
     def _reader_of(
         self, space: str, version: SpaceVersion, parts: Parts, *, is_default: bool
     ) -> SpaceReader | None:
-        """What looks up in a version; None for one that cannot be, which stops no other."""
+        """Return a reader of a version; None if it cannot be served, which affects no other version."""
         settings = self._config.spaces[space]
         try:
             return SpaceReader(
@@ -319,21 +321,21 @@ class Spaces:
         return Parts(self._shared.store, self._shared.reads, self._shared.publisher, cache, share)
 
     def look(self, space: str) -> None:
-        """See what other processes have decided about a space.
+        """Apply what other processes have decided about a space.
 
         Raises:
-            HeadraceError: The store does not answer, or what it says cannot be.
+            HeadraceError: The store does not answer, or its record is unusable.
         """
         record = self.catalog.read(space)
         settings = self._config.spaces[space]
         if not record.versions and (settings.columns or not settings.is_table):
-            self._first_version(space, settings)  # of other tables, the first file says the columns
+            self._first_version(space, settings)  # tables without columns wait for their first file
         elif record != self._records.get(space):
             self.apply(space, record)
 
 
 def of_columns(columns: Columns) -> SpaceVersion:
-    """A version of a feature table that is yet to get its number."""
+    """Return a version of a feature table that has no number yet."""
     return SpaceVersion(
         number=0,
         embedder="",
@@ -346,7 +348,7 @@ def of_columns(columns: Columns) -> SpaceVersion:
 
 
 def _made_by(settings: SpaceSettings, fingerprint: str, dimension: int) -> SpaceVersion:
-    """A version of vectors that is yet to get its number."""
+    """Return a version of a space of vectors that has no number yet."""
     return SpaceVersion(
         number=0,
         embedder=settings.embedder,

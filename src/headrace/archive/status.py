@@ -1,6 +1,6 @@
-"""Whether an archive pays: keys repeat, a late vector is worth having, new keys are few.
+"""Status of an archive, and whether it pays off: keys repeat, late vectors are useful, new keys are few.
 
-What is known is told also where the store or the queue does not answer.
+Known values are returned even if the store or the queue does not answer.
 """
 
 from __future__ import annotations
@@ -24,33 +24,32 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.queues.queue import Depth, Held, Queue, TellsHeld
 from headrace.stores.store import Store
 
-_LETTERS_SECONDS = 5.0  # for counting dead letters, of which there may be millions
+_LETTERS_SECONDS = 5.0  # limit for counting dead letters, of which there may be millions
 _NEWEST = 2
 
 _ToldT = TypeVar("_ToldT")
 
 
 class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One space, as all processes together have seen it in the last minute.
+    """One space, as seen by all processes in the last minute.
 
     Attributes:
-        space: Its name.
+        space: Name of the space.
         version: The default version; 0 if there is none.
-        versions: All that there are.
-        processes: How many have it open, and have not ended.
-        fillers: How many of those fill it.
-        keys: How many keys were looked up.
-        keys_per_second: The same a second.
-        hit_rate: Which share of them has a vector; None where none were looked up.
-        cached_rate: Which share is answered from memory.
-        missing_rate: Which share is answered with the out-of-vocabulary vector.
-        new_rate: Which share was never asked for before, as far as is known.
-        new_per_second: How many new keys come.
-        filled_per_second: How many vectors are made.
-        dead_per_second: How many become dead letters.
-        late_seconds: How long a vector takes from the first miss to the store, on average; None where none
-            were made.
-        warnings: Which assumptions do not hold.
+        versions: All versions.
+        processes: Number of running processes that have the space open.
+        fillers: Number of these that fill it.
+        keys: Number of keys looked up.
+        keys_per_second: Rate of keys looked up.
+        hit_rate: Share of keys with a vector; None without lookups.
+        cached_rate: Share of keys answered from memory; None without lookups.
+        missing_rate: Share of keys answered with the OOV vector; None without lookups.
+        new_rate: Share of keys never looked up before, as far as known; None without lookups.
+        new_per_second: Rate of new keys.
+        filled_per_second: Rate of vectors made.
+        dead_per_second: Rate of dead letters.
+        late_seconds: Average time from queueing a key to storing its vector; None if none were made.
+        warnings: Assumptions that do not hold, and other faults.
     """
 
     space: str
@@ -72,11 +71,11 @@ class SpaceStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True):
-    """A part that did not answer, or not with what it should.
+    """A part that did not answer, or not as expected.
 
     Attributes:
-        part: Which: the store or the queue.
-        reason: Why.
+        part: Name of the part: the store or the queue.
+        reason: Reason.
     """
 
     part: str
@@ -84,19 +83,19 @@ class Silence(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """An archive; what is not known, as a part does not answer, is None.
+    """Status of an archive; values that are unknown because a part does not answer are None.
 
     Attributes:
-        seconds: What time the spaces' numbers are of: a minute, and what has passed of ten seconds more.
-        queue_messages: How many keys wait to be embedded, or are being embedded.
-        queue_oldest_seconds: How long the oldest of them has waited.
-        queue_held: How many of them fillers have received; None also of a queue that cannot say it.
-        queue_silent: How many of those are with fillers that have been silent for long.
-        dead_letters: How many keys could not be embedded.
+        seconds: Time span of the spaces' numbers: a minute, and the elapsed part of ten seconds more.
+        queue_messages: Number of keys that wait to be embedded, or are being embedded.
+        queue_oldest_seconds: Age of the oldest of them.
+        queue_held: Number of them that fillers have received; None also if the queue cannot report it.
+        queue_silent: Number of these held by fillers that have been silent for long.
+        dead_letters: Number of dead letters.
         are_more_dead_letters: Whether there are more than could be counted in five seconds.
-        spaces: Each space; without numbers where the store does not answer.
-        warnings: What processes wait for, who is silent, and whether the store takes anything.
-        unanswered: What did not answer.
+        spaces: Each space; without numbers if the store does not answer.
+        warnings: Reasons why processes wait, silent fillers, and whether the store accepts writes.
+        unanswered: Parts that did not answer.
     """
 
     seconds: float
@@ -112,15 +111,15 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(config: ArchiveConfig, open_store: Callable[[], Store], open_queue: Callable[[], Queue]) -> Status:
-    """How an archive fares; each part is asked until it does not answer, and no more then.
+    """Return the status of an archive; each part is asked until its first failure.
 
     Args:
-        config: Its settings.
-        open_store: Gives the store.
-        open_queue: Gives the queue.
+        config: Settings of the archive.
+        open_store: Returns the store.
+        open_queue: Returns the queue.
 
     Raises:
-        ConfigError: What the settings name can never be opened.
+        ConfigError: Something that the settings name can never be opened.
     """
     silent: list[Silence] = []
     depth, held = _asked(silent, "queue", lambda: _waits(open_queue())) or (None, None)
@@ -159,7 +158,7 @@ def _waits(queue: Queue) -> tuple[Depth, Held | None]:
 
 
 def _of_store(config: ArchiveConfig, store: Store, depth: Depth | None, now: float) -> Status:
-    """What the store tells."""
+    """Return the status from what the store contains."""
     catalog, told = Catalog(store), list(reports(store))
     records = {name: catalog.read(name) for name in config.spaces}
     letters, are_more = _dead_letters(store)
@@ -183,7 +182,7 @@ def _of_store(config: ArchiveConfig, store: Store, depth: Depth | None, now: flo
 
 
 def _dead_letters(store: Store) -> tuple[Counter[str], bool]:
-    """How many there are by space, and whether there are more than could be counted in time."""
+    """Return the number of dead letters by space, and whether counting ran out of time."""
     letters: Counter[str] = Counter()
     end = time.monotonic() + _LETTERS_SECONDS
     for letter in DeadLetters(store).all():
@@ -194,7 +193,7 @@ def _dead_letters(store: Store) -> tuple[Counter[str], bool]:
 
 
 def _waiting(store: Store, space: str, record: SpaceRecord) -> Iterable[str]:
-    """Whether a newer version waits until somebody fills it."""
+    """Yield a warning if a newer version waits to be filled."""
     newest = record.versions[-1] if record.versions else None
     if newest is None or newest.columns or newest.number <= record.default or newest.is_full:
         return
@@ -207,7 +206,7 @@ def _waiting(store: Store, space: str, record: SpaceRecord) -> Iterable[str]:
 
 def _troubles(told: Iterable[Report], refused: str) -> Iterable[str]:
     if refused:
-        yield f"the store takes nothing: {refused}"
+        yield f"the store accepts no writes: {refused}"
     waiting = Counter(trouble for report in told for trouble in report.troubles)
     for trouble, processes in waiting.items():
         yield f"{processes} {'process waits' if processes == 1 else 'processes wait'}: {trouble}"
@@ -226,12 +225,12 @@ def _silent_fillers(held: Held) -> Iterable[str]:
 
 
 def of_space(name: str, told: Iterable[Report], now: float) -> tuple[SpaceStatus, Seen]:
-    """What processes have told of one space, together; what the reports do not say is left out.
+    """Return what processes have reported of one space, added up; other fields keep their defaults.
 
     Args:
-        name: The space.
-        told: What they have told.
-        now: The time, in seconds of Unix time.
+        name: Name of the space.
+        told: The reports.
+        now: Current time in seconds of Unix time.
     """
     newest = int(now // SLICE_SECONDS)
     lookups, lately, fills = Counts(), Counts(), FillCounts()
@@ -271,7 +270,7 @@ def of_space(name: str, told: Iterable[Report], now: float) -> tuple[SpaceStatus
 
 
 def _seconds(now: float) -> float:
-    """What time the slices are of that count now."""
+    """Return the time span of the slices that count now."""
     return now - (now // SLICE_SECONDS - SLICES + 1) * SLICE_SECONDS
 
 

@@ -1,7 +1,7 @@
-"""Supplier: an embedder as fillers ask it. One that is down, or hangs, holds up its own spaces and no others.
+"""Supplier: an embedder as fillers use it. One that is down or hangs delays its own spaces only.
 
-It is opened when it answers, and asked in threads of its own: whoever asks may go on without an answer.
-While it is down, one call after the other is made to see whether it is back, with growing pauses.
+It is opened once it answers, and called in threads of its own, so that a caller may go on without an answer.
+While it is down, single calls at growing intervals probe whether it is back.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ _TOLD_EVERY_SECONDS = 60.0
 _LONG_SECONDS = 10.0
 
 Where = tuple[str, int]
-"""A space version."""
+"""Name and version of a space."""
 
 
 class Call:
-    """A call of an embedder, under way or over.
+    """A call of an embedder, in flight or ended.
 
     Attributes:
-        supplier: Who was asked.
-        where: The space version that it is for.
-        contents: What was asked.
-        began: When, on the monotonic clock.
-        ended: Set when it is over.
+        supplier: Supplier of the embedder.
+        where: Space version of the contents.
+        contents: Contents to embed.
+        began: Start time, on the monotonic clock.
+        ended: Set when the call ends.
     """
 
     def __init__(self, supplier: Supplier, where: Where, contents: Sequence[bytes]) -> None:
-        """Begin."""
+        """Record the start."""
         self.supplier, self.where, self.contents = supplier, where, tuple(contents)
         self.began = time.monotonic()
         self.ended = threading.Event()
         self._came: Embedded | Exception | None = None
 
     def end(self, came: Embedded | Exception) -> None:
-        """Say what came of it."""
+        """Set the result or the error, and mark the call as ended."""
         self._came = came
         self.ended.set()
 
     def result(self) -> Embedded:
-        """What came of it, once it is over.
+        """Return the result of an ended call.
 
         Raises:
-            Away: The embedder could not be asked.
-            Exception: What else the embedder has raised.
+            Away: The embedder could not be called.
+            Exception: Any other error of the embedder.
         """
         if isinstance(self._came, Embedded):
             return self._came
@@ -66,61 +66,61 @@ class Call:
 
 
 class Askable(Protocol):
-    """What messages may wait for: an embedder, or the texts of a feature table.
+    """Something that messages may wait for: an embedder, or the texts of a feature table.
 
     Attributes:
-        name: What is said of it in an error.
+        name: Name for error messages.
     """
 
     name: str
 
     def may_be_asked(self, now: float) -> bool:
-        """Whether it makes sense to ask it.
+        """Return whether a call can succeed, as far as known.
 
         Args:
-            now: The time, on the monotonic clock.
+            now: Current time, on the monotonic clock.
         """
 
     @property
     def due(self) -> float:
-        """When it may be asked again, on the monotonic clock; 0 for now."""
+        """Time of the next attempt, on the monotonic clock; 0 for now."""
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it at present; "" for nothing."""
+        """Description of its current fault; "" for none."""
 
     def look(self) -> None:
-        """See that it is there, and say from time to time what is wrong; to be called often."""
+        """Check that it is available, and log faults at intervals; to be called often."""
 
 
 class Away(Exception):
-    """What is asked is away, or has not answered yet: what is wanted of it waits, and nothing else.
+    """The embedder or table is away or has not answered yet; only the keys that need it wait.
 
     Attributes:
-        awaited: Which embedder, or table.
-        call: The call whose answer is waited for; None where nothing was asked.
-        refused: How many contents were refused together; 0 where nothing was asked.
-        answers: How many batches had been answered by then.
+        awaited: The embedder or table.
+        call: The call whose answer is awaited; None if no call was made.
+        refused: Number of contents refused together; 0 if no call was made.
+        answers: Number of batches that the embedder had answered by then.
     """
 
     def __init__(
         self, awaited: Askable, call: Call | None = None, *, refused: int = 0, answers: int = 0
     ) -> None:
-        """Say who is away."""
+        """Record what is away."""
         super().__init__(awaited.name)
         self.awaited, self.call = awaited, call
         self.refused, self.answers = refused, answers
 
 
 class _Outage(NamedTuple):
-    """Why an embedder is left alone.
+    """An outage of an embedder.
 
     Attributes:
-        text: What is said of it.
-        since: When it began, on the monotonic clock.
-        told: When it was last said in the log.
-        failures: How often it was asked since, in vain.
-        due: When it is asked again.
+        text: Message for logs and status.
+        since: Start of the outage, on the monotonic clock.
+        told: Time of the last log message, on the monotonic clock.
+        failures: Number of failed calls since the start.
+        due: Time of the next call, on the monotonic clock.
     """
 
     text: str
@@ -131,15 +131,15 @@ class _Outage(NamedTuple):
 
 
 class Supplier:
-    """One embedder; for any number of threads.
+    """One embedder, for use from any number of threads.
 
     Attributes:
-        name: What the settings call it.
-        spaces: What it fills.
-        is_ready: Whether the space versions that it makes are known: set by the filler.
-        answers: How many batches it has answered.
-        first_tried: Set when it was opened, or that has failed for the first time.
-        error: Why it could not be opened the last time.
+        name: Name of the embedder in the settings.
+        spaces: Spaces that it fills.
+        is_ready: Whether the space versions that it makes are known; set by the filler.
+        answers: Number of batches that it has answered.
+        first_tried: Set when the first attempt to open it has ended.
+        error: Error of the last attempt to open it; None after a success.
     """
 
     def __init__(
@@ -154,11 +154,11 @@ class Supplier:
         """Open nothing yet.
 
         Args:
-            name: What the settings call it.
-            spaces: What it fills.
-            open_: Opens it; None where there is an embedder for good.
-            address: Where it is asked; "" for here.
-            embedder: The embedder, where it is open.
+            name: Name of the embedder in the settings.
+            spaces: Spaces that it fills.
+            open_: Opens the embedder; None if the given ``embedder`` is kept for good.
+            address: Address of a remote embedder; "" for a local one.
+            embedder: The embedder, if it is already open.
         """
         self.name, self.spaces = name, tuple(spaces)
         self.is_ready = False
@@ -179,25 +179,25 @@ class Supplier:
 
     @property
     def embedder(self) -> Embedder | None:
-        """The embedder, once it is open."""
+        """The embedder; None while it is not open."""
         return self._embedder
 
     @property
     def trouble(self) -> str:
-        """What is wrong with it at present; "" for nothing."""
+        """Description of its current fault; "" for none."""
         if (outage := self._outage) is not None:
             return outage.text
         return self._slow() if self._slow_told else ""
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is in flight."""
         return bool(self._calls)
 
     # ---- opening -----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See that it is opened, in a thread, and say from time to time what is wrong; to be called often."""
+        """Have it opened in a thread if due, and log faults at intervals; to be called often."""
         now = time.monotonic()
         with self._lock:
             outage = self._outage
@@ -220,15 +220,15 @@ class Supplier:
             _log.warning("%s has answered", self._said)
 
     def lend(self, seconds: float | None) -> Embedder:
-        """The embedder, if it is opened within some time; opening goes on, to be asked for again.
+        """Return the embedder if it opens in time; otherwise opening continues, and the caller may try again.
 
-        Only the first time is waited for.
+        Only the first call waits.
 
         Args:
-            seconds: For how long; None for as long as it takes.
+            seconds: Longest wait; None for as long as it takes.
 
         Raises:
-            Unavailable: It cannot be opened now, or not within this time.
+            Unavailable: It cannot be opened now, or not in time.
             HeadraceError: It cannot be opened as the settings say.
         """
         self.look()
@@ -246,7 +246,7 @@ class Supplier:
         opened: Embedder | None = None
         try:
             opened = self._open() if self._open is not None else None
-        except Exception as error:  # noqa: BLE001 - the boundary of the thread: it may be opened later
+        except Exception as error:  # noqa: BLE001 - thread boundary: a later attempt may succeed
             self.error = error
             self._failed(error, "cannot be opened")
         with self._lock:
@@ -259,33 +259,33 @@ class Supplier:
             self._worked()
         self.first_tried.set()
 
-    # ---- asking ------------------------------------------------------------------------------------
+    # ---- calling -----------------------------------------------------------------------------------
 
     def may_be_asked(self, now: float) -> bool:
-        """Whether it makes sense to ask it.
+        """Return whether a call can succeed, as far as known.
 
         Args:
-            now: The time, on the monotonic clock.
+            now: Current time, on the monotonic clock.
         """
         outage = self._outage
         return self.is_ready and (outage is None or (now >= outage.due and not self._is_probing))
 
     @property
     def due(self) -> float:
-        """When it may be asked again, on the monotonic clock; 0 for now."""
+        """Time of the next attempt, on the monotonic clock; 0 for now."""
         outage = self._outage
         return outage.due if outage is not None else 0.0
 
     def begin(self, embedder: Embedder, where: Where, contents: Sequence[bytes]) -> Call:
-        """Ask, in a thread of the call's own.
+        """Start a call in a thread of its own.
 
         Args:
-            embedder: Whose vectors are wanted: not those of one that took its place.
-            where: The space version that they are for.
-            contents: As ``Embedder.embed`` has it.
+            embedder: Embedder whose vectors are wanted, not those of one that has replaced it.
+            where: Space version of the contents.
+            contents: As for ``Embedder.embed``.
 
         Raises:
-            Away: It is not asked now.
+            Away: The embedder cannot be called now.
         """
         with self._lock:
             is_other = self._embedder is not embedder
@@ -303,10 +303,10 @@ class Supplier:
         came: Embedded | Exception
         try:
             came = embedder.embed(call.contents)
-        except Exception as error:  # noqa: BLE001 - the boundary to an encoder, which may be anybody's
+        except Exception as error:  # noqa: BLE001 - an encoder may be third-party code
             came = error
         if isinstance(came, (Refused, FailedPrecondition)):
-            self._failed(came, "cannot be asked")
+            self._failed(came, "is unavailable")
         else:
             self._worked()
         with self._lock:
@@ -314,7 +314,7 @@ class Supplier:
             self._calls.discard(call)
             self._is_probing = self._is_probing and not is_probe
             is_outdated = getattr(embedder, "is_outdated", False) and self._open is not None
-            if is_outdated and self._embedder is embedder:  # what is there now is opened by the next look
+            if is_outdated and self._embedder is embedder:  # the next look opens its replacement
                 self._embedder, self.is_ready = None, False
                 self.first_tried.clear()
             is_last = self._embedder is not embedder and not self._calls
@@ -323,7 +323,7 @@ class Supplier:
         call.end(came)
 
     def put_away(self) -> None:
-        """Close the embedder where nobody asks it; it is opened when it is wanted again."""
+        """Close an embedder that is not in use; it is opened again when it is wanted."""
         with self._lock:
             embedder, self._embedder = self._embedder, None
             self._was_waited_for = False
@@ -332,17 +332,17 @@ class Supplier:
             embedder.close()
 
     def close(self) -> None:
-        """Close the embedder; where a call is under way, when that is over."""
+        """Close the embedder; if a call is in flight, when that ends."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             embedder, self._embedder = self._embedder, None
             is_busy = bool(self._calls)
         if is_busy and not was_closed:
-            _log.warning("%s is still at work: it is left behind", self._said)
+            _log.warning("%s is still working on a batch; it is abandoned", self._said)
         elif embedder is not None and self._open is not None:
             embedder.close()
 
-    # ---- what is told ------------------------------------------------------------------------------
+    # ---- reporting ---------------------------------------------------------------------------------
 
     def _failed(self, error: Exception, what: str) -> None:
         reason = error.message if isinstance(error, HeadraceError) else repr(error)
@@ -351,7 +351,7 @@ class Supplier:
         now = time.monotonic()
         with self._lock:
             before = self._outage
-            if before is not None and now < before.due:  # another call that began with the one that told it
+            if before is not None and now < before.due:  # a concurrent call has reported this failure already
                 return
             failures = 1 if before is None else before.failures + 1
             pause = max(wanted, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10))
@@ -368,25 +368,27 @@ class Supplier:
             _log.warning("%s answers again after %.1f s", self._said, time.monotonic() - before.since)
 
     def _slow(self) -> str:
-        return f"{self._said} is at one batch for more than {_LONG_SECONDS:.0f} s; its keys wait"
+        return (
+            f"{self._said} has been working on one batch for more than {_LONG_SECONDS:.0f} s; its keys wait"
+        )
 
 
 class Borrowed:
-    """What an embedder's vectors are like, after it has been given back or not: closing it closes nothing.
+    """The properties of an embedder that may have been closed since; closing this has no effect.
 
     Attributes:
-        dimension: As ``Embedder`` has it.
-        fingerprint: As ``Embedder`` has it.
+        dimension: As for ``Embedder``.
+        fingerprint: As for ``Embedder``.
     """
 
     def __init__(self, embedder: Embedder) -> None:
-        """Note what it says."""
+        """Copy the properties of an embedder."""
         self.dimension, self.fingerprint = embedder.dimension, embedder.fingerprint
         self._embedder = embedder
 
     def embed(self, contents: Sequence[bytes]) -> Embedded:
-        """See ``Embedder``; only before it is given back."""
+        """Call ``embed`` of the embedder, which must still be open."""
         return self._embedder.embed(contents)
 
     def close(self) -> None:
-        """Nothing: whoever opened it closes it."""
+        """Do nothing: the owner of the embedder closes it."""

@@ -1,6 +1,6 @@
-"""Contents from a feature table: the text that one of its columns has of each key.
+"""Contents from a feature table: the text that one of its columns has for each key.
 
-A table that was never loaded holds up the spaces whose contents come from it, and no others.
+A table that was never loaded delays only the spaces whose contents come from it.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ _LOOK_SECONDS = 0.5
 
 
 class TableTexts:
-    """The texts of a table as fillers ask for them; for any number of threads.
+    """Texts of a table as contents, for use from any number of threads.
 
     Attributes:
-        name: The space whose contents they are.
-        table: The table.
-        trouble: What is wrong at present with what was asked for; "" for nothing.
+        name: Space whose contents they are.
+        table: Name of the table.
+        trouble: Description of the current fault, if texts were asked for; "" for none.
     """
 
     def __init__(
         self, space: str, source: TableColumn, store: Store, record: Callable[[str], SpaceRecord]
     ) -> None:
-        """Ask for nothing yet.
+        """Read nothing yet.
 
         Args:
-            space: The space whose contents they are.
-            source: Where they come from.
-            store: Where the table is.
-            record: What is decided about a space or table, as this process knows it.
+            space: Space whose contents they are.
+            source: The column.
+            store: Store of the table.
+            record: Returns the record of a space or table, as this process knows it.
         """
         self.name, self.table, self.trouble = space, source.table, ""
         self._source, self._store, self._record = source, store, record
         self._was_missed = False
 
     def of(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The texts of keys; None where there is no row.
+        """Return the texts of keys; None for a key without a row.
 
         Raises:
-            Away: The table has no rows yet, or no such column.
+            Away: The table has no rows yet, or no such text column.
             Unavailable: The store does not answer.
         """
         record = self._record(self.table)
@@ -61,25 +61,25 @@ class TableTexts:
         return texts_of(self._store, record, self._source, keys)
 
     def may_be_asked(self, now: float) -> bool:
-        """Whether there are texts, as far as this process knows.
+        """Return whether the table has such a text column, as far as this process knows.
 
         Args:
-            now: The time; it makes no difference.
+            now: Not used.
         """
         return text_column(self._record(self.table), self._source) is not None
 
     @property
     def due(self) -> float:
-        """When it is worth looking again, on the monotonic clock: somebody must load the table."""
+        """Time of the next look, on the monotonic clock: shortly after now, as the table may be loaded."""
         return time.monotonic() + _LOOK_SECONDS
 
     def look(self) -> None:
-        """Say what is wrong once it is, and when it is over."""
+        """Log when keys start and stop waiting for the table."""
         record, before = self._record(self.table), self.trouble
         if text_column(record, self._source) is not None:
             self._was_missed, self.trouble = False, ""
             if before:
-                _log.warning("the keys of the space %r wait no longer: %r is loaded", self.name, self.table)
+                _log.warning("the keys of the space %r no longer wait: %r is loaded", self.name, self.table)
         elif self._was_missed:
             self.trouble = f"the keys of the space {self.name!r} wait: {told(record, self._source)}"
             if self.trouble != before:
@@ -89,16 +89,16 @@ class TableTexts:
 def texts_of(
     store: Store, record: SpaceRecord, source: TableColumn, keys: Sequence[str]
 ) -> list[bytes | None]:
-    """The texts of keys, as the store has them now; None where there is no row yet.
+    """Return the texts of keys as stored now; None for a key without a row.
 
     Args:
-        store: Where the table is.
-        record: Its versions; the default one is read.
-        source: Which column.
-        keys: Checked texts.
+        store: Store of the table.
+        record: Record of the table, whose default version is read.
+        source: The column.
+        keys: Checked keys.
 
     Raises:
-        FailedPrecondition: The table has no rows yet, or no such column: somebody must load one.
+        FailedPrecondition: The table has no rows yet, or no such text column.
         Unavailable: The store does not answer.
     """
     version = record.version(record.default)
@@ -114,14 +114,14 @@ def texts_of(
 
 
 def text_column(record: SpaceRecord, source: TableColumn) -> Column | None:
-    """The column that contents come from, of a table's default version; None if that has no such texts."""
+    """Return the column of the contents in a table's default version; None if it has no such text column."""
     version = record.version(record.default)
     columns = version.columns if version is not None else ()
     return next((one for one in columns if one.name == source.column and one.dtype == TEXT), None)
 
 
 def told(record: SpaceRecord, source: TableColumn) -> str:
-    """What is wrong with a source that there is no text column of, and the way out."""
+    """Describe why a source has no text column, and the remedy."""
     version = record.version(record.default)
     if version is None:
         return f"the table {source.table!r} has no rows yet; headrace archive load {source.table} FILE"

@@ -1,8 +1,8 @@
-"""Hashing keys where Python has them: no text is joined or copied for it.
+"""Hashes texts in Python's memory, without joining or copying them.
 
-The hash is SipHash-1-3 with 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012)
-under a key that each process draws: keys that collide, and would be answered with another's vector, cannot be
-found from outside.
+The hash is SipHash-1-3 with 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) under
+a random key per process. So clients cannot construct colliding keys, which would be answered with each
+other's vectors.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
 
 @njit
 def siphash(address: int, length: int, key0: np.uint64, key1: np.uint64) -> Any:
-    """SipHash-1-3 of bytes at an address, as two halves of 64 bits."""
+    """Return SipHash-1-3 of the bytes at an address, as two halves of 64 bits."""
     v0 = key0 ^ np.uint64(0x736F6D6570736575)
     v1 = key1 ^ np.uint64(0x646F72616E646F6D) ^ np.uint64(0xEE)
     v2 = key0 ^ np.uint64(0x6C7967656E657261)
@@ -70,16 +70,17 @@ def siphash(address: int, length: int, key0: np.uint64, key1: np.uint64) -> Any:
 
 @cached()
 def hash_texts(texts: int, longest: int, secret: Array, hashes: Array) -> int:
-    """Hash texts where Python has them.
+    """Hash texts in Python's memory.
 
     Args:
-        texts: The address of a list of them.
-        longest: How many bytes of UTF-8 one may have.
+        texts: Address of a list of texts.
+        longest: Maximum length of a text in bytes of UTF-8.
         secret: The two halves of the process's key, uint64.
-        hashes: Gets the two halves of each hash, uint64 ``[N, 2]``.
+        hashes: Receives the two halves of each hash, uint64 ``[N, 2]``.
 
     Returns:
-        How many bytes the longest has; or -1 and less the first place of what is no text of 1 to ``longest``.
+        Bytes of the longest text; or -1 - i, where i is the first index without a text of 1 to ``longest``
+        bytes.
     """
     items, longest_found = np.empty(BLOCK, np.int64), 0
     for start in range(0, len(hashes), BLOCK):

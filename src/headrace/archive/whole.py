@@ -1,4 +1,4 @@
-"""All vectors of a space version at once, as they are stored: what is near what needs them all."""
+"""All vectors of a space version in memory, as they are stored, for similarity search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.stores.store import Store, pages
 from headrace.tensors import Array
 
 MOST_BYTES = 16 * 1024**3
-"""How large the vectors of a space version may be to be read at once, unless the caller says otherwise."""
+"""Default limit for the size of all vectors of a space version."""
 
 _MOST_KEYS_A_PAGE = 2000
 _PAGE_BYTES = 16 * 1024 * 1024
@@ -26,14 +26,14 @@ Told = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A space version.
+    """All vectors of a space version.
 
     Attributes:
-        space: Which space.
-        version: Which version of it.
-        keys: Of all vectors, in the store's order.
-        vectors: As they are stored, ``[N, dimension]``: float32, float16 or int8.
-        scales: What each row of int8 numbers is multiplied by, float32 ``[N]``; None for floats.
+        space: Name of the space.
+        version: Version number.
+        keys: Keys of the vectors, in the store's order.
+        vectors: Stored vectors, ``[N, dimension]``: float32, float16 or int8.
+        scales: Scale of each int8 vector, float32 ``[N]``; None for floats.
     """
 
     space: str
@@ -48,19 +48,19 @@ def read_whole(
 ) -> Whole:
     """Read all vectors of a space version from the store.
 
-    What is put or forgotten meanwhile may be among them or not.
+    Vectors that are stored or forgotten meanwhile may be included or not.
 
     Args:
-        archive: Whose.
-        space: Which space.
-        version: Which version; 0 for the default.
-        most_bytes: How much the vectors may take.
-        told: Told how many have been read, now and then.
+        archive: The archive.
+        space: Name of the space.
+        version: Version number; 0 for the default.
+        most_bytes: Limit for the size of the vectors.
+        told: Called now and then with the number of vectors read.
 
     Raises:
-        NotFound: There is no such space, or version.
-        InvalidRequest: It is a feature table.
-        TooLarge: The vectors are more bytes than they may be.
+        NotFound: There is no such space or version.
+        InvalidRequest: The space is a feature table.
+        TooLarge: The vectors exceed ``most_bytes``.
         Unavailable: The store does not answer.
     """
     reader = archive.reader(space, version)
@@ -87,7 +87,7 @@ def read_whole(
 
 
 def _pages(store: Store, where: str, form: Form) -> Iterator[tuple[list[str], Array]]:
-    """The keys that have a vector, and their records, a page at a time; none twice."""
+    """Yield pages of keys that have a vector, with their records; no key twice."""
     seen: set[bytes] = set()
     limit = max(1, min(_MOST_KEYS_A_PAGE, _PAGE_BYTES // form.record_bytes))
     for page in pages(store, where, limit=limit):
@@ -100,7 +100,7 @@ def _pages(store: Store, where: str, form: Form) -> Iterator[tuple[list[str], Ar
 
 
 def _text(key: bytes, value: bytes, form: Form) -> str:
-    """The key as callers have it; a long one stands behind its vector."""
+    """Return the key as callers know it; a long key is stored after its vector."""
     whole = value[form.record_bytes :] if is_digest(key) else key
     return whole.decode(errors="replace")
 
@@ -111,7 +111,7 @@ def _heads(records: Array) -> Array:
 
 
 def _vectors(pages: list[Array], form: Form) -> Array:
-    """The numbers of all records; each page is let go of once it is copied."""
+    """Return the numbers of all records; each page is released once it is copied."""
     dtype = np.dtype(np.int8) if form.dtype == "int8" else form.answered
     made = np.empty((sum(map(len, pages)), form.dimension), dtype)
     start = 0

@@ -1,4 +1,4 @@
-"""Writing what lookups find, and keeping what it replaces where a space says so."""
+"""Writes of the values that lookups find, keeping the replaced ones if the space's settings say so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def are_stored(store: Store, where: str, form: Form, keys: Sequence[bytes]) -> list[bool]:
-    """Which keys, as they are stored, have a value of a space version in a partition.
+    """Return which keys, in their stored form, have a value of this form in a partition.
 
     Raises:
         Unavailable: The store does not answer.
@@ -31,28 +31,28 @@ def are_stored(store: Store, where: str, form: Form, keys: Sequence[bytes]) -> l
 
 
 class Writes:
-    """Those of one process."""
+    """The writes of one process."""
 
     def __init__(self, store: Store) -> None:
         """Write to a store."""
         self._store = store
-        self._turn = threading.Lock()  # so that one writer sees what another one replaces
+        self._turn = threading.Lock()  # so that a writer reads what another has written before replacing it
 
     def past(self, reader: SpaceReader) -> Past:
-        """The replaced values of a space version."""
+        """Return the replaced values of a space version."""
         from headrace.archive.past import Past  # noqa: PLC0415 - only where a space keeps its past
 
         return Past(self._store, reader.space, reader.version, reader.settings)
 
     def store(self, reader: SpaceReader, keys: Sequence[str], records: Array, *, is_told: bool) -> None:
-        """Store records, a few at once.
+        """Store a small number of records.
 
         Args:
-            reader: Of the space version.
-            keys: Checked texts.
+            reader: Reader of the space version.
+            keys: Checked keys.
             records: uint8 ``[N, record bytes]``.
-            is_told: Whether they were written when somebody else says; where the space keeps its past, such a
-                one does not replace what was written later.
+            is_told: Whether the caller gave the write times. If the space keeps its past, such a record does
+                not replace one that was written later.
 
         Raises:
             Unavailable: The store does not answer.
@@ -71,12 +71,12 @@ class Writes:
         """Remove keys.
 
         Args:
-            reader: Of the space version.
-            keys: Checked texts.
-            is_forgotten: Whether nothing is to be known of them any more, not even what they were.
+            reader: Reader of the space version.
+            keys: Checked keys.
+            is_forgotten: Whether to remove their past values too.
 
         Returns:
-            Which of them had something that was not expired.
+            Which of them had a value that had not expired.
 
         Raises:
             Unavailable: The store does not answer.

@@ -1,1 +1,1 @@
-"""Merging concurrent requests into calls of a Servable."""
+"""Merge concurrent requests into calls of a Servable."""

@@ -1,10 +1,10 @@
-"""Whom the queue takes: why a request is refused, and how far what is predicted is believed.
+"""Admission to the queue: the reasons for refusing a request, and a safety factor on predicted waits.
 
-A queue that is filled up to the deadline by a prediction that is right on average answers half of its
-requests too late, and what is late has cost as much as what is in time. And what is predicted is not all:
-under overload the thread that refuses takes its time from the one that computes, and a request has waited
-in a socket before, and will after. So what is ahead of a request counts for more than it is predicted to
-cost, by a factor that grows with each request that waited too long, and falls with each that did not.
+If requests are admitted up to their deadlines by a prediction that is right on average, half of them are
+answered too late, and late answers cost as much as timely ones. The prediction also omits some delays. Under
+overload, refusing requests takes time from computing, and a request also waits in sockets before and after.
+The predicted wait is therefore multiplied by a factor. It grows with each request that waited too long, and
+falls with each that did not.
 """
 
 from __future__ import annotations
@@ -15,38 +15,38 @@ from headrace.batching.request import NO_DEADLINE, Request
 from headrace.errors import Overloaded, TooLarge
 
 _TIMELY_SHARE = 0.8
-"""Of the time that a deadline leaves; the rest is for the way to the server and back."""
+"""Share of the time to the deadline within which an answer is timely; the rest is left for the network."""
 
 _TOO_LONG = 0.05
 _IN_TIME = 0.001
-"""One request of fifty may wait too long."""
+"""The two steps balance when one request in fifty waits too long."""
 
 _MOST = 8.0
 
 
 class Caution:
-    """The factor by which waits are taken for longer than they are predicted to be.
+    """Learns the safety factor on predicted waits.
 
     Attributes:
-        factor: From 1 to 8.
+        factor: Multiplier of predicted waits, from 1 to 8.
     """
 
     __slots__ = ("factor",)
 
     def __init__(self) -> None:
-        """Begin by believing what is predicted."""
+        """Begin with a factor of 1."""
         self.factor = 1.0
 
     def learn(self, requests: Iterable[Request], started: float, now: float) -> None:
         """Learn from requests that were computed together, or dropped.
 
-        Those whose time was spent in being computed rather than in waiting say nothing about waits: a client
-        whose deadlines are too short for the model does not make the server refuse others.
+        A request that spent more time in the model than in the queue does not count as having waited too
+        long. A client whose deadlines are too short for the model must not cause refusals for others.
 
         Args:
-            requests: Those without a deadline are left out.
-            started: When they had waited, on the monotonic clock.
-            now: When they ended.
+            requests: The requests; those without a deadline are ignored.
+            started: End of their wait, on the monotonic clock.
+            now: End of the requests, on the monotonic clock.
         """
         factor = self.factor
         for request in requests:
@@ -60,11 +60,11 @@ class Caution:
 
 
 def too_late(wait: float, left: float) -> Overloaded | None:
-    """Why a request is refused that would be answered too late; None where it would not.
+    """Return the error for a request that would be answered too late; None if it would be in time.
 
     Args:
-        wait: How long it would take, in seconds.
-        left: How long it may.
+        wait: Predicted time to the answer in seconds.
+        left: Time to the deadline in seconds.
     """
     if wait <= left:
         return None
@@ -75,26 +75,26 @@ def too_late(wait: float, left: float) -> Overloaded | None:
 
 
 def queue_full(waiting: int, rows: int, limit: int, retry_after_seconds: float) -> Overloaded:
-    """Why a request is refused that finds the queue full.
+    """Return the error for a request that finds the queue full.
 
     Args:
-        waiting: The rows that wait.
-        rows: Its own.
-        limit: How many may wait.
-        retry_after_seconds: When those will have been computed.
+        waiting: Number of queued rows.
+        rows: Number of rows of the request.
+        limit: The most rows that may be queued.
+        retry_after_seconds: Predicted time in seconds until the rows ahead are computed.
     """
     return Overloaded(
-        f"the queue is full: {waiting} rows wait, {rows} more would pass max_queue_rows = {limit}",
+        f"the queue is full: {waiting} rows wait, {rows} more would exceed max_queue_rows = {limit}",
         retry_after_seconds=retry_after_seconds,
     )
 
 
 def never_fits(rows: int, limit: int) -> TooLarge:
-    """Why a request is refused for good.
+    """Return the error for a request that can never fit into the queue.
 
     Args:
-        rows: Its own.
-        limit: How many may wait.
+        rows: Number of rows of the request.
+        limit: The most rows that may be queued.
     """
     return TooLarge(
         f"the request has {rows} rows, and at most max_queue_rows = {limit} may wait; "

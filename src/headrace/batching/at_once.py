@@ -1,10 +1,10 @@
-"""Calls of the serving thread that are answered before they await anything: nobody would share their batch.
+"""Answer calls in the serving thread without awaiting if no other call would share their batch.
 
-A lone caller pays more for the way through the event loop (a future, a call that is scheduled, a task that is
-woken) than for everything else but the model. Whether a call is alone cannot be known before the turn of the
-loop is over, so it is taken from the turns before: where the last ones had one task that called, a task is
-answered at once, a few times, and then waits for its turn like others. The first time that two tasks call in
-one turn, all wait again, and share batches.
+For a lone caller, the event loop (a future, a scheduled callback, a woken task) costs more than everything
+else except the model. Whether a call is alone is not known before the loop iteration ends, so it is predicted
+from earlier iterations. If only one task called in each of the last ones, a task is answered at once a few
+times, and then queues like any other. As soon as two tasks call in one iteration, all calls queue again and
+share batches.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from headrace.clock import Clock
 from headrace.servable import CheckedInputs
 
 _TURNS_ALONE = 2
-"""So many turns had one caller before the next is taken to be alone, too."""
+"""Loop iterations with one calling task before the next caller is assumed to be alone."""
 
 _MOST_CALLS = 8
-"""So often a task is answered in one turn before others have theirs."""
+"""The most calls answered at once in one loop iteration, so that other tasks get to run."""
 
 
 class AtOnce:
-    """Says who is answered at once. Serving thread only."""
+    """Decides which calls are answered at once. Serving thread only."""
 
     __slots__ = ("_batcher", "_calls", "_clock", "_task", "_together", "_turns_alone")
 
     def __init__(self, batcher: Batcher, clock: Clock) -> None:
-        """Begin with everybody waiting.
+        """Begin with all calls queueing.
 
         Args:
-            batcher: Whose callers they are.
-            clock: The serving thread's.
+            batcher: The Batcher of the calls.
+            clock: The serving thread's clock.
         """
         self._batcher = batcher
         self._clock = clock
@@ -44,14 +44,14 @@ class AtOnce:
         self._turns_alone = 0
 
     def answer(self, inputs: CheckedInputs, deadline: float) -> Answer | None:
-        """Answer a call of the running task now, if it is alone and short; None if it has to wait.
+        """Answer a call of the running task now if it is alone and short; return None if it must queue.
 
         Args:
             inputs: Checked inputs.
-            deadline: On the monotonic clock, in seconds.
+            deadline: Deadline in seconds on the monotonic clock.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: The request was refused or failed.
         """
         if not self._is_turn():
             return None

@@ -1,4 +1,4 @@
-"""What waits together, and what is computed together."""
+"""Lanes, the queues of requests that can share a batch, and batches."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _log = logging.getLogger(__name__)
 
 
 class OneRequest:
-    """The room of a batch where requests are not merged."""
+    """A ``Room`` for a single request, used if requests are not merged."""
 
     __slots__ = ("_taken",)
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Begin an empty batch."""
         self._taken = False
 
     def takes(self, item: object) -> bool:
-        """Take the first request only."""
+        """Take the first request only, and return whether this was it."""
         taken, self._taken = self._taken, True
         return not taken
 
@@ -46,17 +46,17 @@ class Lane:
     """The queue of requests that can share a batch, in the order of their arrival.
 
     Attributes:
-        signature: How they all call the model.
+        signature: The signature with which all of them call the model.
         queue: The requests.
-        following: For a part in the queue, the parts of its request that come after it, the next one last.
-        allowed: The only sizes that a batch may have; empty for any.
+        following: For a part in the queue, the later parts of its request, in reverse order.
+        allowed: Allowed batch sizes; empty for any.
         max_rows: The most rows of a batch.
-        proven_rows: The most rows that a batch of such rows was quick with. Where the model lets a row's size
-            differ, the cost that was learnt from other rows says nothing about these: attention over 16,000
-            tokens takes a million times as long as over 16.
-        room: Makes what a batch has room for beside its rows; None where its rows are of one shape and size.
-        texts: Which inputs are texts.
-        is_plain: Whether its batches have any size, and nothing is to be looked at but their rows.
+        proven_rows: Rows of the largest batch of this lane that ran within ``inline_seconds``. If the model
+            accepts rows of different sizes, the cost learnt from other rows says nothing about these:
+            attention over 16,000 tokens takes a million times as long as over 16.
+        room: Factory of a ``Room``; None if only rows limit a batch.
+        texts: Indices of the text inputs.
+        is_plain: Whether batches may have any size and only rows limit them.
     """
 
     __slots__ = (
@@ -74,7 +74,7 @@ class Lane:
     )
 
     def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
-        """Open an empty queue."""
+        """Create an empty lane."""
         self.signature = signature
         self.queue: deque[Request] = deque()
         self.following: dict[Request, list[Request]] = {}
@@ -88,7 +88,7 @@ class Lane:
         if policy.pad_variable_length:
             self.room = partial(FilledRoom, self.allowed)
         self.texts = text_inputs(signature)
-        # Where rows may be answered in any shape, the answers of parts would not fit together.
+        # If output rows may have any shape, the answers of parts might not fit together.
         self._cuts_texts = all(None not in spec.shape for spec in signature.outputs)
         if self.texts:
             self.room = partial(TextRoom, self.room)
@@ -97,7 +97,7 @@ class Lane:
         self.is_plain = self.room is None and not self.allowed
 
     def rows_within(self, seconds: float, cost: BatchCost) -> int:
-        """The most rows of a batch predicted to stay within a time: with allowed sizes, one of those."""
+        """Return the most rows of a batch predicted to take at most ``seconds``, an allowed size if set."""
         rows = cost.rows_within(seconds, self.max_rows)
         if rows >= self.max_rows or not self.allowed:
             return rows
@@ -105,38 +105,37 @@ class Lane:
 
     @property
     def waits_since(self) -> float:
-        """Since when the queue waits for its turn: its head came then, or a part followed another."""
+        """Time since which the lane waits: its head's arrival, or the last time a part followed another."""
         return max(self.queue[0].enqueued, self._turn)
 
     def rows_before(self, request: Request) -> int:
-        """Where callers take turns: how many rows come before a request's; see ``FairQueue``."""
+        """Return the estimated rows served before a request; ``FairQueue`` only."""
         return cast("FairQueue", self.queue).rows_before(request)
 
     def give_way(self, request: Request, rows: int) -> list[Request]:
-        """Where callers take turns: who leaves the queue for a request; see ``FairQueue``."""
+        """Remove and return the requests that make room for a request; ``FairQueue`` only."""
         return cast("FairQueue", self.queue).give_way(request, rows)
 
     def weigh(self, request: Request) -> bool:
-        """Let a request know how many bytes of text it has.
+        """Set a request's ``text_bytes``.
 
         Returns:
-            Whether it is cut for them, however few rows it has.
+            Whether the request must be split because of its texts.
         """
         request.text_bytes = bytes_of(request.columns, self.texts)
         return request.text_bytes > MOST_BYTES and request.rows > 1 and self._cuts_texts
 
     def put_parts(self, request: Request, *, fill: bool) -> list[Request]:
-        """Put the first of a request's parts in the queue; each other one follows when the one before leaves.
+        """Split a request and enqueue its first part; each later part follows when its predecessor leaves.
 
-        So a large request waits for its turn as often as it has parts, and holds up others by one part at a
-        time.
+        A large request thus queues once per part, and delays other requests by one part at a time.
 
         Args:
-            request: What is cut.
-            fill: Whether its answer's rows may be filled up.
+            request: The request to split.
+            fill: Whether the answer's rows may be padded to the longest.
 
         Returns:
-            All of them, in order.
+            All parts, in order.
         """
         if self.texts and self.weigh(request):
             counts = row_counts(request.columns, self.texts, request.rows, self.max_rows, self.allowed)
@@ -154,14 +153,14 @@ class Lane:
         return parts
 
     def follow(self, left: Iterable[Request], now: float) -> int:
-        """Put the parts in the queue that follow those which left it.
+        """Enqueue the parts that follow those that left the queue.
 
         Args:
-            left: What left the queue.
-            now: When the parts enter it.
+            left: Requests that left the queue.
+            now: Current time on the monotonic clock.
 
         Returns:
-            How many rows they have.
+            Number of rows of the enqueued parts.
         """
         rows = 0
         for request in left:
@@ -177,21 +176,21 @@ class Lane:
 
 
 class Batch:
-    """Requests that are computed together; made in the serving thread, filled by whoever computes it.
+    """Requests that are computed together; made in the serving thread, filled in by the computing thread.
 
     Attributes:
-        lane: Where they waited.
-        signature: How they call the model.
-        allowed: The only sizes that the model may see; empty for any.
-        requests: In the order of their arrival.
-        rows: Their rows together.
-        padded_rows: The rows that the model sees.
-        release: Why the batch went.
-        layouts: How each request's rows lie in memory.
-        columns: Each request's inputs.
-        timings: Where its time went.
-        settlements: What came of it: for all together, or for each request.
-        worker: The instance's thread that computes it; None for another thread.
+        lane: The lane in which the requests waited.
+        signature: The signature with which they call the model.
+        allowed: Allowed batch sizes; empty for any.
+        requests: The requests in the order of the queue.
+        rows: Total number of rows of the requests.
+        padded_rows: Number of rows passed to the model, including padding.
+        release: Reason for the batch's release.
+        layouts: Row layout of each request.
+        columns: Inputs of each request.
+        timings: Times at which the batch was formed, started and finished.
+        settlements: Outputs for the whole batch, or one settlement per request.
+        worker: The instance thread that computes the batch; None for another thread.
     """
 
     __slots__ = (
@@ -210,7 +209,7 @@ class Batch:
     )
 
     def __init__(self, lane: Lane, made: Plan[Request], now: float) -> None:
-        """Make the batch that was planned."""
+        """Create the batch of a plan."""
         self.lane = lane
         self.signature = lane.signature
         self.allowed = lane.allowed
@@ -218,8 +217,7 @@ class Batch:
         self.rows = made.rows
         self.padded_rows = padded_size(made.rows, lane.allowed)
         self.release = made.release or Release.IDLE
-        # A settled request lets go of its columns in the serving thread, so the batch keeps its own
-        # references.
+        # The serving thread clears a request's columns when it settles it, so the batch keeps references.
         self.layouts = [request.layout for request in made.run]
         self.columns = [request.columns for request in made.run]
         self.timings = Timings(now, made.rows, len(made.run))
@@ -228,28 +226,28 @@ class Batch:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether somebody waits for one of its requests."""
-        for request in self.requests:  # noqa: SIM110 - a generator that is closed loses an interrupt
+        """Whether a caller still waits for one of its requests."""
+        for request in self.requests:  # noqa: SIM110 - closing a generator would swallow an interrupt
             if request.wanted:
                 return True
         return False
 
 
 def whole_outputs(signature: Signature, outputs: Tensors, rows: int) -> Tensors:
-    """As ``declared_outputs``, of a model whose outputs need not have as many rows as its inputs."""
+    """Return the declared outputs of a model whose outputs may have any number of rows, checked."""
     return declared_outputs(signature, outputs, None)
 
 
 def declared_outputs(signature: Signature, outputs: Tensors, rows: int | None) -> Tensors:
-    """The outputs of a signature, checked; whatever else the model gave is nobody's.
+    """Check a model's outputs against its signature and return the declared ones; others are dropped.
 
     Args:
-        signature: How the model was called.
-        outputs: What it gave.
-        rows: How many rows it was given; None where its outputs may have any number.
+        signature: The signature with which the model was called.
+        outputs: The model's outputs.
+        rows: Number of input rows; None if outputs may have any number of rows.
 
     Raises:
-        ModelError: An output is missing, or is not of its dtype, its shape or that many rows.
+        ModelError: An output is missing or has the wrong dtype, shape or number of rows.
     """
     declared = {}
     for spec in signature.outputs:
@@ -267,13 +265,13 @@ def declared_outputs(signature: Signature, outputs: Tensors, rows: int | None) -
 
 
 def note_failure(request: Request, timings: Timings) -> None:
-    """Let the call that a failed request came from know the times of its batch."""
+    """Report the batch's timings to the call of a failed request."""
     if request.call is not None:
         request.call.failed_in(timings)
 
 
 def headrace_error(error: BaseException) -> HeadraceError:
-    """What a request is answered with after the model raised something; what is unexpected is logged."""
+    """Return the error that answers a request after the model raised; unexpected exceptions are logged."""
     if isinstance(error, HeadraceError):
         return error
     _log.error("a model raised an unexpected error", exc_info=error)

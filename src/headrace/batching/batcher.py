@@ -1,20 +1,20 @@
-"""The Batcher merges concurrent Requests into calls of a Servable; the only place where threads are crossed.
+"""The Batcher merges concurrent Requests into calls of a Servable. Only here do requests cross threads.
 
 Its laws:
 
 1. An item is answered exactly once.
-2. Nothing overtakes an item that did not fit. Where callers take turns (``share_fairly``), the queue is in
-   the order of turns rather than of arrival; a newcomer's place in it is found when he comes.
-3. An item nobody waits for is never run.
-4. One item's failure or departure never touches its neighbours: a batch that fails is retried without the
+2. Nothing overtakes an item that did not fit. With ``share_fairly``, the queue is in fair order rather than
+   in order of arrival; an item's place is fixed when it is enqueued.
+3. An item that nobody waits for is never run.
+4. One item's failure or cancellation never affects its neighbours: a batch that fails is retried without the
    requests whose rows the model named (``InvalidRows``), or else request by request.
-5. Rows out equal rows in, or the batch fails loudly.
+5. Rows out equal rows in, or the batch fails with an error.
 
-A Batcher belongs to the serving thread: there is no lock. What ``plan`` decides is applied here: a batch that
-is predicted to take less than ``inline_seconds`` runs where it stands, because handing it to a thread would
-cost more than it gains; any other goes to one of the instances' threads and comes back by one
-``call_soon_threadsafe``. Dispatching is put behind what is ready in the serving thread already
-(``call_soon``), so that requests which arrived together share a batch although a lone one never waits.
+A Batcher belongs to the serving thread and has no lock. It applies the decisions of ``plan``. A batch
+predicted to take less than ``inline_seconds`` runs in the serving thread, because handing it to another
+thread would cost more than it gains. Any other batch goes to an instance's thread and returns by one
+``call_soon_threadsafe``. Dispatching is scheduled behind the callbacks already due (``call_soon``), so
+requests that arrive together share a batch, yet a lone one never waits.
 """
 
 from __future__ import annotations
@@ -55,11 +55,12 @@ class Batcher:
     """Merges the requests to one Servable.
 
     Attributes:
-        statistics: What it has done.
-        outstanding: Requests that it has not let go of: queued or running.
-        queued_rows: Rows in the queue.
-        cost: What a batch is predicted to take.
-        instances: Where batches are computed that the serving thread does not compute itself.
+        statistics: Counts of requests, rows and batches.
+        outstanding: Number of requests that are queued or running.
+        queued_rows: Number of rows in the queue.
+        cost: Predicts the duration of a batch.
+        instances: The threads for batches that the serving thread does not compute itself.
+        on_idle: Called once when no request is outstanding any more; then reset to None.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class Batcher:
         """Serve a Servable.
 
         Args:
-            servable: What answers the batches.
+            servable: The Servable that computes the batches.
             policy: The limits.
-            clock: The serving thread's.
-            instances: The most batches that may run in threads at once.
+            clock: The serving thread's clock.
+            instances: The most batches that may run in threads concurrently.
             inline_seconds: Batches predicted to take less run in the serving thread; 0 for never.
-            origin: What its answers say who gave them.
+            origin: The Origin of its answers.
         """
         self.statistics = VersionStatistics()
         self.cost = BatchCost()
@@ -93,7 +94,7 @@ class Batcher:
         self._clock = clock
         self._now = clock.now
         self._inline_seconds = inline_seconds
-        # The short way knows no waiting for more requests.
+        # The short path does not wait for more requests, so a policy that does rules it out.
         self._short_seconds = (
             0.0 if policy.max_wait_seconds else min(inline_seconds, policy.max_batch_seconds)
         )
@@ -104,7 +105,7 @@ class Batcher:
         self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
         self._running_rows = 0
-        self._following_rows = 0  # of parts that are not in a lane's queue yet
+        self._following_rows = 0  # rows of parts that are not in a lane's queue yet
         self._scheduled = False
         self._wake: Timer | None = None
         self._wake_at = math.inf
@@ -113,23 +114,23 @@ class Batcher:
         self._fair = False
         self._new_lane = Lane
         self._caution = Caution()
-        self._most_rows = policy.max_queue_rows  # that may wait; -1 once it is closed
+        self._most_rows = policy.max_queue_rows  # of the queue; -1 once closed
 
     def share_fairly(self) -> None:
-        """Let callers take turns where several wait; before the first request."""
-        from headrace.batching.fair_queue import FairLane  # noqa: PLC0415 - only where there are callers
+        """Share the queue fairly among callers; call this before the first request."""
+        from headrace.batching.fair_queue import FairLane  # noqa: PLC0415 - needed with access keys only
 
         self._fair, self._new_lane = True, FairLane
 
     @property
     def waits_for_itself(self) -> bool:
-        """Whether the running thread is the only instance: nobody computes what it asks and waits for."""
+        """Whether the running thread is the only instance, so that waiting for an answer would deadlock."""
         return self.instances.most == 1 and self.instances.is_this_thread()
 
-    # --- taking requests, or refusing them at once ---
+    # --- admission ---
 
     def submit(self, request: Request) -> None:
-        """Take a request, or refuse it at once: its ``respond`` is called either way. Serving thread only."""
+        """Enqueue a request, or refuse it at once; ``respond`` is called either way. Serving thread only."""
         now = request.enqueued = self._now()
         rows = request.rows
         if request.deadline != NO_DEADLINE or self.queued_rows + rows > self._most_rows:
@@ -152,17 +153,18 @@ class Batcher:
             self._schedule()
 
     def submit_alone(self, request: Request) -> None:
-        """Answer a request at once, if it is a short one. Only where nothing waits or runs."""
+        """Answer a request at once if it is short; the caller makes sure that none is outstanding."""
         now = request.enqueued = self._now()
         lane = self._lane(request.layout)
         if not self._closed and self._is_short(lane, request, now):
             self._answer_alone(lane, request, now)
 
     def _refusal(self, request: Request, now: float) -> HeadraceError | None:
-        """Say why a request is not taken, if it is not.
+        """Return the error that refuses a request; None if it is admitted.
 
-        With nothing queued and nothing running every live request is taken, however dear the cost model
-        thinks it is: otherwise one wrong estimate could refuse everything, and nothing would ever correct it.
+        If nothing is queued or running, every request that has not expired and fits the queue is admitted,
+        whatever its predicted cost. Otherwise one wrong estimate could refuse everything and never be
+        corrected.
         """
         if self._closed:
             return Unavailable("the model version is being unloaded; try again")
@@ -171,8 +173,8 @@ class Batcher:
         limit = self._policy.max_queue_rows
         if request.rows > limit:
             return never_fits(request.rows, limit)
-        # Parts of large requests that follow others are ahead of nobody yet: they hold up large requests, so
-        # that there is an end to them, but no small one.
+        # Parts not yet enqueued count against the limit for large requests only, which keeps these bounded.
+        # They delay no small request.
         lane = self._lane(request.layout)
         in_queues = self.queued_rows - self._following_rows
         waiting = self.queued_rows if request.rows > lane.max_rows else in_queues
@@ -191,7 +193,7 @@ class Batcher:
         return None
 
     def refusal_unread(self, deadline: float) -> HeadraceError | None:
-        """Why every request of this deadline is refused now, and counted so; None where one may be taken."""
+        """Count and return the error that refuses any request of this deadline; None if one may be taken."""
         ahead = self.queued_rows - self._following_rows + self._running_rows
         if not ahead or self._fair or self._closed:
             return None
@@ -201,19 +203,19 @@ class Batcher:
         return refusal
 
     def _make_room(self, lane: Lane, request: Request, rows: int) -> bool:
-        """Refuse those who come after a request in turn, so that it finds room; say whether it does."""
+        """Refuse requests behind ``request`` in fair order to make room; return whether enough was made."""
         refused = lane.give_way(request, rows)
         if not refused:
             return False
         self.queued_rows -= sum(one.rows for one in refused)
         self.statistics.refused += len(refused)
         for one in refused:
-            one.settle(Overloaded("the queue is full, and others who have asked for less come first"))
+            one.settle(Overloaded("the queue is full, and callers that requested fewer rows come first"))
         self._let_go(len(refused))
         return True
 
     def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
-        """How long rows wait behind others, if those make batches as large as the ones of this layout."""
+        """Return the predicted wait behind other rows, assuming that they form batches of this layout."""
         max_rows = self._lane(layout).rows_within(self._policy.max_batch_seconds, self.cost)
         return self.cost.wait_seconds(rows_ahead, max_rows, self.instances.in_use)
 
@@ -221,7 +223,7 @@ class Batcher:
         return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
 
     def _open_lane(self, layout: RowLayout) -> Lane:
-        if len(self._lanes) >= self._most_lanes:  # as many shapes as clients care to send
+        if len(self._lanes) >= self._most_lanes:  # clients choose the shapes: keep the number bounded
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
             self._most_lanes = max(_LANES_KEPT, 2 * len(self._lanes))
         lane = self._new_lane(self._signatures[layout.signature], self._policy)
@@ -240,7 +242,7 @@ class Batcher:
         self._clock.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Release what can be; a batch that ran inline gives way to whatever else became ready meanwhile."""
+        """Release the batches that can start; return to the event loop after one that ran inline."""
         self._scheduled = False
         if self._wake is not None:
             self._wake.cancel()
@@ -299,7 +301,7 @@ class Batcher:
             self._finish(batch)
             return True
         if not self._give(batch):
-            self._compute(batch)  # the system has no thread left to give: slower for all, but nobody is lost
+            self._compute(batch)  # the system refuses to start a thread: slower, but no request is lost
             self._finish(batch)
             return True
         if not self._running:
@@ -309,7 +311,7 @@ class Batcher:
         return False
 
     def _is_short(self, lane: Lane, request: Request, now: float) -> bool:
-        """Whether a request can go the short way, which is the plan's for one that is there alone."""
+        """Return whether a lone request can skip ``plan``, which would run it inline at once."""
         rows, cost = request.rows, self.cost
         return (
             lane.is_plain
@@ -322,7 +324,7 @@ class Batcher:
         )
 
     def _answer_alone(self, lane: Lane, request: Request, now: float) -> None:
-        """Compute one request where it stands: like a batch, without what only several need."""
+        """Compute one request in the serving thread, without the overhead of a Batch."""
         timings = Timings(now, rows := request.rows, 1)
         settlement = self._computing.compute_one(lane.signature, request, timings)
         finished = timings.finished
@@ -354,7 +356,7 @@ class Batcher:
         self._let_go(len(dropped))
 
     def _wake_by(self, at: float, now: float) -> None:
-        """Dispatch again at a time, or earlier where another lane asks for it: one timer for all lanes."""
+        """Dispatch again at a time, or earlier if another lane needs it: one timer serves all lanes."""
         if at < self._wake_at:
             if self._wake is not None:
                 self._wake.cancel()
@@ -363,7 +365,7 @@ class Batcher:
     # --- computing ---
 
     def _give(self, batch: Batch) -> bool:
-        """Have a batch computed beside the serving thread; False if nobody can."""
+        """Give a batch to an instance; return False if no thread can be started."""
         return self.instances.give(batch)
 
     def _compute_in_thread(self, batch: Batch) -> None:
@@ -371,20 +373,20 @@ class Batcher:
         self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
 
     def _dispatch_soon(self) -> None:
-        """More instances are used than a moment ago."""
+        """Schedule a dispatch after ``instances.allowed`` has grown."""
         if self.queued_rows and not self._scheduled:
             self._schedule()
 
     # --- answering ---
 
     def _finish_in_thread(self, batch: Batch) -> None:
-        """Back in the serving thread: the next batch starts before this one's answers are sent."""
+        """Take a batch back in the serving thread; start the next one before sending this one's answers."""
         self._running.discard(batch)
         self._running_rows -= batch.rows
         self.instances.finished(batch)
         lane, timings = batch.lane, batch.timings
         self.statistics.aside_seconds += (seconds := timings.finished - timings.started)
-        # Where rows of any size share batches, how long one took says nothing about the next.
+        # If rows of any size share batches, one batch's duration says nothing about the next.
         if not self._pads and seconds < self._inline_seconds:
             lane.proven_rows = max(lane.proven_rows, batch.padded_rows)
         if self.queued_rows and not self._scheduled:
@@ -433,7 +435,7 @@ class Batcher:
         self.statistics.count_batch(padded_rows, seconds, release)
 
     def _count_unanswered(self, request: Request, now: float) -> None:
-        """Count a request that leaves without an answer: too late, or nobody waited for it."""
+        """Count a request that ended without an answer: as failed if it expired, else as cancelled."""
         if request.deadline <= now:
             self.statistics.count_failed(request, now)
         else:
@@ -448,7 +450,7 @@ class Batcher:
     # --- deadlines ---
 
     def _expire(self) -> None:
-        """Answer every request whose deadline has passed, also those whose batch is running."""
+        """Answer every expired request, including those whose batch is running."""
         now = self._now()
         earliest, expired = math.inf, []
         for request in self._requests():
@@ -459,7 +461,7 @@ class Batcher:
             elif request.deadline < earliest:
                 earliest = request.deadline
         self._expiry.swept(earliest, now)
-        for request in expired:  # last, because whoever is answered may submit again
+        for request in expired:  # last, because a caller may submit again when answered
             request.settle(DeadlineExceeded(EXPIRED))
 
     def _requests(self) -> Iterator[Request]:
@@ -468,10 +470,10 @@ class Batcher:
         for batch in self._running:
             yield from batch.requests
 
-    # --- the end ---
+    # --- closing ---
 
     def close(self) -> None:
-        """Refuse what comes from now on; threads end when they have done their work. Serving thread only."""
+        """Refuse all queued and new requests; the threads end after their work. Serving thread only."""
         self._closed = True
         self._most_rows = -1
         self._expiry.cancel()

@@ -1,26 +1,26 @@
-"""Threads that wait for their answers have a Batcher of their own, and run it themselves.
+"""Batching for threads that block until their answers are ready; they run a Batcher of their own.
 
-No thread serves them. A call that finds nobody at work takes the turn, and runs the batch for all who wait.
-Who finds somebody at work leaves its request and sleeps until it is answered, or woken to take the turn. The
-Batcher is that of the serving thread, laws and all, and has no lock: whoever holds the turn is its serving
-thread for as long. A batch that takes longer than ``inline_seconds`` is computed without the turn, as an
-instance's thread would do, so that several run side by side.
+No dedicated thread serves them. The *turn* is the lock that a thread holds while it runs the Batcher. A
+thread that finds the turn free takes it and runs batches for all waiting threads. Otherwise it leaves its
+request and sleeps until it is answered, or until it is woken to take the turn. The Batcher is the serving
+thread's class with the same laws. It needs no lock of its own, because the holder of the turn acts as its
+serving thread. A batch predicted to take longer than ``inline_seconds`` is computed without the turn, as an
+instance's thread would do, so several can run concurrently.
 
-Who leaves a request while others are awake goes to sleep, too: they are about to leave one or to go, and the
-last of them works for all. So threads that were answered together ask together again, and nobody has to be
-woken to work. One thread alone takes the turn at once.
+A thread that leaves its request while others are awake goes to sleep as well. The others are about to leave a
+request or to return, and the last of them works for all. Threads that were answered together thus call
+together again, and none has to be woken to do the work. A lone thread takes the turn at once.
 
-Without the turn only this is touched, each by single steps that Python never interleaves: who is inside (a
-set), who has left a request that nobody has taken in yet (a deque), who sleeps (a dict). What keeps anybody
-from sleeping for ever is the order: who comes leaves its request, says that it sleeps, and only then looks
-whether somebody is awake; who goes, or gives the turn back, looks afterwards whether there is work to do.
-Should that fail nevertheless, because somebody is put aside or interrupted at the wrong moment, sleepers look
-for themselves now and then.
+Without the turn, threads touch only these, each by atomic operations: the set of threads inside, the deque of
+requests not taken in yet, and the dict of sleepers. The order of steps prevents lost wakeups. A thread that
+arrives leaves its request, records that it sleeps, and only then checks whether another thread is awake. A
+thread that leaves, or releases the turn, checks afterwards whether there is work. If this still fails,
+because a thread is suspended or interrupted at a critical point, sleepers wake periodically and check.
 
-An interrupt (a signal's handler raises) may come between any two steps. So nothing here cleans up where it
-stands: whatever a call has begun is undone in one place, at the end of ``answer``, which can be interrupted
-itself, and begun again. The Batcher of a call that was interrupted at work is spoiled: who has the turn next
-begins anew, with all whom that one had taken in.
+An interrupt (an exception raised by a signal handler) may come between any two steps. All clean-up is
+therefore in one place, at the end of ``answer``, which can be interrupted itself and then starts again. A
+Batcher that was interrupted at work is discarded: the next thread with the turn replaces it and takes over
+all admitted requests.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ from headrace.errors import DeadlineExceeded
 from headrace.servable import Servable
 
 _GATHER_SECONDS = 0.0002
-"""How long the first who left a request waits for each one who is awake, before it takes the turn regardless.
+"""Time per awake thread that the first thread with a queued request waits before it takes the turn.
 
-They are about to leave a request, too, or to go; but the system may have put one of them aside.
+The others are about to leave a request or to return, but the system may have suspended one of them.
 """
 
 _LOOK_SECONDS = 1.0
-"""A sleeper looks so often whether nobody is at work, although somebody should have woken it."""
+"""Longest interval at which a sleeper checks whether a wakeup was lost."""
 
 _ATTEMPTS = range(100)
-"""So often is begun to clear up after an interrupt, if more interrupts come meanwhile."""
+"""Attempts to clean up after an interrupt, in case further interrupts come meanwhile."""
 
 
 class Callers:
-    """Merges the requests of threads that wait.
+    """Merges the requests of threads that block until they are answered.
 
     Attributes:
-        statistics: What their Batcher has done.
-        on_idle: Called when the last thread has left, in that thread; perhaps more than once.
+        statistics: Statistics of their Batcher.
+        on_idle: Called in the last thread to leave; may be called more than once.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Callers:
         """Serve a Servable.
 
         Args:
-            servable: What answers the batches.
+            servable: The Servable that computes the batches.
             policy: The limits, without a wait for more requests.
-            learnt: What is known of its batches' cost when the first thread comes.
-            instances: How many threads may compute at once what takes longer than ``inline_seconds``.
+            learnt: Initial cost model of the batches.
+            instances: The most threads that may compute batches without the turn concurrently.
             inline_seconds: Batches predicted to take less are computed with the turn held.
-            origin: What the answers say who gave them.
+            origin: The Origin of the answers.
         """
         self.statistics = VersionStatistics()
         self.on_idle: Callable[[], object] | None = None
@@ -98,7 +98,7 @@ class Callers:
         self._sleeping: dict[WaitingRequest, None] = {}
         self._apart: set[int] = set()
         self._aside: dict[WaitingRequest, Batch] = {}
-        # A lock that knows its owner: whose it is can be told after an interrupt, too.
+        # An RLock knows its owner, so after an interrupt a thread can tell whether it holds the turn.
         self._turn = threading.RLock()
         self._at_work = 0
         self._batcher: TurnsBatcher | None = None
@@ -106,17 +106,17 @@ class Callers:
 
     @property
     def outstanding(self) -> int:
-        """How many threads are inside."""
+        """Number of threads inside ``answer``."""
         return len(self._inside)
 
     @property
     def queued_rows(self) -> int:
-        """Rows in the queue."""
+        """Number of rows in the queue."""
         return self._batcher.queued_rows if self._batcher is not None else 0
 
     @property
     def works_here(self) -> bool:
-        """Whether this very thread computes a batch, with the turn or aside: a model that asks itself."""
+        """Whether the running thread is computing a batch, so that the model calls itself."""
         thread = _thread.get_ident()
         return self._at_work == thread or thread in self._apart
 
@@ -124,15 +124,15 @@ class Callers:
         """Answer a request, in the thread that waits for it.
 
         Args:
-            request: New, and used once.
-            may_enter: Asked when the thread is inside: whether what it got is still what serves. Whoever
-                takes that out of service looks afterwards whether somebody is inside: one of both notices.
+            request: A new request, used once.
+            may_enter: Called once the thread counts as inside; returns whether this version still serves. The
+                code that unloads a version checks ``outstanding`` afterwards, so one of the two notices.
 
         Returns:
-            The answer; None if it may not enter.
+            The answer; None if ``may_enter`` returned False.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: The request was refused or failed.
         """
         entered = False
         try:
@@ -145,10 +145,10 @@ class Callers:
                     self._queue(request)
             self._leave(request)
         except BaseException:
-            # All but `_leave` needs no frame of Python's: there may be none left (RecursionError).
+            # Nothing but `_leave` needs a Python frame: there may be none left (RecursionError).
             for _ in _ATTEMPTS:
                 try:
-                    request.settled = True  # its columns stay: whoever is at work may be reading them
+                    request.settled = True  # keep its columns: a working thread may be reading them
                     self._sleeping.pop(request, None)
                     self._apart.discard(_thread.get_ident())
                     if request in self._aside or self._at_work == _thread.get_ident():
@@ -157,14 +157,14 @@ class Callers:
                         self._aside.pop(request, None)
                         self._at_work = 0
                     try:
-                        while True:  # it may have been taken more than once by now
+                        while True:  # it may have been acquired more than once by now
                             self._turn.release()
-                    except RuntimeError:  # it is another's, or nobody's
+                    except RuntimeError:  # held by another thread, or not at all
                         pass
                     self._inside.discard(request)
                     self._leave(request)
                     break
-                except BaseException:  # noqa: BLE001 - one more interrupt: the first goes on its way
+                except BaseException:  # noqa: BLE001 - a further interrupt; the first one propagates
                     continue
             raise
         return request.answer() if entered else None
@@ -172,11 +172,11 @@ class Callers:
     # --- without the turn ---
 
     def _awake(self) -> int:
-        """How many threads are inside and run Python, or are about to."""
+        """Return the number of threads inside that run Python code, or are about to."""
         return len(self._inside) - len(self._sleeping) - len(self._apart)
 
     def _queue(self, request: WaitingRequest) -> None:
-        """Leave a request for whoever is at work, until it is settled."""
+        """Leave a request to the working threads and sleep, or take the turn, until it is settled."""
         request.expect_sleep(self._sleeping)
         patience = _LOOK_SECONDS if self._arriving else _GATHER_SECONDS * max(0, self._awake())
         self._arriving.append(request)
@@ -202,20 +202,20 @@ class Callers:
                 request.settlement = DeadlineExceeded(EXPIRED)
 
     def _see_that_somebody_works(self) -> None:
-        """Wake one who sleeps, if there is something to do and nobody is awake who will see it.
+        """Wake a sleeper if there is work to do and no thread is awake that will notice it.
 
-        Whoever leaves calls this afterwards, and whoever has given the turn back without leaving.
+        Called by a thread after it has left, or has released the turn without leaving.
         """
         while self._sleeping and self._awake() <= 0 and self._has_work():
             try:
                 sleeper = self._who_works_next()
-            except (IndexError, RuntimeError, StopIteration):  # somebody has come or gone in between
+            except (IndexError, RuntimeError, StopIteration):  # another thread has changed them in between
                 continue
             sleeper.wake()
             return
 
     def _who_works_next(self) -> WaitingRequest:
-        """Whose request is computed next, so that nobody computes for strangers; else who came last."""
+        """Return the sleeper whose request is next, so that it computes its own; else the latest sleeper."""
         batcher = self._batcher
         if batcher is not None and batcher.given:
             found = self._asleep_for(batcher.given[0])
@@ -226,7 +226,7 @@ class Callers:
         return next(reversed(self._sleeping))
 
     def _asleep_for(self, batch: Batch) -> WaitingRequest | None:
-        """One who sleeps until a batch is computed, if there is one."""
+        """Return a sleeper that waits for a batch, if there is one."""
         for caller in callers_of(batch):
             if caller in self._sleeping:
                 return caller
@@ -239,7 +239,7 @@ class Callers:
         return batcher is not None and bool(batcher.given or batcher.turns.ready)
 
     def _try_turn(self, request: WaitingRequest, work: Callable[[WaitingRequest], object]) -> None:
-        """Take the turn unless somebody has it, and work."""
+        """Take the turn and work, unless another thread holds it."""
         if self._turn.acquire(blocking=False):
             work(request)
             self._at_work = 0
@@ -257,7 +257,7 @@ class Callers:
             self._see_that_somebody_works()
 
     def _sweep(self, _: WaitingRequest) -> None:
-        """Forget those whom the last one to leave has left behind: they have left before it."""
+        """Drop the remaining requests when the last thread leaves: their threads have left already."""
         self._at_work = _thread.get_ident()
         if self._spoiled:
             self._begin_anew()
@@ -267,17 +267,16 @@ class Callers:
     # --- after an interrupt ---
 
     def _begin_anew(self) -> None:
-        """With the turn: go on with a Batcher that nothing befell, and all whom the one before had taken in.
+        """Replace an interrupted Batcher and take over all requests that it had admitted; needs the turn.
 
-        They were admitted then, so they are not refused now. What other threads compute at this moment is
-        theirs, and goes on.
+        These requests are not refused again. Batches that other threads are computing continue there.
         """
         while not all(map(self._take_again, self._left_by_the_one_before())):
-            pass  # the one that failed has heard of it, and is not among them any more
+            pass  # a request that failed has been settled, so the next attempt leaves it out
         self._spoiled = False
 
     def _left_by_the_one_before(self) -> list[WaitingRequest]:
-        """Make the new Batcher, and say whom it has to take in, in order."""
+        """Make the new Batcher and return the requests that it must take over, in order of arrival."""
         batcher = self._begin()
         computed: set[Request] = set()
         for batch in self._aside.values():
@@ -293,14 +292,14 @@ class Callers:
     # --- with the turn ---
 
     def _answer_alone(self, own: WaitingRequest) -> None:
-        """Answer a request that nobody has seen yet, if nothing else is there to be done."""
+        """Answer a request that is not queued yet, if there is no other work."""
         self._at_work = _thread.get_ident()
         batcher = self._batcher or self._begin()
         if not self._arriving and batcher.outstanding == 0 and not self._spoiled:
             batcher.submit_alone(own)
 
     def _work(self, own: WaitingRequest) -> None:
-        """Work until a request is settled, or nothing is left to do: others compute it then."""
+        """Work until a request is settled, or until other threads compute all that is left."""
         self._at_work = _thread.get_ident()
         self._sleeping.pop(own, None)
         if self._batcher is None or self._spoiled:
@@ -321,7 +320,7 @@ class Callers:
                 return
 
     def _batch_for(self, own: WaitingRequest, given: deque[Batch]) -> Batch | None:
-        """Take the batch that a caller computes, if any: its own, else one whose callers are awake."""
+        """Take the batch that this thread should compute: its own, else one that no sleeper waits for."""
         for batch in given:
             if own in callers_of(batch):
                 given.remove(batch)
@@ -329,11 +328,11 @@ class Callers:
         return given.popleft() if given and self._asleep_for(given[0]) is None else None
 
     def _take_in(self) -> TurnsBatcher:
-        """Let the Batcher have what has arrived."""
+        """Submit the requests that have arrived to the Batcher, and return the Batcher."""
         arriving, batcher = self._arriving, cast("TurnsBatcher", self._batcher)
         while arriving:
             request = arriving[0]
-            request.taken_in = True  # first: what is in neither place would be forgotten
+            request.taken_in = True  # before popleft: a request in neither place would be lost
             arriving.popleft()
             if request.settled:
                 batcher.count_gone(request)
@@ -341,11 +340,11 @@ class Callers:
             try:
                 batcher.submit(request)
                 request.enqueued = request.arrived
-            except RecursionError:  # of the thread that happens to take it in
+            except RecursionError:  # concerns this thread, not the request
                 raise
-            except Exception as error:  # noqa: BLE001 - its own, and not that of whoever takes it in
+            except Exception as error:  # noqa: BLE001 - fails the request, not this thread
                 self._fail(request, error)
-                self._begin_anew()  # who knows how far that came
+                self._begin_anew()  # the Batcher may be in an inconsistent state
                 batcher = cast("TurnsBatcher", self._batcher)
         return batcher
 
@@ -382,7 +381,7 @@ class Callers:
         del self._aside[own]
 
     def _begin(self) -> TurnsBatcher:
-        """Make a Batcher that goes on from what the one before has learnt and counted."""
+        """Make a Batcher that takes over the cost model and the statistics of the one before."""
         before = self._batcher
         batcher = TurnsBatcher(
             self._servable, self._policy, Turns(), self._instances, self._inline_seconds, self._origin

@@ -1,12 +1,12 @@
-"""How much of what a server can answer is asked of it: the load, of which 1.0 is all it can answer in time.
+"""Load of a server as a share of its capacity; 1.0 is the most that it can answer in time.
 
-Three things can run out first: the serving thread, which decodes and encodes and runs short batches itself;
-the processors, which all work of the process shares; and a model's instances. The load is that of the
-scarcest.
+Three resources can be the bottleneck: the serving thread, which decodes, encodes and runs short batches
+itself; the processors, which all threads of the process share; and a model's instances. The load is that of
+the bottleneck.
 
-What models cost is not what they cost now: under load batches grow, and a row gets cheaper. So their part is
-computed from the rate at which rows arrive and the cost of the largest batch that the objective allows.
-Everything else, which batches do not make cheaper, is measured.
+The current cost of a model overstates its load. As load rises, batches grow and the cost per row falls. The
+model's part is therefore computed from the arrival rate of rows and the cost of the largest batch that the
+objective allows. All other work does not get cheaper in batches, so it is measured.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass
 from headrace.batching.cost import BatchCost
 
 _BATCHES_IN_OBJECTIVE = 2
-"""A request waits for the batch that runs when it comes, and then for its own."""
+"""A request waits for the batch that is running when it arrives, and then for its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDemand:
-    """What is asked of one version.
+    """Demand on one version.
 
     Attributes:
-        rows_per_second: At which rate rows arrive, those included that are refused.
-        batch_rows: The rows of a batch when there is as much to do as can be done in time.
-        batch_seconds: What such a batch is predicted to take.
-        instances: How many batches run side by side.
-        threads: How many threads one of them uses.
+        rows_per_second: Arrival rate of rows, including refused ones.
+        batch_rows: Rows of a batch at full load.
+        batch_seconds: Predicted duration of such a batch.
+        instances: Number of batches that run concurrently.
+        threads: Number of threads that each of them uses.
         is_inline: Whether such a batch runs in the serving thread.
     """
 
@@ -42,18 +42,18 @@ class ModelDemand:
 
     @property
     def busy(self) -> float:
-        """How many instances are busy all the time, in batches of that size."""
+        """Average number of busy instances, with batches of that size."""
         return self.rows_per_second / self.batch_rows * self.batch_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDemand:
-    """What is measured beside the models.
+    """Measured demand on a server, excluding its models.
 
     Attributes:
-        serving: For which share of the time the serving thread works, or waits for a processor.
-        working: How many processors the process keeps busy, all its threads together.
-        processors: How many it may use.
+        serving: Share of time in which the serving thread works or waits for a processor.
+        working: Number of processors that all threads of the process keep busy.
+        processors: Number of processors that the process may use.
     """
 
     serving: float
@@ -62,11 +62,11 @@ class ServerDemand:
 
 
 def server_load(models: Sequence[ModelDemand], server: ServerDemand) -> float:
-    """The load: 1.0 is as much as the server can answer within the objectives of its models.
+    """Return the load; 1.0 is the most that the server can answer within its models' objectives.
 
     Args:
-        models: What is asked of each version.
-        server: What is measured beside them.
+        models: Demand on each version.
+        server: Measured demand, excluding the models.
     """
     serving = server.serving + sum(model.busy for model in models if model.is_inline)
     working = server.working + sum(model.busy * model.threads for model in models)
@@ -76,12 +76,12 @@ def server_load(models: Sequence[ModelDemand], server: ServerDemand) -> float:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """The load of a server, as it is reported to balancers.
+    """Load of a server, as reported to load balancers.
 
     Attributes:
-        load: As ``server_load`` has it.
-        requests_per_second: The rate of requests to models, those without an answer included.
-        errors_per_second: The rate of those that were refused or failed.
+        load: The load as returned by ``server_load``.
+        requests_per_second: Rate of requests to models, including those without an answer.
+        errors_per_second: Rate of requests that were refused or failed.
     """
 
     load: float
@@ -90,13 +90,13 @@ class LoadReport:
 
 
 def report_of_workers(reports: Iterable[LoadReport | None]) -> LoadReport | None:
-    """The report of a whole server: the highest load of a worker, and the sums of the rates.
+    """Merge the workers' reports: the highest load, and the sums of the rates.
 
     Args:
-        reports: Of each worker; None for one that has none yet.
+        reports: One report per worker; None for a worker that has none yet.
 
     Returns:
-        The report; None where no worker has one.
+        The merged report; None if no worker has one.
     """
     known = [one for one in reports if one is not None]
     if not known:
@@ -110,34 +110,34 @@ def report_of_workers(reports: Iterable[LoadReport | None]) -> LoadReport | None
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a batch costs: ``a`` seconds for the call and ``b`` for each row."""
+    """Linear cost of a batch: ``a`` seconds per call and ``b`` seconds per row."""
 
     a: float
     b: float
 
     def seconds(self, rows: float) -> float:
-        """The predicted cost of one batch."""
+        """Return the predicted duration of a batch in seconds."""
         return self.a + self.b * rows
 
 
 def batch_in_time(
     now: Fit, warmed: Fit | None, usual_rows: float, max_rows: int, objective_seconds: float
 ) -> tuple[float, float]:
-    """The largest batch that leaves its requests in time, and what it costs.
+    """Return the largest batch whose requests are answered in time, and its predicted duration.
 
-    Where all batches are of one size, what is fitted to them says nothing of larger ones. So what the warm-up
-    has measured is consulted, scaled to what batches of the usual size cost now; and where there was none, no
-    batch is believed to be larger than usual.
+    A fit to batches that all have the same size says nothing about larger ones. The fit of the warm-up is
+    therefore used as well, scaled to the current cost of batches of the usual size. Without a warm-up, no
+    batch is assumed to be larger than usual.
 
     Args:
-        now: Fitted to the last batches.
-        warmed: Fitted in the warm-up; None where there was none.
-        usual_rows: The mean rows of the last batches.
-        max_rows: The largest batch that is allowed.
-        objective_seconds: The latency objective, or how long one batch may take where there is none.
+        now: Cost fitted to the last batches.
+        warmed: Cost fitted in the warm-up; None if there was none.
+        usual_rows: Mean number of rows of the last batches.
+        max_rows: Row limit of a batch.
+        objective_seconds: Latency objective, or the longest allowed duration of a batch if there is none.
 
     Returns:
-        The rows, at least one, and the seconds.
+        The rows, at least 1, and the seconds.
     """
     usual_rows = max(1.0, usual_rows)
     if warmed is None or warmed.seconds(usual_rows) <= 0.0:
@@ -151,5 +151,5 @@ def batch_in_time(
 
 
 def fit_of(cost: BatchCost) -> Fit:
-    """What a cost model knows at this moment."""
+    """Return the current fit of a cost model."""
     return Fit(cost.a, cost.b)

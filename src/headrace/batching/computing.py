@@ -1,8 +1,8 @@
-"""What happens to a batch in whichever thread it runs.
+"""Compute batches, in any thread.
 
-The rows are joined, the Servable is called, and if that fails, the batch's requests answer for themselves.
-Whatever a model's own code raises is its failure: let through, it would end the thread. Nothing here changes
-a Batcher: what came of a batch is written into it, and read when it is finished.
+The rows are joined and the Servable is called. If the call fails, the requests are retried separately. All
+exceptions of a model's own code are caught, because they would end the thread. Nothing here changes a
+Batcher: the results are stored in the batch, and the Batcher reads them when it finishes the batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Computing:
     """Calls a Servable for batches.
 
     Attributes:
-        answer: What a request is answered with: its rows of a batch, or all that the model gave.
+        answer: Class of the answers: a request's rows of a batch, or the whole outputs of a call.
     """
 
     def __init__(
@@ -48,20 +48,20 @@ class Computing:
         """Call a Servable.
 
         Args:
-            servable: What answers the batches.
-            policy: Whether rows of different shapes are filled up.
-            now: The monotonic time.
-            origin: What the answers say who gave them.
-            is_the_callers: Tells whether an error is not the model's but meant for the thread that calls
-                it: such a one goes on its way.
+            servable: The Servable that computes the batches.
+            policy: The batching policy: whether requests are merged, and whether their rows are padded.
+            now: Returns the monotonic time in seconds.
+            origin: The Origin of the answers.
+            is_the_callers: Returns whether an error is meant for the calling thread rather than raised by the
+                model; such an error propagates.
         """
         self._servable = servable
         self._takes_packed = takes_packed(servable)
-        # One that stands before a model says more than that model's outputs: what it has looked up.
+        # A Servable that wraps a model may return more than the model's outputs: the values it looked up.
         declared = declared_outputs if policy.enabled else whole_outputs
         self._declared = getattr(servable, "declared_outputs", declared)
         self.answer: type[Answer] = Answer if policy.enabled else WholeAnswer
-        # One that counts what it looks up must know which rows only fill a batch up.
+        # A Servable that counts lookups must know which rows are padding.
         self._predict_padded = getattr(servable, "predict_padded", None)
         self._pads = policy.pad_variable_length
         self._now = now
@@ -69,7 +69,7 @@ class Computing:
         self._is_the_callers = is_the_callers
 
     def compute(self, batch: Batch) -> None:
-        """Call the Servable; if the batch fails, its requests answer for themselves."""
+        """Call the Servable for a batch; if the call fails, retry its requests separately."""
         timings = batch.timings
         timings.started = self._now()
         token = _name_in_log(batch.requests[0] if len(batch.requests) == 1 else None)
@@ -85,12 +85,15 @@ class Computing:
         timings.finished = self._now()
 
     def compute_one(self, signature: Signature, request: Request, timings: Timings) -> Settlement:
-        """Call the Servable for a request of numbers that is a batch by itself.
+        """Call the Servable for a numeric request that is a batch by itself.
 
         Args:
-            signature: How it calls the model.
+            signature: The signature with which it calls the model.
             request: The request.
-            timings: Its batch's.
+            timings: The batch's timings, which are filled in.
+
+        Returns:
+            The answer, or the error; the request is not settled.
         """
         layout, rows = request.layout, request.rows
         timings.started = self._now()
@@ -111,10 +114,10 @@ class Computing:
         return settlement
 
     def _rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
-        """After a batch failed: leave out the requests that are to blame, or call for each request alone."""
+        """Retry a failed batch without the requests to blame, or each request alone if none is named."""
         if len(batch.requests) == 1:
             return [headrace_error(error)]
-        if isinstance(error, ModelDied):  # it is gone: nobody could compute them one by one now
+        if isinstance(error, ModelDied):  # the process is gone, so a retry would fail too
             return [error.shared(len(batch.requests)) for _ in batch.requests]
         if not isinstance(error, InvalidRows):
             return [self._alone(batch, index) for index in range(len(batch.requests))]
@@ -130,7 +133,7 @@ class Computing:
         return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
 
     def _good(self, batch: Batch, good: list[int]) -> list[Settlement]:
-        """Call the Servable for some requests of a batch, together; if it fails, for each of them alone."""
+        """Call the Servable for some requests of a batch together; if it fails, for each of them alone."""
         if not good:
             return []
         rows = [batch.requests[index].rows for index in good]
@@ -147,10 +150,9 @@ class Computing:
         return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
 
     def _alone(self, batch: Batch, index: int) -> Settlement:
-        """Call the Servable for one request of a batch that failed, if somebody still waits for it.
+        """Call the Servable for one request of a failed batch, if its caller still waits.
 
-        Asking whether somebody does only reads, so it may be asked from an instance's thread; what is decided
-        a moment too late costs one call.
+        ``request.wanted`` only reads, so an instance's thread may use it. A stale value costs one call.
         """
         request = batch.requests[index]
         rows = request.rows
@@ -172,12 +174,12 @@ class Computing:
         return self.answer(outputs, 0, rows, timings)
 
     def _call(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
-        """Call the Servable for some requests of a batch, or all.
+        """Call the Servable for some or all requests of a batch.
 
         Args:
             batch: The batch.
-            chosen: Which of its requests.
-            rows: How many rows they have together.
+            chosen: Indices of the requests.
+            rows: Total number of rows of these requests.
         """
         layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
         if len(chosen) < len(layouts):
@@ -197,11 +199,14 @@ class Computing:
 
 
 def _name_in_log(request: Request | None) -> Token[logs.InCall | None] | None:
-    """Have what is logged say for which request a model is called; until it is reset, if it must be.
+    """Set the call that log records name while a model runs.
 
     Args:
-        request: The only one; None for several, which have no name together. In the serving thread, the name
-            in force is that of whoever came first.
+        request: The only request of the batch; None for several. In the serving thread, the name that would
+            otherwise apply is that of the request that arrived first.
+
+    Returns:
+        Token that resets the name; None if nothing changed.
     """
     call = None if request is None else getattr(request, "whole", request).call
     outcome = None if call is None else call.outcome

@@ -1,9 +1,9 @@
-"""How many calls of a model run side by side: the number that computes the most rows a second.
+"""Choose the number of concurrent calls of a model that computes the most rows per second.
 
-Calls of some models do not speed each other up: they hold Python's lock, or share one GPU. Such a model
-answers more requests with fewer calls at a time, because what waits meanwhile makes larger batches. Nothing
-but the measure tells it from a model whose calls do overlap, so numbers are compared while requests come: the
-one in use, half as many, and twice as many.
+Concurrent calls of some models do not raise throughput, because they hold the GIL or share one GPU. Such a
+model answers more requests with fewer concurrent calls, because the requests that wait form larger batches.
+Only a measurement tells such models from those whose calls do overlap. The current number is therefore
+compared with half and twice as many while requests are served.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from headrace.batching.request import Origin
 _log = logging.getLogger(__name__)
 
 _GAIN = 1.1
-"""Another number takes over if it computes so many times the rows a second, in each of its stretches."""
+"""Factor by which another number must raise rows per second, in each of its stretches, to be adopted."""
 
 _STRETCHES = 4
 _LEAST_BATCHES, _BATCHES_A_PLACE = 16, 4
 _LEAST_SECONDS = 0.05
 _LEAST_OVERLAP = 1.5
-"""Where fewer calls than this run side by side on average, there is little to gain from fewer."""
+"""Average number of concurrent calls below which a lower number is not tried: there is little to gain."""
 
 _REST_TIMES, _LEAST_REST_SECONDS = 100.0, 10.0
-"""After a comparison that changed nothing comes a rest of so many times its duration: trying costs 1 %."""
+"""Pause after a comparison that changed nothing, as a multiple of its duration: trying costs 1 %."""
 
 _PATIENCE_TIMES, _LEAST_PATIENCE_SECONDS = 20.0, 0.5
-"""Calls hang if none of them ends in so many times what they usually take."""
+"""Calls are taken to hang if none ends within this multiple of their usual duration."""
 
 _USUAL_CALLS = 16.0
-"""What a call usually takes is an average over about so many of the last ones."""
+"""Number of calls over which their usual duration is averaged, exponentially."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What was computed in a stretch of time; time in which no call ran is left out.
+    """Work done in a stretch of time, excluding time in which no call ran.
 
     Attributes:
-        rows: The rows of the batches that finished.
-        seconds: How long it lasted.
-        call_seconds: The durations of all calls together.
+        rows: Rows of the batches that finished.
+        seconds: Length of the stretch in seconds.
+        call_seconds: Sum of the durations of all calls.
     """
 
     rows: int
@@ -52,20 +52,20 @@ class Stretch:
 
     @property
     def overlap(self) -> float:
-        """How many calls ran side by side on average."""
+        """Average number of concurrent calls."""
         return self.call_seconds / self.seconds
 
 
 def compare(stretches: Sequence[Stretch]) -> bool | None:
-    """Say whether another number of calls computes more rows a second than the one in use. Pure.
+    """Return whether another number of calls computes more rows per second than the one in use. Pure.
 
-    The two take turns, so that a load which rises or falls meanwhile is not taken for a difference.
+    The two numbers alternate, so that a change in load is not mistaken for a difference between them.
 
     Args:
-        stretches: At least one: with the number in use, with the other, with the one in use, and so on.
+        stretches: At least one stretch: with the number in use, the other, the number in use, and so on.
 
     Returns:
-        Whether it does; None while that takes more stretches.
+        True or False; None if more stretches are needed.
     """
     rates = [stretch.rows / stretch.seconds for stretch in stretches]
     if min(rates[1::2], default=math.inf) < _GAIN * max(rates[::2]):
@@ -74,16 +74,16 @@ def compare(stretches: Sequence[Stretch]) -> bool | None:
 
 
 def alternative(in_use: int, most: int, overlap: float, *, more: bool) -> int | None:
-    """Say which number of calls to try. Pure.
+    """Return the number of concurrent calls to try next. Pure.
 
     Args:
-        in_use: How many may run side by side.
-        most: The most that ever may.
-        overlap: How many did on average.
-        more: Whether to try more; fewer otherwise.
+        in_use: The current limit.
+        most: The upper bound of the limit.
+        overlap: Average number of calls that ran concurrently.
+        more: Whether to try a higher number rather than a lower one.
 
     Returns:
-        Twice as many, or half as many as did run side by side; None where that is no other number.
+        Twice the limit, or half the number that did run concurrently; None if there is nothing to try.
     """
     if more:
         return min(2 * in_use, most) if in_use < most else None
@@ -91,12 +91,12 @@ def alternative(in_use: int, most: int, overlap: float, *, more: bool) -> int | 
 
 
 class ConcurrencyLimit:
-    """Compares numbers of calls while batches finish, and keeps the best; it needs no clock.
+    """Compares limits on concurrent calls as batches finish, and keeps the best; needs no clock.
 
     Attributes:
-        in_use: How many calls may run side by side, as far as is known.
-        allowed: How many may at this moment: another number while that is tried.
-        busy_since: Since when calls run that have not been counted.
+        in_use: The best limit found so far.
+        allowed: The limit in force, which differs from ``in_use`` while another is tried.
+        busy_since: Time since which calls have been running that are not counted yet.
     """
 
     __slots__ = (
@@ -106,11 +106,11 @@ class ConcurrencyLimit:
     )  # fmt: skip
 
     def __init__(self, most: int, origin: Origin) -> None:
-        """Begin with the most.
+        """Begin with the upper bound.
 
         Args:
-            most: The most calls that may run side by side.
-            origin: Which model and version they are of, for the log.
+            most: The upper bound of the limit.
+            origin: Model and version, for the log.
         """
         self._most = self.in_use = self.allowed = most
         self._origin = origin
@@ -125,16 +125,16 @@ class ConcurrencyLimit:
 
     @property
     def patience_seconds(self) -> float:
-        """How long calls may run without one of them ending before they are taken to hang."""
+        """Longest time in seconds without a finished call before the calls are taken to hang."""
         return max(_LEAST_PATIENCE_SECONDS, _PATIENCE_TIMES * self._usual_seconds)
 
     def use_all(self, now: float) -> None:
-        """Allow the most again, because the calls that run do not end; compare no sooner than after a rest.
+        """Return to the upper bound because the running calls do not end; pause comparisons.
 
         Args:
-            now: In seconds on the monotonic clock.
+            now: Current time in seconds on the monotonic clock.
         """
-        self._tell(self._most, "the calls that run do not end")
+        self._tell(self._most, "the running calls do not return")
         self.in_use = self.allowed = self._most
         self._stretches.clear()
         self._begin_stretch(now)
@@ -144,9 +144,9 @@ class ConcurrencyLimit:
         """Count a batch.
 
         Args:
-            rows: How many rows it had.
-            formed: When it was given to a thread, in seconds on the monotonic clock.
-            finished: When it was computed, likewise.
+            rows: Number of rows of the batch.
+            formed: Time at which it was formed, in seconds on the monotonic clock.
+            finished: Time at which it was computed, likewise.
         """
         since, self.busy_since = self.busy_since, max(self.busy_since, finished)
         self._usual_seconds += (finished - formed - self._usual_seconds) / _USUAL_CALLS
@@ -163,13 +163,13 @@ class ConcurrencyLimit:
             self._begin_stretch(finished)
 
     def _begin_stretch(self, now: float) -> None:
-        """Count the batches that are formed from now on: others ran beside another number of calls."""
+        """Count only batches formed from now on: earlier ones ran under another limit."""
         self._from = now
         self._batches = self._rows = 0
         self._seconds = self._call_seconds = 0.0
 
     def _go_on(self, now: float) -> None:
-        """Decide what the next stretch is for."""
+        """Choose the limit for the next stretch."""
         if len(self._stretches) == 1:
             self._began = now
             self._other = self._to_try(self._stretches[0].overlap)
@@ -181,7 +181,7 @@ class ConcurrencyLimit:
             self.allowed = self._other if self.allowed == self.in_use and self._other else self.in_use
             return
         if better and self._other:
-            self._tell(self._other, f"it computes more rows a second than with {self.in_use}")
+            self._tell(self._other, f"it computes more rows per second than with {self.in_use}")
             self.in_use = self._other
         else:
             self._more = not self._more
@@ -190,7 +190,7 @@ class ConcurrencyLimit:
         self._stretches.clear()
 
     def _to_try(self, overlap: float) -> int | None:
-        """Which number is tried next: in the direction that has changed something last, if possible."""
+        """Return the limit to try next, preferring the direction that last brought an improvement."""
         for more in (self._more, not self._more):
             other = alternative(self.in_use, self._most, overlap, more=more)
             if other is not None:
@@ -200,7 +200,7 @@ class ConcurrencyLimit:
 
     def _tell(self, other: int, why: str) -> None:
         _log.info(
-            "uses %d of its %d instances: %s",
+            "the version now uses %d of its %d instances: %s",
             *(other, self._most, why),
             extra={"model": self._origin.model, "version": self._origin.version},
         )

@@ -1,4 +1,4 @@
-"""What one version has done, as one value that several processes can add up."""
+"""Statistics of one version as a message that can be summed over several processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class VersionCounts(msgspec.Struct, frozen=True):
     Attributes:
         model: The model's name.
         version: The version's number.
-        batch_rows: For each number of rows computed: how many batches, and their seconds.
+        batch_rows: Number of batches and their total seconds, by number of rows computed.
     """
 
     model: str
@@ -33,7 +33,7 @@ class VersionCounts(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, model: str, version: int, counted: VersionStatistics) -> Self:
-        """What has been counted so far.
+        """Return the counts so far.
 
         Args:
             model: The model's name.
@@ -55,7 +55,7 @@ class VersionCounts(msgspec.Struct, frozen=True):
         )
 
     def plus(self, other: Self) -> VersionCounts:
-        """What both have done, of the same version; of the last request the later."""
+        """Return the sum with another process's counts of the same version; the later last request wins."""
         batches = dict(self.batch_rows)
         for rows, (count, seconds) in other.batch_rows.items():
             counted, took = batches.get(rows, (0, 0.0))
@@ -76,7 +76,7 @@ class VersionCounts(msgspec.Struct, frozen=True):
 
 
 def added_up(counts: Iterable[VersionCounts]) -> list[VersionCounts]:
-    """One value a version, of what several processes have counted; by names and numbers."""
+    """Sum the counts of several processes by version, and sort them by model name and version."""
     found: dict[tuple[str, int], VersionCounts] = {}
     for one in counts:
         known = found.get((one.model, one.version))

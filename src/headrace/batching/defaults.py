@@ -1,4 +1,4 @@
-"""What a batching policy leaves open: it depends on the machine and on the model."""
+"""Defaults for settings that a batching policy leaves open; they depend on the machine and the model."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from headrace import cpus
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.servable import Servable
 
-# With one core, a batch that runs where it stands saves two switches between threads and delays nobody who
-# could have run meanwhile. With several, only what is cheaper than the switches themselves.
+# On one core, an inline batch saves two thread switches and delays nothing that could have run meanwhile.
+# On several cores, only batches cheaper than the switches themselves gain.
 _INLINE_SECONDS_ON_ONE_CORE = 0.005
 _INLINE_SECONDS = 0.00025
 
 
 def instances(policy: BatchingPolicy) -> int:
-    """Return the most batches that run side by side: as configured, or one a core."""
+    """Return the most concurrent batches: as configured, or one per core."""
     return policy.instance_processes or policy.instances or cpus.available()
 
 
 def with_instances(config: ModelConfig, usual: int) -> ModelConfig:
-    """A model's settings, with as many instances as its runtime wants where they do not say.
+    """Return a model's settings with the runtime's default number of instances if they set none.
 
     Args:
-        config: The settings.
-        usual: How many its runtime wants; 0 for one a core.
+        config: The model's settings.
+        usual: The runtime's default number of instances; 0 for one per core.
     """
     batching = config.batching
     if batching.instances or batching.instance_processes or not usual:
@@ -33,13 +33,13 @@ def with_instances(config: ModelConfig, usual: int) -> ModelConfig:
 
 
 def threads_per_instance(policy: BatchingPolicy) -> int:
-    """Return how many threads one call may use: as configured, or the cores divided by the instances."""
+    """Return the number of threads one call may use: as configured, or the cores divided by instances."""
     return policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))
 
 
 def inline_seconds(policy: BatchingPolicy, servable: Servable) -> float:
-    """Return how short a batch must be predicted to be to run in the serving thread."""
-    if getattr(servable, "may_block", False):  # waiting there would stop everything, itself too
+    """Return the predicted duration below which a batch runs in the serving thread, in seconds."""
+    if getattr(servable, "may_block", False):  # the serving thread may be the one it waits for
         return 0.0
     if policy.inline_seconds is not None:
         return policy.inline_seconds

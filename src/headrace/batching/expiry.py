@@ -1,4 +1,4 @@
-"""One timer for the deadlines of all requests of a Batcher, set to the earliest of them."""
+"""A single timer for the deadlines of all requests of a Batcher, set to the earliest one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ _SLACK_SECONDS = 0.0005
 
 
 class Expiry:
-    """Calls for a sweep when the earliest deadline has passed. Serving thread only.
+    """Calls a sweep function after the earliest deadline has passed. Serving thread only.
 
     Attributes:
-        at: The earliest deadline that is watched, on the monotonic clock; infinite without one.
-        slack_seconds: How long after it the sweep begins, so that requests that arrived together expire in
+        at: The earliest watched deadline on the monotonic clock; infinite without one.
+        slack_seconds: Delay from the deadline to the sweep, so that requests that arrived together expire in
             one sweep.
     """
 
     __slots__ = ("_clock", "_sweep", "_timer", "at", "slack_seconds")
 
     def __init__(self, clock: Clock, sweep: Callable[[], object]) -> None:
-        """Watch nothing yet.
+        """Create the timer without a deadline.
 
         Args:
-            clock: The serving thread's.
-            sweep: Answers the requests whose deadlines have passed, and calls ``swept``.
+            clock: The serving thread's clock.
+            sweep: Function that answers the expired requests and calls ``swept``.
         """
         self.at = math.inf
         self.slack_seconds = _SLACK_SECONDS
@@ -44,16 +44,16 @@ class Expiry:
         """Watch the next deadline after a sweep.
 
         Args:
-            earliest: The earliest deadline that is left; infinite for none.
-            began: When the sweep began.
+            earliest: The earliest remaining deadline; infinite for none.
+            began: Start of the sweep on the monotonic clock.
         """
         self._timer, self.at = None, math.inf
-        # Sweeping a long queue again and again would keep the serving thread from shortening it.
+        # Frequent sweeps of a long queue would keep the serving thread from shortening it.
         self.slack_seconds = max(_SLACK_SECONDS, 4 * (self._clock.now() - began))
         if earliest != math.inf:
             self.watch(earliest, began)
 
     def cancel(self) -> None:
-        """Watch nothing any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()

@@ -1,14 +1,15 @@
-"""A queue in which callers take turns, by rows: one who asks for much waits for himself, not others for him.
+"""A queue that is fair among callers, by rows: a caller with many requests delays itself, not others.
 
-Each request has a finish: how many rows each caller would have had by then, if all who wait were served one
-row each in turn (fair queueing by virtual time). The queue is in the order of priorities, and of finishes
-among equals. That order is what the Batcher's law is about that nothing overtakes an item that did not fit:
-who has had less stands further ahead from the moment on in which he comes, and nothing moves after that.
+Each request has a finish: the number of rows that each caller would have received by then if all waiting
+callers were served one row each in turn (fair queueing by virtual time). The queue is ordered by priority,
+then by finish. The Batcher's law that nothing overtakes an item that did not fit refers to this order. A
+request gets its place when it is enqueued and keeps it.
 
-Where only one caller waits, the order is that of arrival.
+If only one caller waits, the order is that of arrival.
 
-A batch that runs is not interrupted, and who comes next waits for it, then for his own, which others fill
-up. So while one caller has most of the queue to himself, and others ask as well, batches are shorter.
+A running batch is not interrupted, so a new request waits for it and then for its own, which other requests
+fill up. While one caller has most of the queue and others send requests as well, batches are therefore kept
+shorter.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from headrace.config import BatchingPolicy
 from headrace.servable import Signature
 
 USUAL_PRIORITY = 2
-"""The class of requests that name none; lower ones are first."""
+"""Priority of requests that name none; lower numbers are served first."""
 
 _CALLERS_KEPT = 1024
 _CALLERS_COUNTED = 64
 _OTHERS_SECONDS = 1.0
-"""How long a caller counts as one who asks as well, after he has asked."""
+"""Time for which another caller counts as active after its last request."""
 
 
 class Turn(NamedTuple):
-    """Where a request stands.
+    """Place of a request in the fair order.
 
     Attributes:
-        priority: Its class; lower ones are first.
-        finish: How many rows each waiting caller has had by then.
-        caller: Whose it is, by name.
+        priority: Priority; lower numbers are served first.
+        finish: Virtual time at which it is served: rows received by each waiting caller.
+        caller: Name of the caller.
     """
 
     priority: int
@@ -49,12 +50,12 @@ class Turn(NamedTuple):
 
 
 class FairQueue(deque[Request]):
-    """What waits in a lane, in turns. Serving thread only."""
+    """The fair queue of a lane. Serving thread only."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Create an empty queue."""
         super().__init__()
-        self._taken = 0.0  # the virtual time: the finish of what was taken last
+        self._taken = 0.0  # virtual time: the largest finish taken so far
         self._finishes: dict[str, float] = {}
         self._most_finishes = _CALLERS_KEPT
         self._rows: dict[str, int] = {}
@@ -63,7 +64,7 @@ class FairQueue(deque[Request]):
         self._others_until = -math.inf
 
     def append(self, item: Request) -> None:
-        """Let a request take its place; it is of who asks now, a further part of who asked for the first."""
+        """Enqueue a request for its caller: the current one or, for a part, that of the whole request."""
         turn = item.turn = self._turn(item)
         self._finishes[turn.caller] = turn.finish
         if len(self._finishes) > self._most_finishes:
@@ -77,47 +78,47 @@ class FairQueue(deque[Request]):
             self.insert(self._place(turn), item)
 
     def popleft(self) -> Request:
-        """Take the first."""
+        """Remove and return the first request."""
         item = super().popleft()
         self._taken = max(self._taken, item.turn.finish)
         self._uncount(item)
         return item
 
     def extendleft(self, items: Iterable[Request]) -> None:
-        """Put back what was taken last, the last of it first."""
+        """Put the requests taken last back at the head, in reverse order."""
         for item in items:
             self.appendleft(item)
             self._taken = min(self._taken, item.turn.finish - item.rows)
             self._count(item)
 
     def clear(self) -> None:
-        """Let everything go."""
+        """Remove all requests."""
         super().clear()
         self._rows.clear()
         self._all_rows = 0
 
     @property
     def is_dominated(self) -> bool:
-        """Whether one caller has more than half of the rows, and others have asked within a second."""
+        """Whether one caller has more than half of the rows and others were active within a second."""
         return self._others_until > -math.inf and 2 * self._rows.get(self._greedy, 0) > self._all_rows
 
     def rows_before(self, item: Request) -> int:
-        """About how many rows are served before those of a request that is not in here yet."""
+        """Return an estimate of the rows served before a request that is not enqueued yet."""
         share = self._rows.get(self._whose(item), 0) + item.rows
-        if len(self._rows) > _CALLERS_COUNTED:  # as many as could be
+        if len(self._rows) > _CALLERS_COUNTED:  # an upper bound, as summing would take too long
             return min(self._all_rows, share * len(self._rows))
         return sum(min(rows, share) for rows in self._rows.values())
 
     def give_way(self, item: Request, rows: int) -> list[Request]:
-        """Take out whoever is last in turn, and would come after a request that finds no room.
+        """Remove requests from the end of the queue to make room for one that goes before them.
 
         Args:
-            item: The request.
-            rows: How many there must be less.
+            item: The request that needs room.
+            rows: Number of rows to remove.
 
         Returns:
-            Who gives way: requests of so many rows at the least, the last of all first; nobody where these
-            are fewer. Of a request that was cut, no part does.
+            The removed requests, the last one first, with at least ``rows`` rows in total; empty if that is
+            impossible. Parts of a split request are never removed.
         """
         turn, found = self._turn(item), 0
         giving, parts, taken = list[Request](), list[Request](), list[Request]()
@@ -146,7 +147,7 @@ class FairQueue(deque[Request]):
 
     @staticmethod
     def _whose(item: Request) -> str:
-        """The caller of a request; that of a part is who asked when the first one came."""
+        """Return the name of a request's caller; for a part, the caller of the whole request."""
         whole: Request = getattr(item, "whole", item)
         name: str | None = getattr(whole, "asker", None)
         if name is None:
@@ -170,7 +171,7 @@ class FairQueue(deque[Request]):
         left = self._rows.get(name, 0) - item.rows
         if left > 0:
             self._rows[name] = left
-        else:  # also of a request without rows, which was counted with nothing
+        else:  # includes requests without rows, which count 0
             self._rows.pop(name, None)
 
     def _place(self, turn: Turn) -> int:
@@ -185,19 +186,19 @@ class FairQueue(deque[Request]):
 
 
 class FairLane(Lane):
-    """A lane in which callers take turns."""
+    """A lane that is fair among callers."""
 
     __slots__ = ()
 
     queue: FairQueue
 
     def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
-        """Open an empty queue."""
+        """Create an empty lane."""
         super().__init__(signature, policy)
         self.queue = FairQueue()
 
     def rows_within(self, seconds: float, cost: BatchCost) -> int:
-        """The most rows of a batch predicted to stay within a time; fewer while one caller crowds others."""
+        """Return the most rows of a batch predicted to take ``seconds``; fewer while one caller dominates."""
         if self.queue.is_dominated:
             seconds = min(seconds, cost.turn_seconds)
         return super().rows_within(seconds, cost)

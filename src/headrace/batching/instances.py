@@ -1,4 +1,4 @@
-"""The instances of a Batcher: how many of its batches run side by side, and in which threads."""
+"""The instances of a Batcher: the threads that compute its batches, and how many run concurrently."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headrace.clock import Clock, Timer
 
 
 class Instances:
-    """The places where batches are computed beside the serving thread.
+    """The instances that compute batches outside the serving thread.
 
     Attributes:
-        most: How many there are.
-        in_use: How many of them are used: as many as compute the most rows a second.
-        allowed: How many batches may run side by side at this moment, while another number is tried.
+        most: Number of instances.
+        in_use: Number of instances in use: the number with the highest measured rows per second.
+        allowed: Number of batches that may run now; differs from ``in_use`` while another number is tried.
     """
 
     __slots__ = (
@@ -33,14 +33,14 @@ class Instances:
         clock: Clock,
         on_more: Callable[[], object],
     ) -> None:
-        """Use all of them; no thread is started yet.
+        """Begin with all instances in use; starts no thread.
 
         Args:
-            most: How many there are.
-            origin: Which model and version they are of.
-            work: Computes one batch, in a thread of theirs; must not raise.
-            clock: The serving thread's.
-            on_more: Called in the serving thread when more batches may run than a moment ago.
+            most: Number of instances.
+            origin: The model and version.
+            work: Function that computes one batch in an instance's thread; must not raise.
+            clock: The serving thread's clock.
+            on_more: Called in the serving thread when ``allowed`` has been raised to ``most``.
         """
         self.most = self.in_use = self.allowed = most
         self._limit = ConcurrencyLimit(most, origin) if most > 1 else None
@@ -52,11 +52,11 @@ class Instances:
         self._threads.on_wait = self._waits
 
     def start(self, first: Callable[[], object]) -> None:
-        """Start one more thread, which makes a call before its first batch; see ``Threads.start``."""
+        """Start one more thread that runs a function before its first batch; see ``Threads.start``."""
         self._threads.start(first)
 
     def give(self, batch: Batch) -> bool:
-        """Have a batch computed; False if the system has no thread for it."""
+        """Give a batch to a thread; return False if the system refuses to start the first one."""
         batch.worker = self._threads.give(batch)
         if batch.worker is None:
             return False
@@ -66,12 +66,12 @@ class Instances:
         return True
 
     def begin(self, now: float) -> None:
-        """Take note that a batch runs now, and that none did before."""
+        """Record the time at which a batch starts while no other runs."""
         if self._limit is not None:
             self._limit.busy_since = now
 
     def finished(self, batch: Batch) -> None:
-        """Take note that a batch has been computed."""
+        """Record that a batch has been computed."""
         if batch.worker is not None:
             self._threads.take_back(batch.worker)
             self._finished += 1
@@ -81,34 +81,34 @@ class Instances:
             self.in_use, self.allowed = limit.in_use, limit.allowed
 
     def keep_all(self) -> None:
-        """Use all of them from now on, whatever was measured."""
+        """Use all instances from now on and stop comparing numbers of them."""
         self._limit = None
         self._use_all()
 
     def is_this_thread(self) -> bool:
-        """Whether the running thread is one of theirs: the model's own code asks."""
+        """Return whether the running thread is an instance's, so that the model calls itself."""
         return self._threads.has_this_thread()
 
     def stop(self) -> None:
-        """Let the threads end once they have done what they were given; does not wait."""
+        """Make the threads end after the work already given to them; does not wait for that."""
         self._threads.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _waits(self) -> None:
-        """In a thread of theirs whose model waits for another one, perhaps for this very one."""
+        """Use all instances: this thread's model waits for another model, which may be itself."""
         if self._limit is not None:
             self._clock.call_soon_threadsafe(self.keep_all)
 
-    # --- calls that hang while fewer instances are used than there are ---
+    # --- detection of hanging calls while not all instances are in use ---
 
     def _watch(self, limit: ConcurrencyLimit) -> None:
-        """Look later whether a batch has been computed; no timer runs while all instances are used."""
+        """Start a timer that checks for progress; no timer runs while all instances are in use."""
         self._timer = self._clock.call_later(limit.patience_seconds, self._look, self._finished)
 
     def _look(self, finished: int) -> None:
-        """Use all instances if those in use have computed nothing since: the others may still answer."""
+        """Use all instances if no batch has finished since the last check; the others may still answer."""
         self._timer = None
         limit = self._limit
         if limit is None or self.allowed == self.most or self._given == self._finished:

@@ -1,4 +1,4 @@
-"""Many requests' columns become one batch's Tensors: joined once per batch, never parsed per request."""
+"""Join the columns of many requests into one batch's Tensors, once per batch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def join(
     A single request that needs no padding is not copied.
 
     Args:
-        layout: How a row of each of them lies in memory.
-        columns: For each request, one buffer an input.
-        rows: How many rows they have together.
-        padded_rows: How many rows the batch shall have, ``>= rows``: the last row is repeated.
-        packed: Whether texts that are packed stay so; those of all requests, or none.
+        layout: Memory layout of a row, the same for all requests.
+        columns: For each request, one buffer per input.
+        rows: Total number of rows of the requests.
+        padded_rows: Number of rows of the batch, ``>= rows``; the last row is repeated as padding.
+        packed: Whether to keep texts packed, provided that those of all requests are.
 
     Returns:
-        One array ``[padded_rows, *row shape]`` an input, possibly read-only.
+        One array ``[padded_rows, *row shape]`` per input, possibly read-only.
     """
     if packed and all(type(request) is PackedColumns for request in columns):
         return _join_packed(layout, cast("Sequence[PackedColumns]", columns), rows, padded_rows)
@@ -53,12 +53,12 @@ def join(
 
 
 def join_one(layout: RowLayout, columns: Sequence[Buffer], rows: int) -> Tensors:
-    """What ``join`` makes of one request of numbers, without padding; arrays stay what they are.
+    """Return what ``join`` returns for one numeric request without padding; aligned arrays are not copied.
 
     Args:
-        layout: How a row lies in memory.
-        columns: One buffer an input.
-        rows: How many rows it has.
+        layout: Memory layout of a row.
+        columns: One buffer per input.
+        rows: Number of rows of the request.
     """
     return {
         spec.name: column
@@ -81,7 +81,7 @@ def _join_packed(
 
 
 def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int, padded_rows: int) -> Array:
-    if layout.row_bytes[index] == 0:  # rows without values, which memoryview cannot cast
+    if layout.row_bytes[index] == 0:  # memoryview cannot cast rows without values
         return np.zeros((padded_rows, *layout.shapes[index]), layout.specs[index].dtype)
     if padded_rows > rows:
         last = memoryview(cast("bytes", parts[-1])).cast("B")
@@ -94,22 +94,22 @@ def _join_numbers(parts: list[Buffer], layout: RowLayout, index: int, rows: int,
     else:
         buffer = b"".join(cast("list[bytes]", parts))
     array = as_array(layout.specs[index], buffer, padded_rows, layout.shapes[index])
-    # A view into the middle of a message may lie askew; kernels want their elements aligned.
+    # A view into the middle of a message may be misaligned; kernels need aligned elements.
     return array if array.flags.aligned else array.copy()
 
 
 def _join_views(parts: list[Buffer], size: int) -> memoryview:
-    """Join buffers that are not all bytes.
+    """Join buffers that are not all bytes objects.
 
-    ``bytes.join`` would keep all other threads waiting until the last one is copied; for bytes alone it does
-    not. Here they go on between parts, and while a large part is copied.
+    ``bytes.join`` releases the GIL only if all parts are bytes objects. This function lets other threads run
+    between parts, and while a large part is copied.
     """
     whole = np.empty(size, np.uint8)
     target, start = whole.data, 0
     for part in parts:
         view = memoryview(cast("bytes", part)).cast("B")
         stop = start + len(view)
-        if len(view) < _LARGE_BYTES:  # releasing the GIL costs more than the copy, for it must be had again
+        if len(view) < _LARGE_BYTES:  # releasing and reacquiring the GIL would cost more than the copy
             target[start:stop] = view
         else:
             whole[start:stop] = np.frombuffer(view, np.uint8)
@@ -125,32 +125,32 @@ def _join_strings(parts: list[Buffer], extra_rows: int) -> Array:
 
 
 MOST_FILLED_BYTES = 16 * 1024 * 1024
-"""What requests of different shapes may always take together once they are filled up to the longest."""
+"""Bytes that padding requests of different shapes to the longest may always take in one batch."""
 
 MOST_FILLED_TIMES = 4
-"""How many times their own size they may take, where that is more."""
+"""Larger limit for large requests: a multiple of their unpadded size."""
 
 
 class FilledRoom:
-    """Ends a batch before filling up its rows would multiply what came; the ``Room`` of such batches."""
+    """A ``Room`` that limits the memory taken by padding rows of different shapes."""
 
     __slots__ = ("_allowed", "_came", "_longest", "_rows")
 
     def __init__(self, allowed: Sequence[int]) -> None:
-        """Start with no rows.
+        """Begin an empty batch.
 
         Args:
-            allowed: The only sizes that a batch may have; empty for any.
+            allowed: Allowed batch sizes; empty for any.
         """
         self._allowed = allowed
         self._rows = self._came = 0
         self._longest: tuple[Shape, ...] = ()
 
     def takes(self, request: Request) -> bool:
-        """Add a request, if the batch may be filled up with it.
+        """Add a request if the padded batch stays within the limit, and return whether it does.
 
         Args:
-            request: Of the same signature as those before.
+            request: A request of the same signature as those before it.
         """
         layout, rows = request.layout, self._rows + request.rows
         came = self._came + request.rows * _row_size(layout, layout.shapes)
@@ -166,7 +166,7 @@ class FilledRoom:
 
 
 def _row_size(layout: RowLayout, shapes: Sequence[Shape]) -> int:
-    """What a row of these shapes takes, texts without their own bytes."""
+    """Return the size in bytes of a row of these shapes, excluding the bytes that texts refer to."""
     return sum(
         spec.dtype.itemsize * math.prod(shape) for spec, shape in zip(layout.specs, shapes, strict=True)
     )
@@ -178,15 +178,15 @@ def join_padding_rows(
     request_rows: Sequence[int],
     padded_rows: int,
 ) -> Tensors:
-    """Join requests whose rows differ in shape, filled up to the longest with zeros or empty strings.
+    """Join requests whose rows differ in shape; pad them to the longest with zeros or empty strings.
 
-    For models that take variable lengths and mask by themselves (``pad_variable_length``).
+    For models that accept variable lengths and mask the padding themselves (``pad_variable_length``).
 
     Args:
-        layouts: Each request's layout, all of one signature and so of equal ranks.
-        columns: For each request, one buffer an input.
-        request_rows: How many rows each request has.
-        padded_rows: How many rows the batch shall have; the rest is filled like a row's end.
+        layouts: The requests' layouts, all of one signature and therefore of equal ranks.
+        columns: For each request, one buffer per input.
+        request_rows: Number of rows of each request.
+        padded_rows: Number of rows of the batch; further rows are zeros or empty strings as well.
     """
     tensors = {}
     for index, spec in enumerate(layouts[0].specs):
@@ -210,8 +210,8 @@ def as_array(spec: TensorSpec, column: Buffer, rows: int, shape: Shape) -> Array
 
 
 def cut(layout: RowLayout, columns: Sequence[Buffer], start: int, stop: int) -> Sequence[Buffer]:
-    """The rows ``start:stop`` of a request's columns, without copying."""
-    if type(columns) is PackedColumns:  # taken apart, each part would take apart the whole
+    """Return the rows ``start:stop`` of a request's columns, without copying."""
+    if type(columns) is PackedColumns:  # otherwise each part would unpack the whole request
         return columns.part(start, stop)
     return tuple(
         column[start:stop]
@@ -222,11 +222,11 @@ def cut(layout: RowLayout, columns: Sequence[Buffer], start: int, stop: int) -> 
 
 
 def padded_size(rows: int, allowed: Sequence[int]) -> int:
-    """The number of rows that a batch is filled up to.
+    """Return the number of rows to which a batch is padded.
 
     Args:
-        rows: The rows it has.
-        allowed: The sizes that the model may see, ascending, the last one at least ``rows``; empty for any.
+        rows: Number of rows of the batch.
+        allowed: Allowed batch sizes, ascending, the last one at least ``rows``; empty for any.
     """
     for size in allowed:
         if size >= rows:

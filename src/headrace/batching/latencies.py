@@ -1,8 +1,7 @@
-"""The buckets in which latencies are counted: eight for each doubling, from 8 µs to 64 s.
+"""Latency histograms with eight buckets for each doubling, from 8 µs to 64 s.
 
-They are the buckets of Prometheus' native histograms of schema 3. A latency lies within 9 % of either end of
-its bucket, so a quantile that is read from the counts is wrong by no more than that, whatever the
-distribution.
+The buckets are those of Prometheus native histograms with schema 3. A latency lies within 9 % of either end
+of its bucket. The error of a quantile read from the counts is therefore at most 9 %, for any distribution.
 """
 
 from __future__ import annotations
@@ -11,37 +10,37 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 SCHEMA = 3
-"""Prometheus' number for buckets that end at powers of 2 ** (1 / 8)."""
+"""Prometheus schema number of buckets whose upper bounds are powers of 2 ** (1 / 8)."""
 
 PER_OCTAVE = 2**SCHEMA
-"""Buckets for each doubling."""
+"""Number of buckets for each doubling."""
 
 FIRST_INDEX, _LAST_INDEX = -17 * PER_OCTAVE, 6 * PER_OCTAVE
 
 BOUNDS_SECONDS: tuple[float, ...] = tuple(
     2.0 ** (index / PER_OCTAVE) for index in range(FIRST_INDEX, _LAST_INDEX + 1)
 )
-"""Where buckets end, inclusive. Prometheus calls the bucket that ends at the first one ``FIRST_INDEX``."""
+"""Inclusive upper bounds of the buckets. The first one's Prometheus bucket index is ``FIRST_INDEX``."""
 
 
 class Latencies:
-    """Counts of one version's latencies. Belongs to the thread that its Batcher belongs to; others may read.
+    """Latency histogram of one version. Only the Batcher's serving thread writes it; other threads may read.
 
-    An objective is one bound more. So how many requests kept it is counted exactly, and costs none of them
-    anything.
+    A latency objective is an additional bucket bound. The number of requests within the objective is
+    therefore exact, at no cost per request.
 
     Attributes:
-        bounds: Where buckets end, the objective among them if there is one.
-        counts: Latencies in each bucket; the last entry counts those above all bounds.
+        bounds: Inclusive upper bounds of the buckets, including the objective if there is one.
+        counts: Number of latencies in each bucket; the last entry counts those above all bounds.
     """
 
     __slots__ = ("_kept", "bounds", "counts")
 
     def __init__(self, objective_seconds: float = 0.0) -> None:
-        """Start at nothing.
+        """Create an empty histogram.
 
         Args:
-            objective_seconds: The latency objective; 0 for none.
+            objective_seconds: The latency objective in seconds; 0 for none.
         """
         self.bounds = BOUNDS_SECONDS
         self._kept = -1
@@ -58,13 +57,13 @@ class Latencies:
         """Count the latencies of requests that are answered together.
 
         Args:
-            arrivals: When they came; is sorted.
-            now: When they were answered.
+            arrivals: Arrival times on the monotonic clock. The list is sorted in place.
+            now: Time of the answer on the monotonic clock.
         """
         arrivals.sort()
         bounds, counts = self.bounds, self.counts
         fastest, slowest = bisect_left(bounds, now - arrivals[-1]), bisect_left(bounds, now - arrivals[0])
-        if slowest - fastest < len(arrivals):  # by bucket: those of a batch often lie in a few
+        if slowest - fastest < len(arrivals):  # count by bucket: a batch's latencies often share a few
             counted = 0
             for bucket in range(slowest, fastest, -1):
                 slower = bisect_left(arrivals, now - bounds[bucket - 1])
@@ -76,33 +75,33 @@ class Latencies:
                 counts[bisect_left(bounds, now - arrived)] += 1
 
     def add_all(self, other: Latencies) -> None:
-        """Count what another has counted, whatever its objective; only where this one has none."""
+        """Add the counts of another histogram with any objective; this one must have no objective."""
         if any(other.counts):
             self.counts = [mine + its for mine, its in zip(self.counts, other.by_bound(), strict=True)]
 
     @property
     def within_objective(self) -> int:
-        """How many kept the objective; 0 without one."""
+        """Number of requests answered within the objective; 0 without an objective."""
         return sum(self.counts[: max(self._kept, 0)])
 
     def by_bound(self) -> list[int]:
-        """Counts by ``BOUNDS_SECONDS``, with one more entry for those above all."""
+        """Return the counts for ``BOUNDS_SECONDS``, with a last entry for latencies above all bounds."""
         counts = self.counts.copy()
-        if len(self.bounds) > len(BOUNDS_SECONDS):  # what the objective has cut in two
+        if len(self.bounds) > len(BOUNDS_SECONDS):  # merge the bucket that the objective split
             below = counts.pop(self._kept - 1)
             counts[self._kept - 1] += below
         return counts
 
 
 def quantile(counts: Sequence[float], share: float) -> float:
-    """The latency that a share of requests does not exceed, as Prometheus would estimate it.
+    """Estimate a quantile of the latencies in the way Prometheus does.
 
     Args:
-        counts: By ``BOUNDS_SECONDS``, with one more entry: of ``Latencies.by_bound``, or differences of such.
-        share: Such as 0.99.
+        counts: Counts as returned by ``Latencies.by_bound``, or a difference of two such sequences.
+        share: The quantile, for example 0.99.
 
     Returns:
-        Seconds; NaN where nothing was counted.
+        The quantile in seconds; NaN if the counts are all zero.
     """
     total = sum(counts)
     if total <= 0:

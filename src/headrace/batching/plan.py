@@ -1,10 +1,10 @@
-"""What to do with a queue: a pure decision, tested as a truth table.
+"""Decide which batch to release from a queue: a pure function, tested as a truth table.
 
-The Batcher's laws, as far as they are decided here:
+It implements these laws of the Batcher:
 
 * nothing overtakes an item that did not fit: a batch is the head of its queue, and ends at the first item
 that is too large;
-* an item nobody waits for, or whose deadline has passed, is never run;
+* an item that nobody waits for, or whose deadline has passed, is never run;
 * a lone request never waits while an instance is idle, unless the policy asks for a wait.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Item(Protocol):
-    """What a decision needs to know of a request."""
+    """The part of a request that the decision depends on."""
 
     rows: int
     deadline: float
@@ -25,29 +25,29 @@ class Item(Protocol):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for it."""
+        """Whether a caller still waits for the answer."""
 
 
 class Room(Protocol):
-    """What one batch has room for beside its rows."""
+    """A limit on a batch in addition to its number of rows."""
 
     def takes(self, item: Any) -> bool:
-        """Add an item if it fits, and say whether it does; the first one always does."""
+        """Add an item if it fits, and return whether it does; the first one always does."""
 
 
 class Release(Enum):
-    """Why a batch was released; operators read it in the metrics."""
+    """Reason for a batch's release, as shown in the metrics."""
 
     IDLE = "idle"
-    """An instance was idle and nothing more was there."""
+    """An instance was idle and the queue held no further request."""
     FULL = "full"
-    """No room for the next request, or none at all."""
+    """The batch was full, or the next request did not fit."""
     WAITED = "waited"
     """The oldest request had waited as long as the policy allows."""
     DEADLINE = "deadline"
     """Waiting longer would have cost a request its deadline."""
 
-    __hash__ = object.__hash__  # Enum's own hashes the name, in Python: twice a batch
+    __hash__ = object.__hash__  # Enum.__hash__ hashes the name in Python code, twice per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,9 @@ class Limits:
 
     Attributes:
         max_rows: The most rows.
-        max_wait_seconds: How long the oldest request may be held back for more to come; 0 for not at all.
-        run_seconds: What running a full batch is predicted to take.
-        room: Makes a ``Room``, where rows are not all that limits a batch.
+        max_wait_seconds: Longest time to hold back the oldest request for more to arrive; 0 for none.
+        run_seconds: Predicted duration of a full batch.
+        room: Factory of a ``Room``; None if only rows limit a batch.
     """
 
     max_rows: int
@@ -72,18 +72,17 @@ ItemT = TypeVar("ItemT", bound=Item)
 
 @dataclass(slots=True)
 class Plan(Generic[ItemT]):
-    """What to do with a queue now.
+    """A decision about a queue.
 
     Attributes:
-        taken: How many items at the queue's head this plan is about: ``run``, ``expired`` and ``abandoned``
-            together.
-        run: The items that make the batch, in order. Without a ``release`` they go on waiting at the queue's
-            head.
-        expired: Items whose deadline has passed: to be told so.
-        abandoned: Items that nobody waits for: to be forgotten.
-        rows: How many rows the batch has.
-        release: Why the batch goes now; None when it does not.
-        wake_at: When to look again if nothing else happens; None when there is nothing to wait for.
+        taken: Number of items at the queue's head that the plan covers: ``run``, ``expired`` and
+            ``abandoned`` together.
+        run: The items of the batch, in order. Without a ``release`` they stay at the queue's head.
+        expired: Items whose deadline has passed.
+        abandoned: Items that nobody waits for.
+        rows: Number of rows of the batch.
+        release: Reason for releasing the batch now; None if it is held back or empty.
+        wake_at: Time at which to plan again at the latest; None if there is nothing to wait for.
     """
 
     taken: int = 0
@@ -96,13 +95,13 @@ class Plan(Generic[ItemT]):
 
 
 def plan(queue: Iterable[ItemT], now: float, limits: Limits) -> Plan[ItemT]:
-    """Say what to do with the queue at time ``now``: whom to drop, what to run, when to look again.
+    """Return which items to drop, which to run, and when to plan again.
 
-    Pure: reads the queue, changes nothing, and gives the same plan for the same queue, time and limits.
+    Pure: reads the queue, changes nothing, and returns the same plan for the same arguments.
 
     Args:
-        queue: Items in the order of their arrival; one larger than ``limits.max_rows`` goes alone.
-        now: The monotonic time in seconds.
+        queue: Items in the order of the queue; one larger than ``limits.max_rows`` runs alone.
+        now: Monotonic time in seconds.
         limits: The limits of the batch.
     """
     made: Plan[ItemT] = Plan()
@@ -135,7 +134,7 @@ def plan(queue: Iterable[ItemT], now: float, limits: Limits) -> Plan[ItemT]:
 
 
 def _hold_back(made: Plan[ItemT], now: float, limits: Limits) -> None:
-    """Decide between running now and waiting for more, where the policy asks for a wait."""
+    """Decide between running now and waiting for more requests, for a policy with a wait."""
     waited_at = made.run[0].enqueued + limits.max_wait_seconds
     latest = min(item.deadline for item in made.run) - limits.run_seconds
     if now >= waited_at:

@@ -1,4 +1,4 @@
-"""A Request, what merges in a Batcher; and an Answer, its rows of what the batch gave."""
+"""Requests, which a Batcher merges, and Answers, each a request's rows of a batch's outputs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ NO_DEADLINE = math.inf
 
 
 def due(now: float, seconds: float) -> float:
-    """When seconds are over.
+    """Return the deadline that lies a number of seconds after ``now``.
 
     Raises:
-        InvalidRequest: They are no number: such a deadline never passes, and keeps others from passing.
+        InvalidRequest: ``seconds`` is NaN. Such a deadline would never pass, and would keep others from
+            passing.
     """
     if math.isnan(seconds):
         raise InvalidRequest(f"expected a number of seconds, got {seconds}", field="timeout_seconds")
@@ -35,34 +36,34 @@ def due(now: float, seconds: float) -> float:
 
 
 class Timings:
-    """Where one batch's time went; shared by the answers of the batch.
+    """Times of one batch on the monotonic clock, in seconds; shared by the answers of the batch.
 
     Attributes:
-        formed: When the batch was formed, on the monotonic clock.
-        started: When the Servable was called.
-        finished: When it had answered.
-        rows: The rows that were computed, padding left out.
-        requests: How many requests shared the batch.
+        formed: Time at which the batch was formed.
+        started: Start of the call of the Servable.
+        finished: End of that call.
+        rows: Number of rows computed, excluding padding.
+        requests: Number of requests that shared the batch.
     """
 
     __slots__ = ("finished", "formed", "requests", "rows", "started")
 
     def __init__(self, formed: float, rows: int, requests: int) -> None:
-        """Start timing a batch that was formed just now."""
+        """Create the timings of a batch that was formed just now."""
         self.formed = self.started = self.finished = formed
         self.rows = rows
         self.requests = requests
 
 
 class Origin(NamedTuple):
-    """Who gave an answer.
+    """The model and version that produced an answer.
 
     Attributes:
         model: The model's name.
         version: Its version.
-        is_default: Whether it stands in for a model that did not answer; ``version`` 0 then means that no
-            model was asked.
-        is_cached: Whether it was given before, to an equal request, and is repeated.
+        is_default: Whether the answer replaces that of a model that did not answer; ``version`` 0 then means
+            that no model was called.
+        is_cached: Whether the answer repeats that to an equal request.
     """
 
     model: str
@@ -72,20 +73,20 @@ class Origin(NamedTuple):
 
 
 NOBODY = Origin("", 0)
-"""Gives the answers of a Batcher that serves no version."""
+"""The Origin of answers of a Batcher that serves no version."""
 
 
 WRITTEN, VERSION = ".written", ".version"
-"""Behind the name of an input that was looked up: the outputs that say what was found."""
+"""Suffixes to the name of an input that was looked up: the names of outputs that describe the lookup."""
 
 
 class LookedUp(NamedTuple):
-    """What was looked up for one input of a model, for each row.
+    """Per-row result of the archive lookup for one input of a model.
 
     Attributes:
-        version: The version of the space, int64 ``[rows]``.
-        written: When the value was written, in milliseconds of Unix time, uint64 ``[rows]``; 0 where none was
-            found, or none that is young enough.
+        version: The space version, int64 ``[rows]``.
+        written: Time at which the value was written, in milliseconds of Unix time, uint64 ``[rows]``; 0 if
+            none was found, or none recent enough.
     """
 
     version: Array
@@ -93,23 +94,23 @@ class LookedUp(NamedTuple):
 
 
 class BatchOutputs:
-    """What the Servable gave for a whole batch; turned into bytes at most once, for all answers together.
+    """The outputs of a Servable for a whole batch, converted to bytes at most once for all answers.
 
     Attributes:
-        tensors: The outputs by name, all rows of the batch.
-        origin: Who gave them.
+        tensors: The outputs by name, with all rows of the batch.
+        origin: The Origin of the outputs.
     """
 
     __slots__ = ("_raw", "origin", "tensors")
 
     def __init__(self, tensors: Tensors, origin: Origin = NOBODY) -> None:
-        """Keep the outputs of one call."""
+        """Hold the outputs of one call."""
         self.tensors = tensors
         self.origin = origin
         self._raw: dict[str, bytes] = {}
 
     def raw(self, name: str) -> bytes:
-        """All rows of a numeric output as bytes, in C order."""
+        """Return all rows of a numeric output as bytes, in C order."""
         found = self._raw.get(name)
         if found is None:
             found = self._raw[name] = self.tensors[name].tobytes()
@@ -121,15 +122,15 @@ class Answer:
 
     Attributes:
         outputs: The whole batch's outputs.
-        start: The first row that is this request's.
-        stop: The row after its last.
-        timings: When the batch was formed, started and finished.
+        start: Index of the request's first row.
+        stop: Index after its last row.
+        timings: The batch's timings.
     """
 
     __slots__ = ("outputs", "start", "stop", "timings")
 
     def __init__(self, outputs: BatchOutputs, start: int, stop: int, timings: Timings) -> None:
-        """Cut the rows ``start:stop`` out of a batch."""
+        """Refer to the rows ``start:stop`` of a batch."""
         self.outputs = outputs
         self.start = start
         self.stop = stop
@@ -137,25 +138,25 @@ class Answer:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return self.stop - self.start
 
     @property
     def origin(self) -> Origin:
-        """Who gave it."""
+        """The Origin of the answer."""
         return self.outputs.origin
 
     def tensor(self, name: str) -> Array:
-        """One output: ``[rows, *row shape]``, a view."""
+        """Return one output as a view ``[rows, *row shape]``."""
         return self.outputs.tensors[name][self.start : self.stop]
 
     def tensors(self, names: Iterable[str] = ()) -> dict[str, Array]:
-        """The outputs of these names, or all of them, as views."""
+        """Return the outputs of these names, or all outputs, as views."""
         return {name: self.tensor(name) for name in names or self.outputs.tensors}
 
     @property
     def looked_up(self) -> dict[str, LookedUp]:
-        """What was looked up, by the name of the input that comes from an archive; most models have none."""
+        """Results of archive lookups, by the name of the input that they provide; empty for most models."""
         tensors = self.outputs.tensors
         names = [name.removesuffix(WRITTEN) for name in tensors if name.endswith(WRITTEN)]
         return {
@@ -165,75 +166,75 @@ class Answer:
         }
 
     def raw(self, name: str, row_bytes: int) -> bytes:
-        """A numeric output's rows as bytes, in C order.
+        """Return a numeric output's rows as bytes, in C order.
 
         Args:
-            name: The output.
-            row_bytes: The size of one row of it.
+            name: The output's name.
+            row_bytes: Size of one of its rows in bytes.
         """
         return self.outputs.raw(name)[self.start * row_bytes : self.stop * row_bytes]
 
 
 class WholeAnswer(Answer):
-    """The answer to a request that was one call of the model: its outputs whole, whatever their shapes."""
+    """The answer to a request that was one call of the model: the whole outputs, of any shape."""
 
     __slots__ = ()
 
     def tensor(self, name: str) -> Array:
-        """One output, of the shape that the model gave it."""
+        """Return one output in the shape that the model returned."""
         return self.outputs.tensors[name]
 
     def raw(self, name: str, row_bytes: int) -> bytes:
-        """A numeric output as bytes, in C order."""
+        """Return a numeric output as bytes, in C order."""
         return self.outputs.raw(name)
 
 
 Settlement = Answer | HeadraceError
-"""What a request ends with: an Answer, or the error why there is none."""
+"""The result of a request: an Answer, or the error that replaces it."""
 
 
 class Waiter(Protocol):
-    """Whoever waits for an answer, and may leave; an asyncio Future is one."""
+    """A caller that waits for an answer and may cancel, such as an asyncio Future."""
 
     def done(self) -> bool:
-        """Whether it has its answer, or no longer wants one."""
+        """Return whether the caller has its answer or has cancelled."""
 
 
 class Call(Protocol):
-    """What a request came with, as far as it concerns who answers it."""
+    """The call that a request came in, as far as batchers and predictors need it."""
 
     @property
     def outcome(self) -> InCall | None:
-        """Its record, which log lines name; None where there is none."""
+        """The call's record, which log lines name; None if there is none."""
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of an HTTP header, or of a key in gRPC's metadata.
+        """Return the first value of an HTTP header or gRPC metadata key; None if it is absent.
 
         Args:
-            name: In lower case.
+            name: The name in lower case.
         """
 
     def answered_by(self, origin: Origin) -> None:
-        """Say with the answer who gave it: called when that is not the model that was asked."""
+        """Report the answer's Origin with the answer; called if it is not the requested model."""
 
     def failed_in(self, timings: Timings) -> None:
-        """Told the times of the batch that failed, in the turn in which the request is settled."""
+        """Receive the timings of a failed batch, in the loop iteration that settles the request."""
 
 
 class Request:
     """Inputs, a deadline, and a way to be answered exactly once. Belongs to the serving thread.
 
     Attributes:
-        layout: How a row lies in memory.
-        columns: One buffer an input; emptied when the request is settled.
-        rows: How many rows it has.
-        deadline: When its answer loses its worth, on the monotonic clock; ``NO_DEADLINE`` for never.
-        enqueued: When it entered the queue.
-        settled: Whether it has been answered, or abandoned.
-        text_bytes: How many bytes of text it has, once it is in a queue.
-        call: What it came with; None in process.
-        asker: Who asks, by name; only where callers take turns.
-        turn: Its place among them, once it waits; only where callers take turns.
+        layout: Memory layout of a row.
+        columns: One buffer per input; cleared when the request is settled.
+        rows: Number of rows.
+        deadline: Deadline in seconds on the monotonic clock; ``NO_DEADLINE`` for none.
+        enqueued: Time at which it entered the queue, likewise.
+        settled: Whether it has been answered or abandoned.
+        text_bytes: Bytes of text; 0 until it is enqueued in a lane with text inputs.
+        call: The call that it came in; None in process.
+        asker: Name of the caller; set by a ``FairQueue`` only.
+        turn: Its place in the fair order; set by a ``FairQueue`` only.
     """
 
     asker: str
@@ -267,13 +268,13 @@ class Request:
         """Make a request of checked inputs.
 
         Args:
-            layout: From ``Signature.layout`` or ``Signature.check``.
-            columns: One C-contiguous buffer an input, each ``rows * row_bytes`` long.
-            rows: How many rows.
-            respond: Called once, in the serving thread, with the Answer or the error; not when the waiter has
-                left.
-            deadline: On the monotonic clock, in seconds.
-            waiter: Tells whether somebody still waits; without one, only ``abandon`` ends the waiting.
+            layout: Row layout from ``Signature.layout`` or ``Signature.check``.
+            columns: One C-contiguous buffer per input, each ``rows * row_bytes`` long.
+            rows: Number of rows.
+            respond: Called once, in the serving thread, with the Answer or the error; not called if the
+                waiter has cancelled.
+            deadline: Deadline in seconds on the monotonic clock.
+            waiter: The caller, which may cancel; without one, only ``abandon`` cancels the request.
         """
         self.call: Call | None = None
         self.layout = layout
@@ -288,36 +289,36 @@ class Request:
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits for the answer."""
+        """Whether the caller still waits for the answer."""
         return not self.settled and (self._waiter is None or not self._waiter.done())
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer, once: a second settlement, or one that nobody waits for, is dropped.
+        """Settle the request, once; a second settlement, or one that nobody waits for, is dropped.
 
-        What ``respond`` raises is logged, and goes no further.
+        Exceptions of ``respond`` are logged and do not propagate.
 
         Returns:
-            Whether somebody was answered.
+            Whether the caller was still waiting.
         """
-        # What `wanted` says, spelled out: this is on every request's way.
+        # `wanted`, inlined because this runs for every request.
         wanted = not self.settled and (self._waiter is None or not self._waiter.done())
         self.settled = True
         self.columns = ()
         if wanted:
             try:
                 self._respond(settlement)
-            except Exception:  # noqa: BLE001 - the caller's own code: its failure stays its own
+            except Exception:  # noqa: BLE001 - must not affect other requests
                 _log.exception("a request's respond callback failed")
         return wanted
 
     def abandon(self) -> None:
-        """Nobody waits any more: never call ``respond``, never compute."""
+        """Cancel the request: ``respond`` is never called, and the request is not computed."""
         self.settled = True
         self.columns = ()
 
 
 class AwaitedRequest(Request):
-    """A Request whose settlement is awaited, as a future's result or exception: the commonest kind."""
+    """A Request that is settled through a future, as its result or exception; the most common kind."""
 
     __slots__ = ("_future",)
 
@@ -331,10 +332,10 @@ class AwaitedRequest(Request):
         """Make a request of checked inputs.
 
         Args:
-            inputs: The layout, the columns, and how many rows.
-            future: Of the serving thread's loop; cancelled when nobody waits any more.
-            deadline: On the monotonic clock, in seconds.
-            call: What it came with.
+            inputs: The layout, the columns and the number of rows.
+            future: A future of the serving thread's loop; cancelled when the caller leaves.
+            deadline: Deadline in seconds on the monotonic clock.
+            call: The call that it came in.
         """
         self.call = call
         self.layout, self.columns, self.rows = inputs
@@ -345,11 +346,11 @@ class AwaitedRequest(Request):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits for the answer."""
+        """Whether the caller still waits for the answer."""
         return not self.settled and not self._future.done()
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer, once; see ``Request.settle``."""
+        """Settle the request, once; see ``Request.settle``."""
         future = self._future
         self.columns = ()
         if self.settled or future.done():

@@ -1,4 +1,4 @@
-"""A request larger than a batch may be is cut into parts, batched like any others, and joined again."""
+"""Split requests that are too large for a batch into parts, and join the parts' answers."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from headrace.tensors import STRING, Array
 
 _log = logging.getLogger(__name__)
 
-_LEFT = Cancelled("nobody waits for the answer any more")
+_LEFT = Cancelled("the caller no longer waits for the answer")
 
 
 def parts_within(rows: int, max_rows: int) -> list[int]:
-    """How many rows each part has, where only rows are limited."""
+    """Return the number of rows of each part if only rows are limited."""
     return [min(max_rows, rows - start) for start in range(0, rows, max_rows)]
 
 
 def split(request: Request, counts: Iterable[int], *, fill: bool = False) -> list[Request]:
-    """Cut a request into parts.
+    """Split a request into parts.
 
-    The parts answer the request together, once the last of them is answered; the first error of a part is the
-    request's error, and the other parts are then no longer wanted.
+    The request is answered when the last part is. The first error of a part becomes the request's error, and
+    the other parts are then abandoned.
 
     Args:
-        request: What to cut.
-        counts: How many rows each part has.
-        fill: Whether rows of the answer may be filled up with zeros or empty strings to the longest
-            part's: parts that share batches with longer rows get longer ones back (``pad_variable_length``).
+        request: The request to split.
+        counts: Number of rows of each part.
+        fill: Whether to pad the answer's rows with zeros or empty strings to the longest part's. Parts that
+            share batches with longer rows get longer rows back (``pad_variable_length``).
     """
     collector = _Collector(request, fill=fill)
     parts: list[Request] = []
@@ -65,13 +65,13 @@ class _Part(Request):
     def settle(self, settlement: Settlement) -> bool:
         wanted = super().settle(settlement)
         if not wanted and not self.whole.settled:
-            # Nobody waits for it: it hears that it is over. A part's answer is not the whole's.
+            # No caller waits, but the whole must be settled. It cannot be settled with a part's answer.
             self.whole.settle(_LEFT if isinstance(settlement, Answer) else settlement)
         return wanted
 
 
 class _Collector:
-    """Gathers the parts' answers; a Waiter of each part, because a part is wanted as long as the whole is."""
+    """Gathers the parts' answers. It is each part's Waiter, so a part is wanted as long as the whole is."""
 
     def __init__(self, request: Request, *, fill: bool) -> None:
         self._request = request
@@ -101,7 +101,7 @@ class _Collector:
 def _joined_or_error(answers: list[Answer], *, fill: bool) -> Settlement:
     try:
         return _joined(answers, fill=fill)
-    except Exception as error:  # noqa: BLE001 - whoever waits must hear of it, too
+    except Exception as error:  # noqa: BLE001 - the caller must get an error
         _log.exception("the parts of an answer could not be joined")
         return ModelError(
             f"the parts of the answer could not be joined ({type(error).__name__}); send fewer rows at once"
@@ -116,15 +116,15 @@ def _joined(answers: list[Answer], *, fill: bool) -> Settlement:
         if len(shapes) > 1:
             if not fill or len({len(shape) for shape in shapes}) > 1:
                 return ModelError(
-                    f"the parts of a request with more rows than a batch may have were answered with rows of "
-                    f"different shapes as {name!r}; send fewer rows at once"
+                    f"the request was split into several batches, and their rows of {name!r} have different "
+                    f"shapes; send fewer rows at once"
                 )
             longest = tuple(max(sizes) for sizes in zip(*shapes, strict=True))
             filled = sum(map(len, parts)) * math.prod(longest) * parts[0].itemsize
             if filled > max(MOST_FILLED_BYTES, MOST_FILLED_TIMES * sum(part.nbytes for part in parts)):
                 return TooLarge(
-                    f"the answer's rows, filled up to those of neighbours in their batches, would take "
-                    f"{filled} bytes as {name!r}; send fewer rows at once"
+                    f"output {name!r} would take {filled} bytes with all rows padded to the longest one; "
+                    f"send fewer rows at once"
                 )
             parts = [_filled(part, longest) for part in parts]
         outputs[name] = np.concatenate(parts)
@@ -133,7 +133,7 @@ def _joined(answers: list[Answer], *, fill: bool) -> Settlement:
 
 
 def _filled(part: Array, shape: Shape) -> Array:
-    """Rows filled up to a shape, as ``join_padding_rows`` fills the inputs."""
+    """Return the rows padded to a shape, as ``join_padding_rows`` pads the inputs."""
     filled = np.full((len(part), *shape), b"" if part.dtype == STRING else 0, part.dtype)
     filled[tuple(map(slice, part.shape))] = part
     return filled

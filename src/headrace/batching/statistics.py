@@ -1,4 +1,4 @@
-"""What one loaded version has done: plain numbers, counted once per batch where that is possible."""
+"""Statistics of one loaded version: plain numbers, updated once per batch where possible."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.batching.request import Request, Timings
 
 
 class ObjectiveCounts(NamedTuple):
-    """How the requests to models with a latency objective ended.
+    """Requests to models with a latency objective, by how they ended.
 
     Attributes:
-        kept: Answered within the objective.
-        late: Answered later than that.
-        failed: Ended in an error of the model, or too late for their own deadline.
-        refused: Refused at once.
+        kept: Requests answered within the objective.
+        late: Requests answered later than the objective.
+        failed: Requests that ended in an error of the model, or after their own deadline.
+        refused: Requests refused at once.
     """
 
     kept: int = 0
@@ -28,33 +28,33 @@ class ObjectiveCounts(NamedTuple):
     refused: int = 0
 
     def plus(self, other: ObjectiveCounts) -> ObjectiveCounts:
-        """Both together."""
+        """Return the sum of both."""
         return ObjectiveCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
 class VersionStatistics:
-    """Counts of one Batcher. Belongs to the thread that its Batcher belongs to; others may read.
+    """Statistics of one Batcher. Only its serving thread writes them; other threads may read.
 
     Attributes:
         requests: Requests answered.
-        rows: Rows of those.
+        rows: Rows of the answered requests.
         batches: Calls of the Servable that answered.
-        failures: Requests that ended in an error of the model, or too late.
+        failures: Requests that ended in an error of the model, or after their deadline.
         refused: Requests refused at once.
-        cancelled: Requests whose caller left before they were computed.
-        defaults: Requests that were answered with a default; they are refused or failed ones, too.
-        cache_hits: Requests that were answered from the prediction cache.
+        cancelled: Requests whose caller left before they were answered.
+        defaults: Requests answered with a default; they also count as refused or failed.
+        cache_hits: Requests answered from the prediction cache.
         cache_joined: Requests that waited for the answer to an equal one.
-        cache_misses: Requests that went to the model although it has a cache.
-        queue_seconds: Time from a request's arrival to its batch's start, over all answered requests.
+        cache_misses: Requests to a model with a prediction cache that the model had to answer.
+        queue_seconds: Time from arrival to the start of the batch, summed over all answered requests.
         compute_seconds: Time in the Servable.
-        aside_seconds: The part of it that another thread spent than the one this belongs to.
-        request_seconds: Time from arrival to answer, over all answered requests.
-        failure_seconds: Time from arrival to error, over all failed requests.
-        last_request_unix_seconds: When the last batch was answered, by the wall clock; 0 for never.
-        batch_rows: For each number of rows computed: how many batches, and their seconds.
-        releases: How many batches were released for which reason.
-        latencies: Answered requests by latency, and how many of them kept the objective.
+        aside_seconds: The part of ``compute_seconds`` spent outside the serving thread.
+        request_seconds: Time from arrival to answer, summed over all answered requests.
+        failure_seconds: Time from arrival to error, summed over all failed requests.
+        last_request_unix_seconds: Wall-clock time of the last answer; 0 for never.
+        batch_rows: Number of batches and their total seconds, by number of rows computed.
+        releases: Number of batches by reason of release.
+        latencies: Latency histogram of the answered requests.
     """
 
     __slots__ = (
@@ -65,10 +65,10 @@ class VersionStatistics:
     )  # fmt: skip
 
     def __init__(self, objective_seconds: float = 0.0) -> None:
-        """Start at nothing.
+        """Begin with all counts at 0.
 
         Args:
-            objective_seconds: The latency objective of the model; 0 for none.
+            objective_seconds: The model's latency objective in seconds; 0 for none.
         """
         self.requests = self.rows = self.batches = 0
         self.failures = self.refused = self.cancelled = self.defaults = 0
@@ -86,9 +86,9 @@ class VersionStatistics:
         """Count one call of the Servable.
 
         Args:
-            rows: The rows it computed, padding included.
-            seconds: How long it took.
-            release: Why the batch was released.
+            rows: Number of rows computed, including padding.
+            seconds: Duration of the call.
+            release: Reason for the batch's release.
         """
         self.batches += 1
         self.compute_seconds += seconds
@@ -100,12 +100,12 @@ class VersionStatistics:
         counted[1] += seconds
 
     def count_answered(self, requests: Sequence[Request], timings: Timings, now: float) -> None:
-        """Count the requests of a batch that were answered.
+        """Count the answered requests of a batch.
 
         Args:
-            requests: Those that somebody still waited for.
-            timings: Their batch's timings.
-            now: When they were answered.
+            requests: The requests whose callers still waited.
+            timings: The batch's timings.
+            now: Time of the answer on the monotonic clock.
         """
         answered = len(requests)
         arrivals = [request.enqueued for request in requests]
@@ -119,7 +119,7 @@ class VersionStatistics:
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - shown to people, never compared
 
     def count_alone(self, request: Request, timings: Timings, release: Release) -> None:
-        """Count a batch of one request that was answered, as the other two would."""
+        """Count an answered batch of one request, as ``count_batch`` and ``count_answered`` would."""
         started, finished, arrived = timings.started, timings.finished, request.enqueued
         self.count_batch(request.rows, finished - started, release)
         latencies = self.latencies
@@ -131,7 +131,7 @@ class VersionStatistics:
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
 
     def count_repeated(self, request: Request, now: float) -> None:
-        """Count a request that was answered without being computed itself."""
+        """Count a request answered from the prediction cache or with an equal request's answer."""
         seconds = now - request.enqueued
         self.latencies.add(seconds)
         self.requests += 1
@@ -142,14 +142,14 @@ class VersionStatistics:
 
     @property
     def cached_share(self) -> float | None:
-        """The share of requests that a prediction cache spared the model; None without any."""
+        """Share of requests answered by the prediction cache; None without any request to a cache."""
         spared = self.cache_hits + self.cache_joined
         asked = spared + self.cache_misses
         return spared / asked if asked else None
 
     @classmethod
     def together(cls, parts: Iterable[VersionStatistics]) -> VersionStatistics:
-        """What several Batchers of one version have done; some of them may be counting at this moment."""
+        """Return the sum over several Batchers of one version, which may be counting in other threads."""
         total = cls()
         for part in parts:
             total.add(part)
@@ -162,7 +162,7 @@ class VersionStatistics:
         return total
 
     def add(self, other: VersionStatistics) -> None:
-        """Count what another version has done, too; not by batches' sizes, nor by why they were released."""
+        """Add the statistics of another version, except ``batch_rows`` and ``releases``."""
         self.requests += other.requests
         self.rows += other.rows
         self.batches += other.batches
@@ -185,7 +185,7 @@ class VersionStatistics:
 
     @property
     def objective(self) -> ObjectiveCounts | None:
-        """How requests ended as the latency objective sees it; None where there never was one."""
+        """Counts against the latency objective; None if there never was an objective."""
         others = self._others_objective
         if not self._has_objective:
             return others if any(others) else None
@@ -194,6 +194,6 @@ class VersionStatistics:
         return own.plus(others)
 
     def count_failed(self, request: Request, now: float) -> None:
-        """Count a request that ended in an error after it was admitted."""
+        """Count a request that was admitted and then failed."""
         self.failures += 1
         self.failure_seconds += now - request.enqueued

@@ -1,8 +1,8 @@
-"""How many bytes of text one call of a Servable gets: runtimes copy texts while nothing else goes on.
+"""Limit the bytes of text in one call of a Servable, because runtimes hold the GIL while they copy texts.
 
-Texts become Python's strings, then the runtime's own, and the answer's the same way back, all with Python's
-lock held. So a request with many megabytes of them is cut as one with too many rows is, and a batch ends
-before it has more.
+Input texts are converted to Python strings and then to the runtime's own, and output texts the other way,
+all with the GIL held. A request with too much text is therefore split like one with too many rows, and a
+batch is closed before it exceeds the limit.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
     from headrace.batching.request import Request
 
 MOST_BYTES = 4 * 1024 * 1024
-"""What a batch may have of texts, unless one row alone has more."""
+"""The most bytes of text in a batch, unless a single row has more."""
 
 MOST_INLINE_BYTES = 256 * 1024
-"""With more of them a batch runs in a thread: its time was predicted from batches with fewer."""
+"""Batches with more bytes of text run in a thread: their duration was predicted from batches with fewer."""
 
 
 def text_inputs(signature: Signature) -> tuple[int, ...]:
-    """Which inputs of a signature are texts."""
+    """Return the indices of a signature's text inputs."""
     return tuple(index for index, spec in enumerate(signature.inputs) if spec.dtype == STRING)
 
 
 def has_long_texts(requests: Sequence[Request]) -> bool:
-    """Whether requests have too much text together to be computed in the serving thread."""
+    """Return whether requests together have too much text to be computed in the serving thread."""
     return sum([request.text_bytes for request in requests]) > MOST_INLINE_BYTES
 
 
 def bytes_of(columns: Sequence[Buffer], inputs: Sequence[int]) -> int:
-    """How many bytes of text a request has.
+    """Return a request's bytes of text.
 
     Args:
-        columns: Its inputs.
-        inputs: Which of them are texts.
+        columns: The request's inputs.
+        inputs: Indices of the text inputs.
     """
     if type(columns) is PackedColumns:
         return columns.text_bytes
@@ -52,15 +52,15 @@ def bytes_of(columns: Sequence[Buffer], inputs: Sequence[int]) -> int:
 def row_counts(
     columns: Sequence[Buffer], inputs: Sequence[int], rows: int, most_rows: int, allowed: Sequence[int]
 ) -> list[int]:
-    """Cut rows by their texts: how many rows each part has.
+    """Return the number of rows of each part when a request is split by its bytes of text.
 
     Args:
         columns: The request's inputs.
-        inputs: Which of them are texts.
-        rows: How many rows it has.
+        inputs: Indices of the text inputs.
+        rows: Number of rows of the request.
         most_rows: The most rows of a part.
-        allowed: The only sizes that a batch may have; empty for any. A part of another size would be filled
-            up to the next one, with more texts.
+        allowed: Allowed batch sizes; empty for any. A part of another size would be padded to the next
+            larger one, which adds more text.
     """
     sizes = np.zeros(rows, np.int64)
     for index in inputs:
@@ -80,21 +80,21 @@ def row_counts(
 
 
 class TextRoom:
-    """Ends a batch before it has too many bytes of text; a ``Room``."""
+    """A ``Room`` that limits the bytes of text in a batch."""
 
     __slots__ = ("_bytes", "_other")
 
     def __init__(self, other: Callable[[], Room] | None) -> None:
-        """Start with none.
+        """Begin an empty batch.
 
         Args:
-            other: Makes what the batch has room for beside its texts.
+            other: Factory of a further ``Room`` that must take each request as well; None for none.
         """
         self._bytes = 0
         self._other = other() if other is not None else None
 
     def takes(self, request: Request) -> bool:
-        """Add a request if its texts fit, or if it is the first."""
+        """Add a request if it fits; the first one with text is never too large."""
         total = self._bytes + request.text_bytes
         if self._bytes and total > MOST_BYTES:
             return False

@@ -1,4 +1,4 @@
-"""Threads that work for one serving thread: each takes one piece of work after another."""
+"""Worker threads of one serving thread, each with a queue of its own."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ WorkT = TypeVar("WorkT")
 
 
 class Worker(Generic[WorkT]):
-    """One thread, as the serving thread sees it.
+    """One worker thread, as the serving thread sees it.
 
     Attributes:
-        queue: Its pieces of work; None ends it.
-        pieces: How many it has been given that have not come back.
+        queue: Pieces of work for the thread; None ends it.
+        pieces: Number of pieces in flight: given to the thread and not taken back.
     """
 
     __slots__ = ("pieces", "queue")
 
     def __init__(self) -> None:
-        """Start with nothing to do."""
+        """Create an empty queue."""
         self.queue: SimpleQueue[WorkT | None] = SimpleQueue()
         self.pieces = 0
 
 
 class Threads(Generic[WorkT]):
-    """Threads that are started when they are first needed.
+    """A pool of threads that are started on first use.
 
-    The idle thread that worked last is the next to work. So what a thread keeps for itself (caches, a
-    library's state) is used again, and threads that are not needed stay asleep.
+    The idle thread that worked last gets the next piece. Thread-local state (caches, a library's state) is
+    reused, and threads that are not needed stay asleep.
 
     Attributes:
-        on_wait: Called in one of them when its work is about to wait for other work: see ``say_waiting``.
+        on_wait: Called in a pool thread whose work is about to wait for other work; see ``say_waiting``.
     """
 
     def __init__(self, name: str, most: int, work: Callable[[WorkT], None]) -> None:
-        """Start none yet.
+        """Create the pool without starting a thread.
 
         Args:
-            name: The threads' name in stack dumps.
+            name: Prefix of the threads' names.
             most: The most threads.
-            work: Does one piece; must not raise.
+            work: Function that does one piece of work; must not raise.
         """
         self.on_wait: Callable[[], object] = lambda: None
         self._name = name
@@ -53,10 +53,12 @@ class Threads(Generic[WorkT]):
         self._idle: list[Worker[WorkT]] = []
 
     def give(self, piece: WorkT) -> Worker[WorkT] | None:
-        """Have a piece done by an idle thread, or by a new one if none is idle. Serving thread only.
+        """Give a piece to an idle thread, or to a new one if none is idle. Serving thread only.
+
+        If no thread can be added, the piece is queued for the thread with the fewest pieces.
 
         Returns:
-            Who does it, for ``take_back``; None if the system refuses to start the first thread.
+            The worker, for ``take_back``; None if the system refuses to start the first thread.
         """
         worker = self._idle.pop() if self._idle else self._one_more()
         if worker is not None:
@@ -65,34 +67,34 @@ class Threads(Generic[WorkT]):
         return worker
 
     def take_back(self, worker: Worker[WorkT]) -> None:
-        """Take note that a piece is done. Serving thread only."""
+        """Record that a worker has finished a piece. Serving thread only."""
         worker.pieces -= 1
         if worker.pieces == 0:
             self._idle.append(worker)
 
     def start(self, first: Callable[[], object]) -> None:
-        """Start one more thread, which makes a call before it works, and wait for that call.
+        """Start one more thread, run a function in it, and wait for that function to return.
 
-        It has the priority of the thread that calls this. Only before the first piece is given.
+        The thread inherits the priority of the calling thread. Call this only before the first ``give``.
 
         Args:
-            first: The call.
+            first: Function that the thread runs before its first piece.
 
         Raises:
             RuntimeError: The system refuses to start a thread.
-            BaseException: Whatever the call raises; the thread works all the same.
+            BaseException: Any exception of ``first``; the thread stays in the pool.
         """
         done: Future[object] = Future()
         worker = self._start(lambda: _settle(done, first))
-        self._idle.insert(0, worker)  # the first one started works first
+        self._idle.insert(0, worker)  # `give` pops from the end: the thread started first works first
         done.result()
 
     def has_this_thread(self) -> bool:
-        """Whether the running thread is one of them."""
+        """Return whether the running thread belongs to this pool."""
         return getattr(_here, "threads", None) is self
 
     def stop(self) -> None:
-        """Let the threads end once they have done what they were given; does not wait."""
+        """Make the threads end after the work already given to them; does not wait for that."""
         for worker in self._workers:
             worker.queue.put(None)
 
@@ -100,14 +102,14 @@ class Threads(Generic[WorkT]):
         if len(self._workers) < self._most:
             try:
                 return self._start()
-            except RuntimeError:  # no more threads for this process: those that there are do it in turn
+            except RuntimeError:  # the system has no more threads: share the existing ones
                 pass
         return min(self._workers, key=lambda worker: worker.pieces, default=None)
 
     def _start(self, *first: Callable[[], object]) -> Worker[WorkT]:
         worker: Worker[WorkT] = Worker()
         name = f"{self._name}/{len(self._workers)}"
-        # A Thread keeps its arguments for as long as it runs: the call is taken out of a list.
+        # A Thread keeps its arguments until it ends. The list lets `_run` drop the function after the call.
         threading.Thread(target=self._run, args=(worker.queue, [*first]), name=name, daemon=True).start()
         self._workers.append(worker)
         return worker
@@ -118,11 +120,11 @@ class Threads(Generic[WorkT]):
             first.pop()()
         while (piece := queue.get()) is not None:
             self._work(piece)
-            del piece  # or an idle thread would keep its last batch, however large
+            del piece  # otherwise an idle thread would keep its last batch in memory
 
 
 def say_waiting() -> None:
-    """Say that the running thread's work waits for other work, if the thread is one of ``Threads``."""
+    """Report that the running thread is about to wait for other work; a no-op outside ``Threads``."""
     threads: Threads[object] | None = getattr(_here, "threads", None)
     if threads is not None:
         threads.on_wait()
@@ -131,7 +133,7 @@ def say_waiting() -> None:
 def _settle(done: Future[object], call: Callable[[], object]) -> None:
     try:
         done.set_result(call())
-    except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+    except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
         done.set_exception(error)
 
 

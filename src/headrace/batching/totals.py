@@ -1,4 +1,4 @@
-"""What all versions of each model have done, those that are gone included."""
+"""Totals of each model over all its versions, including unloaded ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.batching.statistics import VersionStatistics
 
 
 class Counted(Protocol):
-    """A version that counts what it does.
+    """A version with statistics.
 
     Attributes:
         name: The model's name.
@@ -20,27 +20,27 @@ class Counted(Protocol):
     name: str
 
     def all_statistics(self) -> tuple[VersionStatistics, ...]:
-        """What it has done, in the serving thread and in others."""
+        """Return the statistics of its Batchers: the serving thread's, and the calling threads' if any."""
 
 
 class ModelTotals:
-    """What all versions of each model have done since the start, those that are gone included.
+    """Totals of each model since the server started, over all its versions, including unloaded ones.
 
-    Totals that a version takes with it when it is unloaded would look like a server that starts again.
+    If totals fell when a version is unloaded, monitoring would take that for a restart of the server.
     """
 
     def __init__(self) -> None:
-        """Start without models."""
+        """Begin without models."""
         self._gone: dict[str, VersionStatistics] = {}
         self._there: dict[str, list[tuple[ref[Counted], tuple[VersionStatistics, ...]]]] = {}
 
     def include(self, loaded: Counted) -> None:
-        """Count a version from now on."""
+        """Include a version from now on."""
         self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.all_statistics()))
         self._fold(loaded.name)
 
     def of_models(self) -> Iterator[tuple[str, VersionStatistics]]:
-        """The totals of each model, added up when it is asked for."""
+        """Yield each model's name and its totals, added up on demand."""
         for name in list(self._there):
             self._fold(name)
             total = VersionStatistics()
@@ -49,7 +49,7 @@ class ModelTotals:
             yield name, total
 
     def _fold(self, name: str) -> None:
-        """Add up the versions that are gone, whose numbers cannot change any more: one for each model."""
+        """Fold the final statistics of a model's unloaded versions into one sum."""
         gone = self._gone.setdefault(name, VersionStatistics())
         there = []
         for version, parts in self._there[name]:

@@ -1,4 +1,4 @@
-"""The Batcher of threads that call: whoever holds the turn runs it; see ``callers``."""
+"""The Batcher of calling threads, run by the thread that holds the turn; see ``callers``."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from headrace.servable import Servable
 
 
 class _Never:
-    """A timer that nothing waits for."""
+    """A timer that never fires."""
 
     def cancel(self) -> None:
-        """Nothing is due."""
+        """Do nothing."""
 
 
 class Turns:
-    """The Clock of a Batcher that is run in turns. Deadlines are watched by those who wait.
+    """The Clock of a Batcher that calling threads run in turns. It has no timers: threads watch deadlines.
 
     Attributes:
-        ready: What is to be called by who has the turn.
+        ready: Callbacks to be run by the thread that holds the turn.
     """
 
     now = staticmethod(time.monotonic)
 
     def __init__(self) -> None:
-        """Begin with nothing to be done."""
+        """Begin without callbacks."""
         self.ready: deque[Callable[..., object]] = deque()
 
     def call_soon(self, callback: Callable[..., object], *args: object) -> None:
-        """Have something called by who has the turn; arguments are never given."""
+        """Queue a callback for the thread that holds the turn; no caller passes arguments."""
         self.ready.append(callback)
 
     call_soon_threadsafe = call_soon
 
     def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> _Never:
-        """Forget it: see above."""
+        """Drop the callback: waiting threads watch their deadlines themselves."""
         return _Never()
 
 
 class TurnsBatcher(Batcher):
-    """A Batcher whose callers compute its batches.
+    """A Batcher whose batches are computed by calling threads.
 
     Attributes:
         turns: Its clock.
-        given: Batches that are to be computed without the turn.
-        compute: Computes one of those, without the turn.
-        finish: Answers it, with the turn.
+        given: Batches to be computed without the turn.
+        compute: Computes such a batch; called without the turn.
+        finish: Answers the requests of such a batch; called with the turn.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TurnsBatcher(Batcher):
         inline_seconds: float,
         origin: Origin,
     ) -> None:
-        """Serve a Servable; the arguments are those of ``Batcher``."""
+        """Serve a Servable; see ``Batcher`` for the arguments."""
         super().__init__(
             servable, policy, turns, instances=instances, inline_seconds=inline_seconds, origin=origin
         )
@@ -80,25 +80,25 @@ class TurnsBatcher(Batcher):
         self.finish = self._finish_in_thread
 
     def adopt(self, batch: Batch) -> None:
-        """Go on with a batch that one before has given, and that is being computed."""
+        """Take over a batch of an earlier Batcher that is being computed."""
         self._running.add(batch)
         self._running_rows += batch.rows
         self.outstanding += len(batch.requests)
 
     def take_again(self, request: WaitingRequest) -> None:
-        """Take a request that one before had taken: it is not refused."""
+        """Enqueue a request that an earlier Batcher had admitted, without refusing it."""
         self._refuses = False
         self.submit(request)
         request.enqueued = request.arrived
         self._refuses = True
 
     def count_gone(self, request: WaitingRequest) -> None:
-        """Count a request whose thread has left before it was taken in."""
+        """Count a request whose thread left before it was enqueued."""
         request.enqueued = request.arrived
         self._count_unanswered(request, self._now())
 
     def sweep(self) -> None:
-        """Let go of all whom nobody waits for any more: no timer does it, and they are in others' way."""
+        """Drop all expired and abandoned requests, which no timer does and which would delay others."""
         self._expire()
         for lane in self._lanes.values():
             while gone := [one for one in lane.queue if not one.wanted]:
@@ -109,7 +109,7 @@ class TurnsBatcher(Batcher):
             self.forget(batch)
 
     def forget(self, batch: Batch) -> None:
-        """Let go of a batch that was given and that nobody waits for: it is not computed."""
+        """Drop a given batch that nobody waits for, without computing it."""
         self._running.discard(batch)
         self._running_rows -= batch.rows
         for request in batch.requests:
@@ -133,12 +133,12 @@ class TurnsBatcher(Batcher):
 
 
 def callers_of(batch: Batch) -> list[WaitingRequest]:
-    """The requests of a batch, and those of which it has parts."""
+    """Return the requests of a batch; for a part, the whole request."""
     return [cast("WaitingRequest", getattr(request, "whole", request)) for request in batch.requests]
 
 
 def _is_for_this_thread(error: BaseException) -> bool:
-    """Whether an error is not the model's, but an interrupt of the thread that happens to call it."""
-    if isinstance(error, SystemExit):  # a handler of SIGTERM raises it; elsewhere a model has
+    """Return whether an error is an interrupt of the calling thread rather than the model's error."""
+    if isinstance(error, SystemExit):  # in the main thread a SIGTERM handler may raise it, elsewhere a model
         return threading.current_thread() is threading.main_thread()
     return isinstance(error, KeyboardInterrupt)

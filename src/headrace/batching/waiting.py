@@ -14,9 +14,9 @@ class WaitingRequest(Request):
     """A Request whose thread sleeps until it is settled.
 
     Attributes:
-        arrived: When the call began.
-        settlement: What it ends with; None as long as that is not known.
-        taken_in: Whether whoever held the turn has seen it.
+        arrived: Start of the call on the monotonic clock.
+        settlement: The answer or the error; None until settled.
+        taken_in: Whether a thread that holds the turn has taken it over.
     """
 
     __slots__ = ("_asleep", "_sleeping", "arrived", "settlement", "taken_in")
@@ -25,9 +25,9 @@ class WaitingRequest(Request):
         """Make a request of checked inputs.
 
         Args:
-            inputs: The layout, the columns, and how many rows.
-            deadline: On the monotonic clock, in seconds.
-            arrived: When the call began.
+            inputs: The layout, the columns and the number of rows.
+            deadline: Deadline in seconds on the monotonic clock.
+            arrived: Start of the call, likewise.
         """
         self.call = None
         self.layout, self.columns, self.rows = inputs
@@ -42,14 +42,14 @@ class WaitingRequest(Request):
 
     @property
     def wanted(self) -> bool:
-        """Whether its thread still waits."""
+        """Whether its thread still waits for the answer."""
         return not self.settled
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer, once; see ``Request.settle``.
+        """Settle the request, once; see ``Request.settle``.
 
-        In this order: should an interrupt come in between, it is either not answered, and can be, or
-        answered, and only has to be told (``tell``).
+        The order of steps matters if an interrupt comes between them. Either the request is not settled yet,
+        and can be, or its settlement is set and only ``tell`` is needed.
         """
         if self.settled:
             self.columns = ()
@@ -62,16 +62,16 @@ class WaitingRequest(Request):
         return True
 
     def tell(self) -> None:
-        """Let its thread know of the settlement; twice is once."""
+        """Notify its thread of the settlement; idempotent."""
         self.settled = True
         self.columns = ()
         self.wake()
 
     def answer(self) -> Answer:
-        """Its answer, once it is settled.
+        """Return the answer of a settled request.
 
         Raises:
-            HeadraceError: Why there is none.
+            HeadraceError: The request was settled with an error.
         """
         settlement = self.settlement
         if isinstance(settlement, Answer):
@@ -79,25 +79,25 @@ class WaitingRequest(Request):
         raise cast("HeadraceError", settlement)
 
     def expect_sleep(self, sleeping: dict[WaitingRequest, None]) -> None:
-        """From now on it can be woken.
+        """Make the request wakeable from now on.
 
         Args:
-            sleeping: Who sleeps; whoever wakes it takes it out of there.
+            sleeping: Requests whose threads sleep; ``wake`` removes this one.
         """
         self._sleeping = sleeping
         self._asleep = _thread.allocate_lock()
         self._asleep.acquire()
 
     def sleep(self, seconds: float) -> None:
-        """Wait until woken, or for some time."""
+        """Sleep until woken, or until a timeout in seconds."""
         if self._asleep is not None:
             self._asleep.acquire(timeout=seconds)
 
     def wake(self) -> None:
-        """Let its thread go on; twice is once."""
+        """Wake its thread; idempotent."""
         if self._asleep is not None:
             self._sleeping.pop(self, None)
-            try:  # noqa: SIM105 - on every request's way
+            try:  # noqa: SIM105 - runs for every request
                 self._asleep.release()
             except RuntimeError:
                 pass

@@ -1,4 +1,4 @@
-"""``headrace archive VERB``: vectors by key, from a terminal. Each verb is a module of ``cli/archiving``."""
+"""``headrace archive VERB``: manage vectors by key. Each verb is a module of ``cli/archiving``."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _VERBS = (
     "duplicates",
     "plot",
 )
-"""As the help lists them; each is the module of its name in ``cli/archiving``."""
+"""The verbs in the order of the help; each is the module of its name in ``cli/archiving``."""
 
 _EXAMPLES = """examples:
   headrace archive serve                   answer lookups over REST and gRPC
-  headrace archive check                   say what is wrong with archive.toml
+  headrace archive check                   check archive.toml, the store, the queue and the embedders
   headrace archive lookup titles "The Matrix"
-                                           look a key up, and have it embedded if it is new
-  headrace archive fill                    embed what was missed
-  headrace archive status                  hits, new keys, delays, what waits
+                                           look up a key; it is embedded if it is new
+  headrace archive fill                    embed missed keys
+  headrace archive status                  hits, new keys, delays, queued keys
   headrace archive forget titles "The Matrix"
-  headrace archive duplicates titles       show which keys are nearly the same
+  headrace archive duplicates titles       find near-duplicate keys
 
 All verbs read ./archive.toml, or the file that --archive names."""
 

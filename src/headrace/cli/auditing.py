@@ -1,4 +1,4 @@
-"""What verbs that decide something tell in an audit log: who ran them on this machine, and how it ended."""
+"""Audit log entries of verbs that change something: the local user, the action and its result."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def add_option(parser: argparse._ActionsContainer) -> None:
         "--audit-file",
         metavar="FILE",
         type=Path,
-        help="record in this audit log who does this, before and after; what cannot be recorded is not done "
+        help="record in this audit log who does this, before and after; if that fails, nothing is done "
         "(default none)",
     )
 
 
 @contextmanager
 def told(options: argparse.Namespace, action: str, on: object) -> Iterator[Ending]:
-    """Tell of what is done within, if somebody wants that.
+    """Log the action performed in this context, if the options name an audit log.
 
     Args:
-        options: Of the verb.
-        action: What it does.
-        on: To what.
+        options: The verb's options.
+        action: Name of the action.
+        on: Object of the action.
 
     Yields:
-        How it ends, where that is not well and no error says so.
+        The result to log; set it if the action fails without an exception.
 
     Raises:
         ConfigError: The log cannot be opened.
-        Unavailable: It cannot be written; nothing was done.
+        Unavailable: The log cannot be written; nothing was done.
     """
-    from headrace.audit import AuditLog, Ending  # noqa: PLC0415 - not for the list of verbs
+    from headrace.audit import AuditLog, Ending  # noqa: PLC0415 - not needed to list the verbs
 
     if options.audit_file is None:
         yield Ending()
@@ -59,7 +59,7 @@ def told(options: argparse.Namespace, action: str, on: object) -> Iterator[Endin
 def _user() -> dict[str, str | int]:
     uid = os.getuid()
     by: dict[str, str | int] = {"uid": uid}
-    with suppress(KeyError):  # of a container, mostly
+    with suppress(KeyError):  # containers often lack an entry for the uid
         by["user"] = pwd.getpwuid(uid).pw_name
     if uid == 0 and (before := os.environ.get(_SUDO)):
         by["sudo_user"] = before[:64]

@@ -1,4 +1,4 @@
-"""``headrace compare ONE OTHER ROWS``: whether what was made of a model answers as the model does."""
+"""``headrace compare ONE OTHER ROWS``: check whether a converted model answers as the original does."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from headrace.servable import Servable
 from headrace.tensors import Array
 
 _EXAMPLES = """examples:
-  headrace compare models/credit/1 models/credit/2 rows.csv         the original, and what was made of it
+  headrace compare models/credit/1 models/credit/2 rows.csv         the original, and the converted model
   headrace compare skops onnx rows.npy --tolerance 1e-6
 """
 
 _WARNING = """\
-warning: they do not answer alike. Converters round to float32: thresholds move, and so do large numbers
-(times, identifiers), and rows near them change sides. Keep such columns small before training, or serve the
-original."""
+warning: the models answer differently. Converters round to float32: thresholds and large numbers (times,
+identifiers) change, so that rows near a threshold may change sides. Keep such columns small before training,
+or serve the original."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,27 +38,27 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="compare",
             help="check a converted model against the original",
-            description="Answer the same rows with two models, and say how much the answers differ, and in "
-            "how many rows: for a model that was converted to ONNX, quantized or exported.",
+            description="Run the same rows through two models, and show by how much their answers differ, "
+            "and in how many rows: for a model that was converted to ONNX, quantized or exported.",
             examples=_EXAMPLES,
             failure="rows differ by more than the tolerance, or a model fails",
             run=run,
         ),
     )
     parser.add_argument("one", metavar=models.VERSION, type=Path, help="the original")
-    parser.add_argument("other", metavar=models.VERSION, type=Path, help="what was made of it")
+    parser.add_argument("other", metavar=models.VERSION, type=Path, help="the model made from it")
     parser.add_argument(
         "rows",
         metavar="FILE",
         type=Path,
-        help="rows as they will be asked for: .csv (columns by name), .npy (a matrix), .npz (inputs by name)",
+        help="rows as clients send them: .csv (columns by name), .npy (a matrix), .npz (inputs by name)",
     )
     parser.add_argument(
         "--tolerance",
         type=float,
         default=1e-4,
         metavar="D",
-        help="what is no difference (default %(default)s)",
+        help="the largest difference to ignore (default %(default)s)",
     )
     parser.add_argument(
         "--allow-code", action="store_true", help="load models that are Python code (model.py)"
@@ -66,7 +66,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, and print what differs."""
+    """Compare the models, and print the differences."""
     if not options.tolerance >= 0:
         raise ConfigError(f"--tolerance: expected a number of 0 or more, got {options.tolerance}")
     rows = _read_rows(options.rows)
@@ -160,7 +160,7 @@ def _read_rows(file: Path) -> Mapping[str, Array]:
 
 
 def _read_csv(file: Path) -> dict[str, Array]:
-    """Columns by name: numbers where all are, an empty cell being NaN; texts otherwise."""
+    """Read columns by name: as numbers if all cells are, with NaN for empty cells; otherwise as texts."""
     with file.open(newline="", encoding="utf-8") as lines:
         names, *rows = list(csv.reader(lines)) or [[]]
     short = next((number for number, row in enumerate(rows, 2) if len(row) != len(names)), None)

@@ -1,4 +1,4 @@
-"""``headrace compile``: the kernels of click models, compiled before anybody waits for them."""
+"""``headrace compile``: compile the kernels of click models ahead of serving."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from headrace.stream.schema import Schema
 
 _EXAMPLES = """examples:
-  headrace compile models                         what the models in a directory need
-  headrace compile --factors 8 --factors 16       what any model with 8 or 16 factors needs, or with none,
+  headrace compile models                         kernels for the models in a directory
+  headrace compile --factors 8 --factors 16       for any model with 8 or 16 factors, or with none,
                                                   and an archive
-  headrace compile --quantize 16 --quantize 8     and those that are published in fewer bits
-  NUMBA_CACHE_DIR=/kernels headrace compile       in an image: keep them where the server will look
+  headrace compile --quantize 16 --quantize 8     and for models that are published in fewer bits
+  NUMBA_CACHE_DIR=/kernels headrace compile       in an image: store them where the server will look
 
-Kernels are kept in NUMBA_CACHE_DIR, else beside the sources, else in ~/.cache/numba: the first that can be
-written to. They fit the kind of processor that they were compiled on, and this version of headrace.
+Kernels are kept in NUMBA_CACHE_DIR, else beside the sources, else in ~/.cache/numba: the first that is
+writable. They are only valid for the type of processor they were compiled on, and this version of headrace.
 """
 
 
@@ -38,10 +38,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="compile",
-            help="compile what click models and archives need ahead, for example in an image",
-            description="Compile the kernels that serving click models needs, and without DIR those of an "
-            "archive, and keep them on disk: a server that finds them there answers at once, and needs to "
-            "write nowhere.",
+            help="compile the kernels of click models and archives ahead, for example in an image",
+            description="Compile the kernels that click models need for serving, and without DIR those of "
+            "an archive, and keep them on disk: a server that finds them answers at once, and needs no "
+            "writable directory.",
             examples=_EXAMPLES,
             failure="a model could not be loaded",
             run=run,
@@ -66,23 +66,21 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=int,
         action="append",
         choices=(16, 8),
-        help="also for tables in so many bits; may be repeated",
+        help="also for tables in this many bits; may be repeated",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compile, and say what and where."""
+    """Compile the kernels, and print which and where."""
     try:
-        # Compiled kernels, only when used.
+        # Imported late: compiled kernels.
         from headrace.compiled import kept_where  # noqa: PLC0415
         from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"compile: {error}; pip install 'headrace[ctr]'") from error
     where = kept_where()
     if where is None:
-        raise ConfigError(
-            "compile: kernels cannot be kept: set NUMBA_CACHE_DIR to a directory that can be written to"
-        )
+        raise ConfigError("compile: kernels cannot be stored: set NUMBA_CACHE_DIR to a writable directory")
     done: list[tuple[str, float, str | None]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, version in _versions(options, Path(folder)):
@@ -101,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             if not options.json:
                 print(f" failed: {problem}" if problem else f" {done[-1][1]:.1f} s", flush=True)
     if not done:
-        print(f"{options.models} holds no click model: nothing is to be compiled", file=sys.stderr)
+        print(f"{options.models} holds no click model: there is nothing to compile", file=sys.stderr)
     kept = where.parent if where.name != "__pycache__" else where
     if options.json:
         said = [{"name": name, "seconds": round(took, 3), "error": why} for name, took, why in done]
@@ -112,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_archives() -> None:
-    # Compiled kernels, only when used.
+    # Imported late: compiled kernels.
     from headrace.archive import cache_kernels  # noqa: PLC0415
     from headrace.archive.windows import compiling as windows  # noqa: PLC0415
     from headrace.stores import lmdb_pages  # noqa: PLC0415
@@ -122,14 +120,16 @@ def _run_archives() -> None:
 
 
 def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path | None]]:
-    """Names and directories of what needs kernels; no directory of an archive."""
+    """Yield names and directories of all that needs kernels; None as the directory of an archive."""
     if options.models is None:
         yield "archive", None
         yield from _made_up(options.factors or [8], options.quantize or [], folder)
         return
     if options.factors or options.quantize:
-        raise ConfigError("compile: --factors and --quantize are for any model; DIR says what its own need")
-    from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels, only when used
+        raise ConfigError(
+            "compile: --factors and --quantize cannot be combined with DIR, whose models determine them"
+        )
+    from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels
 
     for model, wanted in models.find_models(options.models):
         with saying(f"{model} cannot be listed"):
@@ -140,7 +140,7 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
 
 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
-    """Small models of every kind, with every sort of field, in a directory."""
+    """Yield small generated models of every kind, with every sort of field, written to a directory."""
     from headrace.ctr.factory import create  # noqa: PLC0415
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
     from headrace.ctr.files.writing import write_model  # noqa: PLC0415 - as above
@@ -161,7 +161,7 @@ def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator
 
 
 def _schema() -> Schema:
-    """Every sort of field: each has kernels of its own."""
+    """Return a schema with every sort of field, as each has its own kernels."""
     from headrace.stream.schema import Field, Schema  # noqa: PLC0415 - as above
 
     def category(name: str, **how: Any) -> Field:

@@ -18,7 +18,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             help="write a small example model",
             description="Write DIR/half_plus_two/1/model.onnx, which answers y = x / 2 + 2.",
             examples="example:\n  headrace example models && headrace serve models",
-            failure="it is there already",
+            failure="the model exists already",
             run=run,
         ),
     )
@@ -26,12 +26,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "directory",
         metavar=models.DIRECTORY,
         type=Path,
-        help="the directory of models; made if it is missing",
+        help="the directory of models; created if it is missing",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the model and say how to go on."""
+    """Write the model, and print the next step."""
     written = example.write(options.directory)
     if options.json:
         verbs.print_json({"model": str(written), "version": 1})

@@ -1,4 +1,4 @@
-"""``headrace export DIR/NAME[/N] FILE``: a click model as ONNX, with equal predictions."""
+"""``headrace export DIR/NAME[/N] FILE``: write a click model as ONNX, with equal predictions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         help="a click model (its newest version), or version N",
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="where to, for example model.onnx")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file to write, for example model.onnx")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Export, and say where to."""
+    """Export the model, and print where."""
     version = models.find_version(options.model)
     try:
-        # Compiled kernels and optional packages, only when used.
+        # Imported late: compiled kernels and optional packages.
         from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415
         from headrace.ctr.files.onnx_export import export  # noqa: PLC0415
         from headrace.ctr.files.reading import read_model  # noqa: PLC0415
@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
     if not (version / MODEL_FILE).is_file():
         raise ConfigError(
-            f"{models.VERSION}: {version} holds no click model ({MODEL_FILE}); others are not exported"
+            f"{models.VERSION}: {version} holds no click model ({MODEL_FILE}); only click models can be "
+            "exported"
         )
     settings, features, weights = read_model(version)
     try:

@@ -1,4 +1,4 @@
-"""Commands that want one more word, ``headrace`` and ``headrace stream``, and what they say without it."""
+"""Commands with subcommands, such as ``headrace`` and ``headrace stream``, and their output without one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headrace.cli.verbs import WRONG
 def add_words(
     parser: argparse.ArgumentParser, title: str, metavar: str
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Let a command take one of several words; alone it prints its help, and ends as wrong usage does.
+    """Let a command take one of several subcommands; alone it prints its help and exits as on wrong usage.
 
     Args:
         parser: The command.
-        title: What the words are called in its help.
-        metavar: What stands for one of them.
+        title: Title of the subcommands in the help.
+        metavar: Placeholder of a subcommand in the usage.
     """
 
     def run(_: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``headrace hold DIR/NAME/N``: keep a version from being deleted, in somebody's name, or let it go."""
+"""``headrace hold DIR/NAME/N``: protect a version from deletion, or release the hold."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="hold",
-            help="keep a version from being deleted, or let it go",
-            description="Hold a version: trainers do not delete it, however old it is, as long as somebody "
-            "holds it. It is served or not as before.",
+            help="keep a version from being deleted, or release it",
+            description="Hold a version: trainers do not delete it, however old it is, until all holders "
+            "have released it. Whether it is served does not change.",
             examples=_EXAMPLES,
             failure="the hold cannot be written",
             run=run,
@@ -38,19 +38,19 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--holder",
         metavar="NAME",
         default=_HOLDER,
-        help=f"in whose name; each has a hold of its own (default {_HOLDER})",
+        help=f"the holder's name; each holder has its own hold (default {_HOLDER})",
     )
     parser.add_argument(
         "--release",
         action="store_true",
-        help="let it go; the version need not be there any more, but the hold must",
+        help="release the hold, which must exist; the version itself may be gone",
     )
     auditing.add_option(parser)
     parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Hold a version or let it go, and say who holds it now."""
+    """Hold or release a version, and print its holders."""
     with saying(f"the holds on {options.model} cannot be changed"):
         model, number = models.find_model(options.model, there=not options.release)
         if number is None:

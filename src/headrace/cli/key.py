@@ -1,4 +1,4 @@
-"""``headrace key VERB``: keys for callers of a server."""
+"""``headrace key VERB``: manage the keys of a server's callers."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verbs to the command line."""
     parser = words.add_parser(
         "key",
-        help="make, list and revoke the keys of callers",
-        description="Keys for those who ask a server: who may do what, with which models and spaces.",
+        help="create, list and revoke the keys of callers",
+        description="Manage the keys of a server's callers: who may do what, with which models and spaces.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,8 +50,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         below,
         run_list,
         name="list",
-        help="show whose keys there are, and what they permit",
-        description="Show the keys of a file: whose they are, what they permit, when they end.",
+        help="list keys, their callers and permissions",
+        description="List the keys of a file: their callers, what they permit, when they expire.",
         examples="examples:\n  headrace key list\n  headrace key list --file /etc/headrace/keys.toml --json",
         failure="the file cannot be read",
     )
@@ -59,8 +59,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         below,
         run_revoke,
         name="revoke",
-        help="take keys out of the file",
-        description="Take one key out of the file, by its id, or all keys of a caller. Servers that follow "
+        help="remove keys from the file",
+        description="Remove one key from the file, by its id, or all keys of a caller. Servers that follow "
         "the file refuse them within two seconds, and end the streams that they have opened.",
         examples="examples:\n  headrace key revoke ranking\n  headrace key revoke 0123456789ab",
         failure="the file cannot be written",
@@ -86,22 +86,22 @@ def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         words,
         run_new,
         name="new",
-        help="make a key, and print it once",
-        description="Make a key for a caller, add its digest to the file, and print the key on standard "
-        "output. Nobody can print it again. Servers that follow the file take it within two seconds.",
+        help="create a key, and print it once",
+        description="Create a key for a caller, add its digest to the file, and print the key on standard "
+        "output. It cannot be printed again. Servers that follow the file accept it within two seconds.",
         examples="examples:\n  headrace key new ranking --verbs predict --models 'ctr*'\n"
         "  headrace key new feeds --verbs archive-read,archive-write --spaces titles --days 90\n"
         "  headrace key new prometheus --verbs metrics\n"
         "  headrace key new batch --models '*' --rows-per-second 50000 --priorities 3",
         failure="the file cannot be written",
     )
-    parser.add_argument("name", metavar="NAME", help="the caller; several keys may be one caller's")
+    parser.add_argument("name", metavar="NAME", help="the caller; a caller may have several keys")
     parser.add_argument(
         "--verbs",
         metavar="NAMES",
         type=verbs.names,
         default=("predict",),
-        help="what it permits, with commas between: predict, feedback, archive-read, archive-write, route, "
+        help="what it permits, separated by commas: predict, feedback, archive-read, archive-write, route, "
         "admin, metrics (default predict)",
     )
     parser.add_argument(
@@ -135,34 +135,36 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             f"--{what}-per-second",
             metavar="R",
             type=numbers.above_zero(f"{what}-per-second", most=checks.LARGEST_RATE),
-            help=f"how many {counted} a second the caller may have, of all workers together (default any)",
+            help=f"maximum {counted} per second for the caller, over all workers together (default: no "
+            "limit)",
         )
     parser.add_argument(
         "--burst-seconds",
         metavar="S",
         type=numbers.seconds("burst-seconds", most=checks.DAY),
         default=1.0,
-        help="how many seconds' worth of both may come at once (default 1)",
+        help="how many seconds' worth of both may arrive at once (default 1)",
     )
     parser.add_argument(
         "--concurrent-requests",
         metavar="N",
         type=numbers.whole("concurrent-requests"),
         default=0,
-        help="how many of its calls may be under way; 0 = any number (default 0)",
+        help="maximum number of its concurrent calls; 0 = any number (default 0)",
     )
     parser.add_argument(
         "--priorities",
         metavar="NAMES",
         type=verbs.names,
         default=("2", "3"),
-        help="the classes that its requests may have, with commas between; 1 is before all (default 2,3)",
+        help="the priority classes that its requests may have, separated by commas; 1 is the highest "
+        "(default 2,3)",
     )
 
 
 def run_new(options: argparse.Namespace) -> int:
-    """Make a key."""
-    from headrace.access.editing import NEW_FILE, with_key  # noqa: PLC0415 - not for the list of verbs
+    """Create a key, and print it."""
+    from headrace.access.editing import NEW_FILE, with_key  # noqa: PLC0415 - not needed to list the verbs
     from headrace.access.keys import draw  # noqa: PLC0415 - as above
 
     key = draw()
@@ -181,7 +183,7 @@ def run_new(options: argparse.Namespace) -> int:
 
 
 def _doubts(entry: KeyEntry) -> Iterator[str]:
-    """What a key permits that it can use nowhere."""
+    """Yield a warning for each permission of a key that applies to no model or space."""
     for kind, wanting, named in (
         ("models", _FOR_MODELS, entry.models),
         ("spaces", _FOR_SPACES, entry.spaces),
@@ -192,7 +194,7 @@ def _doubts(entry: KeyEntry) -> Iterator[str]:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Show the keys."""
+    """Print the keys."""
     from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
 
     entries = parse_keys(_text(options.file), str(options.file)).key
@@ -210,7 +212,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_revoke(options: argparse.Namespace) -> int:
-    """Take keys out."""
+    """Revoke keys."""
     from headrace.access.editing import without_keys  # noqa: PLC0415 - as above
     from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
 
@@ -281,10 +283,10 @@ def _said(entry: KeyEntry) -> dict[str, object]:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Change a file while nobody else who runs these verbs does: who is second would undo the first's change.
+    """Lock a file against concurrent key verbs, whose changes would overwrite each other.
 
     Raises:
-        Conflict: Others went on doing so.
+        Conflict: Waiting for the lock timed out.
     """
     with saying(f"{file.parent} cannot be opened"):
         directory = os.open(file.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -292,7 +294,9 @@ def _alone(file: Path) -> Iterator[None]:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not _locked(directory):
             if time.monotonic() >= deadline:
-                raise Conflict(f"others have been changing {file} for {_PATIENCE_SECONDS:g} s; try again")
+                raise Conflict(
+                    f"other processes have been changing {file} for {_PATIENCE_SECONDS:g} s; try again"
+                )
             time.sleep(_LOOK_SECONDS)
         yield
     finally:
@@ -304,7 +308,7 @@ def _locked(directory: int) -> bool:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a file system without locks, as NFS may be for directories
+    except OSError:  # a file system without locks, which NFS may be for directories
         return True
     return True
 
@@ -315,7 +319,7 @@ def _text(file: Path) -> str:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write the file whole, for its owner alone where it is new, else for who could read it."""
+    """Write the file atomically, with its current permissions; a new file is readable by its owner only."""
     with saying(f"{file} cannot be written"):
         mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
         with whole_file(file) as opened:

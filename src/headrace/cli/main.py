@@ -1,4 +1,4 @@
-"""The command ``headrace``: one file a verb."""
+"""The ``headrace`` command, with one module per verb."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _VERBS = (
     "status",
     "top",
 )
-"""As the help lists them; each is the module of its name."""
+"""The verbs in the order of the help; each is implemented in the module of its name."""
 
 _EXAMPLES = """examples:
   headrace example models              write a small example model
@@ -43,18 +43,18 @@ _EXAMPLES = """examples:
                                        learn from them
   headrace publish models/m m.onnx     make a version of a model's files
   headrace versions models/ctr         show which versions there are
-  headrace rollback models/ctr/3       serve version 3 until released
-  headrace hold models/ctr/3           keep version 3 until released
+  headrace rollback models/ctr/3       serve version 3 until the pin is released
+  headrace hold models/ctr/3           keep version 3 until it is released
   headrace sign models/ctr/3 --key k   sign version 3 with a private key
   headrace export models/ctr/3 m.onnx  write a click model as ONNX
-  headrace profile models/ctr          show where its time goes
+  headrace profile models/ctr          show where a model's time goes
   headrace compare skops onnx rows.csv check a converted model against the original
   headrace compile models              compile click models' kernels ahead
-  headrace archive lookup titles Heat  look an embedding up
+  headrace archive lookup titles Heat  look up an embedding
   headrace key new ranking --models '*'
-                                       make a key for a caller
+                                       create a key for a caller
   headrace status http://127.0.0.1:8501
-                                       show what a running server does
+                                       show the state of a running server
   headrace top http://127.0.0.1:8501   watch it
 """
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: The words after ``headrace``; those of the process if left out.
+        arguments: The words after ``headrace``; the process's own if None.
 
     Returns:
         The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         origins = getattr(options, "origins", origins)
         for name, doubt in getattr(options, "doubts", {}).items():
             print(f"headrace: {doubt}", file=sys.stderr)
-            os.environ.pop(name, None)  # told once: a server starts itself over
+            os.environ.pop(name, None)  # warn once, as a server may re-execute itself
         code: int = options.run(options)
         _write_out()
     except BrokenPipeError:
@@ -92,10 +92,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
-    """The verbs with their options.
+    """Return the parser of the verbs and their options.
 
     Args:
-        names: Which; all if left out. The modules of the others are not imported.
+        names: Verbs to include; the modules of the others are not imported.
     """
     parser = verbs.Parser(
         prog="headrace",
@@ -113,35 +113,35 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
 
 
 def _needed(words: Sequence[str]) -> Sequence[str]:
-    """The one verb that a command line begins with; all for the help, and to refuse what is none."""
+    """Return the verb that a command line begins with; all verbs for the help or an unknown word."""
     first = words[:1]
     return first if first and first[0] in _VERBS else _VERBS
 
 
 def _fill_gaps() -> None:
-    """Let nothing stand in for what was closed before the start, as by ``>&-``.
+    """Open the null device for standard streams that were closed before the start, as by ``>&-``.
 
-    Else the next file or socket gets its number, and whatever is printed goes there; libuv aborts at that.
+    Otherwise the next file or socket would get the descriptor and receive all output. libuv aborts then.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            nothing = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
-            stream = open(nothing, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - to the end
+            nothing = os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor
+            stream = open(nothing, mode, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until exit
             setattr(sys, name, stream)
 
 
 def _escape_unprintable() -> None:
-    """Print characters that the encoding lacks as escapes; an error in printing would end the verb."""
+    """Print characters that the encoding lacks as escapes; a printing error would end the verb."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not what a test or a caller has put there
+        if isinstance(stream, io.TextIOWrapper):  # a test or a caller may have replaced it
             stream.reconfigure(errors="backslashreplace")
 
 
 def _write_out() -> None:
-    """Write what was printed.
+    """Flush standard output.
 
     Raises:
-        FailedPrecondition: It cannot be written, such as to a full disk.
+        FailedPrecondition: The output cannot be written, such as to a full disk.
     """
     try:
         sys.stdout.flush()
@@ -153,7 +153,7 @@ def _write_out() -> None:
 
 
 def _write_nowhere() -> None:
-    """Lose what is still to be written, or Python would try, and complain, when it ends."""
+    """Discard buffered output, which Python would otherwise try to write, and report, at exit."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 

@@ -1,7 +1,7 @@
-"""One way to name models for every verb: ``DIR/NAME[/N]``, a version, or a model for its newest one.
+"""The one way to name models in all verbs: ``DIR/NAME[/N]``, a version, or a model for its newest version.
 
-Verbs that take several have ``DIR[/NAME[/N]]``: every model in a directory, one model, or one version. What a
-path is, is seen from what lies there; a name that is a number is a version of what it lies in.
+Verbs that take several models take ``DIR[/NAME[/N]]``: all models in a directory, one model, or one version.
+The kind of a path follows from its contents. A numeric name is a version of its parent directory.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from headrace.versions.layout import (
 )
 
 DIRECTORY = "DIR"
-"""What stands in the help for a directory of models."""
+"""Metavar of a directory of models."""
 
 MODEL = "DIR/NAME"
-"""For a model."""
+"""Metavar of a model."""
 
 VERSION = "DIR/NAME[/N]"
-"""For a model or one version of it."""
+"""Metavar of a model or one version of it."""
 
 NUMBERED_VERSION = "DIR/NAME/N"
-"""For one version of a model, by its number."""
+"""Metavar of one version of a model, by its number."""
 
 ANY = "DIR[/NAME[/N]]"
-"""For a directory of models, one of them, or one version of it."""
+"""Metavar of a directory of models, one of them, or one version of it."""
 
 _TOLD = 5
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
@@ -44,16 +44,16 @@ def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
     """Find the model that ``DIR/NAME[/N]`` names.
 
     Args:
-        path: What was given.
-        there: Whether a version that is named must be there.
+        path: The path from the command line.
+        there: Whether a named version must exist.
 
     Returns:
-        The model's directory, and the number of the version if one was named.
+        The model's directory, and the version's number if one was named.
 
     Raises:
-        NotFound: There is no such directory, or no such version in it; the message says which there are.
-        FailedPrecondition: It cannot be looked at.
-        ConfigError: It is a directory of models; the message names them.
+        NotFound: There is no such directory, or no such version in it; the message lists the versions.
+        FailedPrecondition: The path cannot be accessed.
+        ConfigError: It is a directory of models; the message lists them.
     """
     directory, number = _split(path)
     if not is_directory(directory):
@@ -68,16 +68,17 @@ def find_model(path: Path, *, there: bool = True) -> tuple[Path, int | None]:
 
 
 def find_version(path: Path) -> Path:
-    """Find the directory of the version that ``DIR/NAME[/N]`` names; the newest if it names none.
+    """Return the directory of the version that ``DIR/NAME[/N]`` names; the newest if it names none.
 
-    A directory without versions is taken for a version itself, wherever it lies.
+    A directory without versions is taken as a version itself, wherever it lies.
 
     Args:
-        path: What was given.
+        path: The path from the command line.
 
     Raises:
-        NotFound: As of ``find_model``.
-        ConfigError: Likewise.
+        NotFound: As for ``find_model``.
+        FailedPrecondition: As for ``find_model``.
+        ConfigError: As for ``find_model``.
     """
     directory, number = find_model(path)
     versions = _versions(directory)
@@ -87,14 +88,14 @@ def find_version(path: Path) -> Path:
 
 
 def find_models(path: Path) -> list[tuple[Path, int | None]]:
-    """Find all that ``DIR[/NAME[/N]]`` names: each model's directory, and the version if one was named.
+    """Find all models that ``DIR[/NAME[/N]]`` names: their directories, and the version if one was named.
 
     Args:
-        path: What was given.
+        path: The path from the command line.
 
     Raises:
         NotFound: There is no such directory, or no such version in it.
-        FailedPrecondition: It cannot be looked at.
+        FailedPrecondition: The path cannot be accessed.
     """
     directory, number = _split(path)
     if number is None and not is_directory(directory):
@@ -108,10 +109,10 @@ def find_models(path: Path) -> list[tuple[Path, int | None]]:
 
 
 def expect_version(model: Path, number: int) -> None:
-    """Refuse the number of a version that is not there.
+    """Refuse the number of a version that does not exist.
 
     Raises:
-        NotFound: It is not; the message says which are.
+        NotFound: It does not exist; the message lists the versions.
     """
     there = _versions(model)
     if number not in there:
@@ -120,14 +121,14 @@ def expect_version(model: Path, number: int) -> None:
 
 
 def expect_no_version(directory: Path) -> None:
-    """Refuse the directory of a version where one that holds versions, or models, is wanted.
+    """Refuse the directory of a version where a directory of versions or models is expected.
 
     Raises:
-        ConfigError: It is one, and the message says which was meant.
+        ConfigError: It is the directory of a version; the message names the directory of models.
     """
     number, above = _place(directory)
     if version_number(number) is None or holds_versions(directory) or not _holds_model(directory):
-        return  # mostly told by the name: nothing else is read then
+        return  # the name mostly decides this, without reading the directory
     if not model_directories(directory):
         name, models = _place(above)
         raise ConfigError(
@@ -137,12 +138,12 @@ def expect_no_version(directory: Path) -> None:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a path leads to a directory; a name that is longer than names can be leads to none.
+    """Return whether a path leads to a directory; False for a name that is too long.
 
     Raises:
-        FailedPrecondition: The system does not tell: who runs this may not look there.
+        FailedPrecondition: The path cannot be accessed, for lack of permission.
     """
-    with saying(f"{path} cannot be looked at"):
+    with saying(f"{path} cannot be accessed"):
         try:
             return stat.S_ISDIR(os.stat(path).st_mode)
         except OSError as error:
@@ -152,7 +153,7 @@ def is_directory(path: Path) -> bool:
 
 
 def name_of(model: Path) -> str:
-    """What a model is called: as its directory is."""
+    """Return a model's name, which is its directory's."""
     return _place(model)[0]
 
 
@@ -165,12 +166,12 @@ def _split(path: Path) -> tuple[Path, int | None]:
     name, above = _place(path)
     number = version_number(name)
     if number is None or not is_directory(above) or holds_versions(path) or model_directories(path):
-        return path, None  # a directory of models, or a model, may be called by a number, too
+        return path, None  # the name of a directory of models, or of a model, may be a number, too
     return above, number
 
 
 def _place(directory: Path) -> tuple[str, Path]:
-    """Its name, and the directory that it lies in, as relative as it was given."""
+    """Return a directory's name and its parent, keeping a relative path relative where possible."""
     if directory.name in ("", ".."):
         directory = directory.resolve()
     return directory.name, directory.parent

@@ -1,7 +1,7 @@
-"""Numbers among the options: each has bounds, and a wrong one is refused in one line that names the option.
+"""Argparse types for numbers with bounds; a wrong value is refused in one line that names the option.
 
-What a type raises ends the verb as any other wrong setting does. argparse would answer its own errors with
-all that could have been asked for, and the line in question last.
+Their exceptions end the verb like any other wrong setting. argparse's own errors would print the whole usage,
+and the error last.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from collections.abc import Callable
 from headrace.config import checks
 
 MOST_OF_A_STREAM = 2**63 - 1
-"""The most rows that a stream can have."""
+"""Maximum number of rows in a stream."""
 
 _LONGEST_TOLD = 40
 
 
 def whole(option: str, *, least: int | None = None, most: int | None = None) -> Callable[[str], int]:
-    """A type for argparse: whole numbers.
+    """Return an argparse type for whole numbers.
 
     Args:
-        option: Its name, without dashes in front.
-        least: The smallest one; None where whoever gets it checks that.
-        most: The largest one; None likewise.
+        option: The option's name without leading dashes.
+        least: The smallest value; None if the caller checks it later.
+        most: The largest value; None if the caller checks it later.
 
     Returns:
-        What reads a word.
+        A function that parses a word.
     """
 
     def read(word: str) -> int:
         try:
             number = int(word)
-        except ValueError:  # no digits, or thousands of them
+        except ValueError:  # not digits, or thousands of them
             raise checks.wrong(option, "a whole number", cut(word)) from None
         if least is not None and most is not None:
             checks.whole(option, number, least=least, most=most)
@@ -42,13 +42,13 @@ def whole(option: str, *, least: int | None = None, most: int | None = None) -> 
 
 
 def whole_or_auto(option: str) -> Callable[[str], int | str]:
-    """A type for argparse: whole numbers, or the word ``auto``.
+    """Return an argparse type for whole numbers, or the word ``auto``.
 
     Args:
-        option: Its name, without dashes in front.
+        option: The option's name without leading dashes.
 
     Returns:
-        What reads a word.
+        A function that parses a word.
     """
 
     def read(word: str) -> int | str:
@@ -61,14 +61,14 @@ def whole_or_auto(option: str) -> Callable[[str], int | str]:
 
 
 def seconds(option: str, *, most: float) -> Callable[[str], float]:
-    """A type for argparse: times.
+    """Return an argparse type for times in seconds, 0 or more.
 
     Args:
-        option: Its name, without dashes in front.
-        most: The longest one.
+        option: The option's name without leading dashes.
+        most: The largest value.
 
     Returns:
-        What reads a word.
+        A function that parses a word.
     """
 
     def read(word: str) -> float:
@@ -80,13 +80,13 @@ def seconds(option: str, *, most: float) -> Callable[[str], float]:
 
 
 def fraction(option: str) -> Callable[[str], float]:
-    """A type for argparse: numbers from 0 to 1.
+    """Return an argparse type for numbers from 0 to 1.
 
     Args:
-        option: Its name, without dashes in front.
+        option: The option's name without leading dashes.
 
     Returns:
-        What reads a word.
+        A function that parses a word.
     """
 
     def read(word: str) -> float:
@@ -98,14 +98,14 @@ def fraction(option: str) -> Callable[[str], float]:
 
 
 def above_zero(option: str, *, most: float) -> Callable[[str], float]:
-    """A type for argparse: numbers above zero.
+    """Return an argparse type for numbers above zero.
 
     Args:
-        option: Its name, without dashes in front.
-        most: The largest one.
+        option: The option's name without leading dashes.
+        most: The largest value.
 
     Returns:
-        What reads a word.
+        A function that parses a word.
     """
     expected = f"a number, more than 0 and at most {most:g}"
 
@@ -129,5 +129,5 @@ def _float(option: str, word: str, expected: str) -> float:
 
 
 def cut(word: str) -> str:
-    """A word as an error repeats it."""
+    """Cut a word to the length that error messages repeat."""
     return word if len(word) <= _LONGEST_TOLD else f"{word[:_LONGEST_TOLD]}…"

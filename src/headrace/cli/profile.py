@@ -36,7 +36,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             name="profile",
             help="show where a model's time goes",
             description="Measure each operation of an ONNX, TensorFlow or click model, with recorded "
-            "requests (warm_up.jsonl) or made-up ones.",
+            "requests (warm_up.jsonl) or generated ones.",
             examples=_EXAMPLES,
             failure="the model cannot be loaded, or fails",
             run=run,
@@ -67,7 +67,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="threads a call (default %(default)s)",
     )
     parser.add_argument("--training", action="store_true", help="measure learning, too (click models, Keras)")
-    parser.add_argument("--keras", metavar="FILE.py:FUNCTION", help="with --training: what builds the model")
+    parser.add_argument(
+        "--keras", metavar="FILE.py:FUNCTION", help="with --training: the function that builds the model"
+    )
     parser.add_argument("--schema", metavar="FILE", type=Path, help="with --keras: the stream's schema")
     parser.add_argument(
         "--batch-rows",
@@ -80,9 +82,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and print what was measured."""
+    """Profile the model, and print the results."""
     if (options.keras or options.schema) and not options.training:
-        raise ConfigError("--keras and --schema say what learns; add --training")
+        raise ConfigError("--keras and --schema are for learning only; add --training")
     directory = models.find_version(options.model)
     settings = _settings(directory, options.threads)
     with saying(f"{directory} cannot be listed"):
@@ -102,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(directory: Path, threads: int) -> RuntimeOptions:
-    """The options of the runtime that stand beside the model's versions."""
+    """Return the runtime options from the model's settings."""
     try:
         runtime = parse_model_config(read_model_config(directory.parent)).runtime
     except OSError as error:
@@ -132,8 +134,8 @@ def _serving(runtime: Runtime) -> _Measure:
             from headrace.profiling.ctr import profile_serving as measure  # noqa: PLC0415 - as above
         else:
             raise ConfigError(
-                f"profile: a {runtime.kind} model is no graph of operations; "
-                "there are profiles of ONNX, TensorFlow and click models"
+                f"profile: a {runtime.kind} model is not a graph of operations; only ONNX, TensorFlow and "
+                "click models can be profiled"
             )
     except ImportError as error:
         raise _missing(runtime.extra, error) from error
@@ -153,7 +155,9 @@ def _training(runtime: Runtime, file: Path, options: argparse.Namespace) -> Prof
     except ImportError as error:
         raise _missing(runtime.extra, error) from error
     if runtime.kind == "tensorflow":
-        raise ConfigError("--training: a SavedModel does not learn; say what does: --keras and --schema")
+        raise ConfigError(
+            "--training: a SavedModel does not learn; give the model that does, with --keras and --schema"
+        )
     raise ConfigError(f"--training: headrace does not train {runtime.kind} models")
 
 

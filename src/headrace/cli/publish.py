@@ -1,4 +1,4 @@
-"""``headrace publish DIR/NAME FILE…``: make a version of files, with its manifest, whole or not at all."""
+"""``headrace publish DIR/NAME FILE…``: publish files as a version with its manifest, atomically."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headrace.versions.manifest import Manifest, Signer, check_manifest, publish
 
 _EXAMPLES = """examples:
   headrace publish models/ranking model.onnx
-  headrace publish models/ranking out/               all that is in a directory
+  headrace publish models/ranking out/               everything in a directory
   headrace publish models/ranking out/ --version 7 --signing-key trainer.pem
   headrace publish live/ctr staging/ctr/17           a version that was published elsewhere
 
-A running server finds the version within a second, and serves it when it is loaded."""
+A running server finds the version within a second, and serves it once it is loaded."""
 
 _ABOUT = (MANIFEST_FILE, SIGNATURE_FILE)
 
@@ -33,26 +33,26 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="publish",
-            help="make a version of a model of its files",
-            description="Copy files into the directory of a model as a new version: with a manifest of "
-            "sizes and checksums, and under its number only when all of it is on the disk, so that a server "
-            "never sees half of it.",
+            help="publish a model's files as a new version",
+            description="Copy files into a model's directory as a new version, with a manifest of sizes and "
+            "checksums. The version gets its number only when all of it is on disk, so that a server never "
+            "sees an incomplete one.",
             examples=_EXAMPLES,
-            failure="the version exists already, the files are no model, or it cannot be written; then "
+            failure="the version exists already, the files are not a model, or it cannot be written; then "
             "nothing is left behind",
             run=run,
         ),
     )
     parser.add_argument(
-        "model", metavar=models.MODEL, type=Path, help="the model's directory; made if it is missing"
+        "model", metavar=models.MODEL, type=Path, help="the model's directory; created if it is missing"
     )
     parser.add_argument(
         "files",
         metavar="FILE",
         type=Path,
         nargs="+",
-        help="what the version consists of: files, or one directory for all that is in it; "
-        "beside others, a directory keeps its name",
+        help="the version's files, or one directory for everything in it; beside others, a directory keeps "
+        "its name",
     )
     parser.add_argument(
         "--version",
@@ -67,7 +67,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Publish, and say what was published."""
+    """Publish the version, and print what was published."""
     model: Path = options.model
     _expect_model(model)
     with saying(f"{options.files[0]} cannot be listed"):
@@ -107,20 +107,20 @@ def _tell(options: argparse.Namespace, published: Path, kind: str, key: str | No
 
 
 class _Copying:
-    """Copies the files into the draft, and shows how far it is."""
+    """Copies the files into the draft, and shows the progress."""
 
     def __init__(self, files: Mapping[str, Path], line: Line, *, is_checked: bool) -> None:
         self._files = files
         self._line = line
         self._is_checked = is_checked
-        with saying("what is published cannot be read"):
+        with saying("the files to publish cannot be read"):
             self._whole = sum(file.stat().st_size for file in files.values())
         self._done = 0
 
     def __call__(self, draft: Path) -> None:
         copy_files(self._files, draft, self._copied)
         self._line.show("checksums …")
-        if self._is_checked:  # as it was copied: whoever made it says what it must be
+        if self._is_checked:  # the files came with a manifest: check the copies against it
             check_manifest(draft)
 
     def _copied(self, count: int) -> None:
@@ -130,7 +130,7 @@ class _Copying:
 
 
 class _Signing:
-    """A Signer that remembers the id of its key."""
+    """A Signer that stores the id of its key."""
 
     def __init__(self, private_key: Path) -> None:
         from headrace.versions.signing import signer  # noqa: PLC0415 - an extra
@@ -146,7 +146,7 @@ def _expect_model(model: Path) -> None:
     """Refuse a directory of models, a version, and a file.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: The path is one of these.
     """
     if models.is_directory(model):
         directory, number = models.find_model(model, there=False)
@@ -161,19 +161,19 @@ def _expect_model(model: Path) -> None:
 
 
 def _manifest(files: Mapping[str, Path]) -> Manifest | None:
-    """The manifest that the files have already: what is copied must be what it lists."""
+    """Return the manifest that the files came with, which the copies must match; None without one."""
     return read_manifest(files[MANIFEST_FILE].parent) if MANIFEST_FILE in files else None
 
 
 def _kind(files: Mapping[str, Path], model: Path, sources: list[Path]) -> str:
-    """Which runtime will load the version.
+    """Return the kind of the runtime that will load the version.
 
     Raises:
-        LoadError: There are no files, or none that is a model.
+        LoadError: There are no files, or none of them is a model.
         ConfigError: The model's settings cannot be read.
     """
-    from headrace.runtimes.looks import mistaken_for_model  # noqa: PLC0415 - not for the list of verbs
-    from headrace.runtimes.registry import find  # noqa: PLC0415 - likewise
+    from headrace.runtimes.looks import mistaken_for_model  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.runtimes.registry import find  # noqa: PLC0415 - as above
 
     if len(sources) == 1 and sources[0].is_dir() and holds_versions(sources[0]):
         raise NotLoadable(f"{sources[0]} holds versions; name one of them, as in {sources[0]}/1")

@@ -1,4 +1,4 @@
-"""``headrace rollback DIR/NAME[/N]``: pin a model to an older version; running servers follow."""
+"""``headrace rollback DIR/NAME[/N]``: pin a model to an older version, for running servers to follow."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.versions.control import pin, read_control, unpin
 from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
-  headrace rollback models/ctr            to the version before the present one
+  headrace rollback models/ctr            to the version before the current one
   headrace rollback models/ctr/3
   headrace rollback models/ctr --release
 """
@@ -36,7 +36,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "model",
         metavar=models.VERSION,
         type=Path,
-        help="the model and the version; the one before the present one if left out",
+        help="the model and the version; the one before the current one if left out",
     )
     parser.add_argument(
         "--release", action="store_true", help="remove the pin: the version policy decides again"
@@ -46,11 +46,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Pin or unpin, and say what that means."""
+    """Pin or unpin the model, and print the effect."""
     with saying(f"the pin of {options.model} cannot be changed"):
         model, number = models.find_model(options.model)
         if options.release and number is not None:
-            raise InvalidRequest(f"it is the model's pin that goes; leave /{number} out", field="--release")
+            raise InvalidRequest(
+                f"expected a model without a version, because a model has one pin; leave /{number} out",
+                field="--release",
+            )
         if options.release:
             with auditing.told(options, "unpin", model):
                 unpin(model, why=options.why)

@@ -1,4 +1,4 @@
-"""What verbs that go on for long have in common: the options for Prometheus' port, and answering there."""
+"""Options for long-running verbs that serve metrics to Prometheus, and the port that serves them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HIGHEST_PORT = 65535
 
 
 def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the options that say where Prometheus is answered."""
+    """Add the options of the metrics port."""
     parser.add_argument(
         "--metrics-port",
         type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
@@ -33,17 +33,17 @@ def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
 
 
 def metrics(options: argparse.Namespace, made: Callable[[], Collector]) -> AbstractContextManager[None]:
-    """Answer Prometheus as long as this is entered, if the options ask for it.
+    """Return a context manager that serves metrics to Prometheus, if the options ask for it.
 
     Args:
-        options: Of the verb.
-        made: Gives the metrics, if they are wanted.
+        options: The verb's options.
+        made: Creates the collector of metrics, if they are wanted.
 
     Raises:
-        ConfigError: The port cannot be had.
+        ConfigError: The port is not available.
     """
     if options.metrics_port is None:
         return nullcontext()
-    from headrace.frontends.metrics_port import answering  # noqa: PLC0415 - only when asked for
+    from headrace.frontends.metrics_port import answering  # noqa: PLC0415 - only if requested
 
     return answering(made(), options.metrics_host, options.metrics_port, sys.stderr)

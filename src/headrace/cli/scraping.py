@@ -1,4 +1,4 @@
-"""How a verb asks a running server for its metrics, and what two scrapes say of the time between them."""
+"""Scraping of a running server's metrics, and the changes between two scrapes."""
 
 from __future__ import annotations
 
@@ -31,37 +31,37 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Scrape:
-    """What a server's metrics said at one moment.
+    """A server's metrics at one moment.
 
     Attributes:
-        at: On the monotonic clock.
-        values: By name, and within that by labels.
+        at: Time of the scrape on the monotonic clock.
+        values: Values by metric name, and within that by labels.
     """
 
     at: float
     values: Mapping[str, Mapping[Labels, float]]
 
     def of(self, name: str, **labels: str) -> dict[Labels, float]:
-        """The series of a name that have these labels."""
+        """Return the series of a name that have these labels."""
         wanted = labels.items()
         return {key: value for key, value in self.values.get(name, {}).items() if wanted <= dict(key).items()}
 
     def total(self, name: str, **labels: str) -> float:
-        """The sum of these series; 0 without any."""
+        """Return the sum of the matching series; 0 without any."""
         return sum(self.of(name, **labels).values())
 
     def one(self, name: str, **labels: str) -> float | None:
-        """The value of the only such series, or the first one; None without any."""
+        """Return the value of the only or first matching series; None without any."""
         return next(iter(self.of(name, **labels).values()), None)
 
 
 class Failure(NamedTuple):
-    """Why a version does not load, or a model has none.
+    """The reason why a version failed to load, or a model has none.
 
     Attributes:
-        model: The model.
-        version: The version; "" where there is none.
-        reason: Why.
+        model: The model's name.
+        version: The version; "" for a model without versions.
+        reason: The reason.
     """
 
     model: str
@@ -70,7 +70,7 @@ class Failure(NamedTuple):
 
 
 class _Entry(msgspec.Struct):
-    """What the index of the Open Inference Protocol says of a version."""
+    """A version's entry in the repository index of the Open Inference Protocol."""
 
     name: str
     version: str = ""
@@ -82,9 +82,9 @@ class Source:
     """A server that is asked for its metrics.
 
     Attributes:
-        url: Its address, such as ``http://127.0.0.1:8501``.
-        token: What is sent as ``Authorization: Bearer …``; "" for nothing.
-        trust: Whose certificates are trusted over https, and the client's own; None for plain http.
+        url: The server's address, such as ``http://127.0.0.1:8501``.
+        token: The token sent as ``Authorization: Bearer …``; "" for none.
+        trust: Trusted certificates for https, and the client's own certificate; None for plain http.
     """
 
     url: urllib.parse.SplitResult
@@ -95,16 +95,16 @@ class Source:
     def of(
         cls, url: str, token_file: Path | None = None, ca_file: Path | None = None, *own: Path | None
     ) -> Source:
-        """Check what the command line says.
+        """Create a Source from the command line's values.
 
         Args:
             url: The server's address.
-            token_file: What holds the token; None for none.
-            ca_file: The certificates that are trusted; None for those of the system.
-            own: The client's own certificate, and its key if that is in a file of its own.
+            token_file: File with the token; None for none.
+            ca_file: File with trusted certificates; None for the system's.
+            own: The client's certificate, and its key if that is in a separate file.
 
         Raises:
-            ConfigError: The URL is none, or a file cannot be read.
+            ConfigError: The URL is invalid, or a file cannot be read.
         """
         with_scheme = url if "://" in url else f"http://{url}"
         try:
@@ -125,11 +125,11 @@ class Source:
         return cls(parts, token, _trust(ca_file, *own) if parts.scheme == "https" else None)
 
     def scrape(self) -> Scrape:
-        """Ask once.
+        """Scrape the server once.
 
         Raises:
-            ConfigError: The server does not let the caller in, or has no metrics there.
-            Unavailable: Nobody answers, or not in time.
+            ConfigError: The server refuses access, or serves no metrics at this address.
+            Unavailable: The server does not answer, or not before the timeout.
         """
         try:
             status, body = self._ask("GET", _PATH)
@@ -137,7 +137,7 @@ class Source:
             said = str(error) or type(error).__name__
             raise Unavailable(f"{self.name} does not answer: {said}; is it running there?") from error
         if status in {_UNAUTHORIZED, _FORBIDDEN}:
-            how = "its token is not let in" if self.token else "it wants a token: --token-file FILE"
+            how = "the token is not accepted" if self.token else "a token is required: --token-file FILE"
             raise ConfigError(f"{self.name} answers {status}: {how}")
         if status != _OK:
             raise ConfigError(
@@ -147,11 +147,11 @@ class Source:
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """The server's address for messages, without credentials."""
         return f"{self.url.scheme}://{self.url.netloc.rpartition('@')[2]}{self.url.path.rstrip('/')}"
 
     def failures(self) -> tuple[Failure, ...]:
-        """Why versions do not load, as far as the server tells it whoever asks; none where it does not."""
+        """Return why versions failed to load, if the server tells this caller; empty otherwise."""
         try:
             status, body = self._ask("POST", _INDEX_PATH)
             entries = msgspec.json.decode(body, type=list[_Entry]) if status == _OK else []
@@ -176,25 +176,25 @@ class Source:
         finally:
             connection.close()
         if len(body) > _MOST_BYTES:
-            raise ValueError(f"its answer is more than {_MOST_BYTES} bytes")
+            raise ValueError(f"the answer is larger than {_MOST_BYTES} bytes")
         return reply.status, body
 
 
 def _trust(ca_file: Path | None, certificate: Path | None = None, key: Path | None = None) -> ssl.SSLContext:
-    """What a client of a server with TLS trusts, and shows of itself.
+    """Return the TLS context of a client: its trusted certificates and its own certificate.
 
     Raises:
-        ConfigError: A file is not there, or is none of that kind.
+        ConfigError: A file is missing, or is not of the expected kind.
     """
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:
         raise _unusable("ca-file", ca_file, error) from error
     if key is not None and certificate is None:
-        raise ConfigError("key-file: is the key of a certificate; name that, too: --certificate-file FILE")
+        raise ConfigError("key-file: the key needs its certificate, too: --certificate-file FILE")
     if certificate is not None:
         try:
-            context.load_cert_chain(certificate, key, password=str)  # "": nobody is asked for one
+            context.load_cert_chain(certificate, key, password=str)  # str() is "", so there is no prompt
         except OSError as error:
             files = f"{certificate}, or its key {key}" if key else f"{certificate} with its key in it"
             raise _unusable("certificate-file", files, error) from error
@@ -206,12 +206,12 @@ def _unusable(option: str, file: object, error: OSError) -> ConfigError:
 
 
 def parsed(text: str) -> dict[str, dict[Labels, float]]:
-    """The values in Prometheus' text format.
+    """Parse Prometheus' text format.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The text is in another format, or not from a headrace server.
     """
-    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only where asked
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - only if requested
 
     values: dict[str, dict[Labels, float]] = {}
     try:
@@ -219,19 +219,19 @@ def parsed(text: str) -> dict[str, dict[Labels, float]]:
             for sample in family.samples:
                 values.setdefault(sample.name, {})[tuple(sample.labels.items())] = sample.value
     except (ValueError, KeyError, IndexError) as error:
-        raise ConfigError(f"what answers there is no Prometheus text: {error}") from error
+        raise ConfigError(f"the answer is not Prometheus text: {error}") from error
     if "headrace_ready" not in values:
-        raise ConfigError("what answers there is no headrace server: it has no metric headrace_ready")
+        raise ConfigError("the answer is not from a headrace server: it has no metric headrace_ready")
     return values
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What happened between two scrapes of one server.
+    """The interval between two scrapes of one server.
 
     Attributes:
-        before: The earlier one.
-        after: The later one.
+        before: The earlier scrape.
+        after: The later scrape.
     """
 
     before: Scrape
@@ -239,11 +239,11 @@ class Interval:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """Length of the interval in seconds."""
         return max(1e-9, self.after.at - self.before.at)
 
     def growth(self, name: str, **labels: str) -> float:
-        """How much counters grew, together; one that fell (another process) counts from 0."""
+        """Return the total growth of counters; a counter that fell (new process) counts from 0."""
         earlier = self.before.of(name, **labels)
         grown = 0.0
         for key, value in self.after.of(name, **labels).items():
@@ -252,11 +252,11 @@ class Interval:
         return grown
 
     def rate(self, name: str, **labels: str) -> float:
-        """The same for each second."""
+        """Return the growth of counters per second."""
         return self.growth(name, **labels) / self.seconds
 
     def quantile(self, name: str, share: float, **labels: str) -> float | None:
-        """A quantile of a histogram, as Prometheus would estimate it; None where nothing was observed."""
+        """Return a quantile of a histogram, estimated as in Prometheus; None without observations."""
         earlier = self.before.of(f"{name}_bucket", **labels)
         buckets = sorted(_bounds(earlier, self.after.of(f"{name}_bucket", **labels)))
         if not buckets or buckets[-1][1] <= 0:
@@ -273,7 +273,7 @@ class Interval:
 
 
 def _bounds(earlier: Mapping[Labels, float], later: Mapping[Labels, float]) -> Iterator[tuple[float, float]]:
-    """Each bucket's bound and growth, summed over series."""
+    """Yield each bucket's bound and growth, summed over series."""
     grown: dict[float, float] = {}
     for key, value in later.items():
         bound = float(dict(key)["le"])
@@ -283,14 +283,14 @@ def _bounds(earlier: Mapping[Labels, float], later: Mapping[Labels, float]) -> I
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
-    """Add which server is asked, and how."""
+    """Add the options that select the server and how to ask it."""
     parser.add_argument("url", metavar="URL", help="the server's HTTP address, such as http://127.0.0.1:8501")
     parser.add_argument(
         "--interval-seconds",
         type=numbers.above_zero("interval-seconds", most=MINUTE),
         default=1.0,
         metavar="S",
-        help="the time between two looks (default 1)",
+        help="the time between two requests (default 1)",
     )
     parser.add_argument(
         "--token-file", type=Path, metavar="FILE", help="send the API key or token in this file"
@@ -302,18 +302,18 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         "--certificate-file",
         type=Path,
         metavar="FILE",
-        help="the client's own certificate (PEM), where the server wants one",
+        help="the client's own certificate (PEM), if the server requires one",
     )
     parser.add_argument(
-        "--key-file", type=Path, metavar="FILE", help="its private key, if that is in a file of its own"
+        "--key-file", type=Path, metavar="FILE", help="its private key, if that is in a separate file"
     )
 
 
 def source(options: argparse.Namespace) -> Source:
-    """The server that the options name.
+    """Return the Source that the options describe.
 
     Raises:
-        ConfigError: One of them is wrong.
+        ConfigError: An option is wrong.
     """
     own = options.certificate_file, options.key_file
     return Source.of(options.url, options.token_file, options.ca_file, *own)

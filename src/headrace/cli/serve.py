@@ -1,4 +1,4 @@
-"""``headrace serve DIR``: answer predictions from the models in a directory."""
+"""``headrace serve DIR``: serve predictions from the models in a directory."""
 
 from __future__ import annotations
 
@@ -50,47 +50,53 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "host": ("HOST", "the address to listen on"),
     "http_port": ("N", "the port of REST; 0 = any free one"),
     "grpc_port": ("N", "the port of gRPC; 0 = any free one"),
-    "http_server": (("h2corn", "uvicorn"), "what serves REST"),
-    "grpc_server": (("h2corn", "grpcio"), "what serves gRPC"),
-    "poll_seconds": ("S", "how often to look for new versions; 0 = once, at the start"),
+    "http_server": (("h2corn", "uvicorn"), "the server library for REST"),
+    "grpc_server": (("h2corn", "grpcio"), "the server library for gRPC"),
+    "poll_seconds": ("S", "how often to look for new versions; 0 = only at the start"),
     "load_threads": ("N", "how many models load at the same time"),
     "allow_code": ("switch", "load models that are Python code (model.py)"),
     "isolate": ("switch", "load each version in a process of its own"),
     "admin": ("switch", "let clients load and unload models, and forget keys of an archive"),
-    "admin_port": ("N", "a port for administration, which the others refuse then; 0 = any free one"),
-    "admin_socket": ("FILE", "the same at a path of this machine, for the server's own user only"),
-    "admin_metrics": ("switch", "give metrics at the port or path of administration only"),
-    "handover": ("FILE", "take the ports of the server that waits at this path, and wait there"),
-    "handover_seconds": ("S", "with --handover: how long models may take to be ready; then it gives up"),
+    "admin_port": ("N", "a separate port for administration, which the others then refuse; 0 = any free one"),
+    "admin_socket": ("FILE", "the same at a Unix socket with this path, for the server's own user only"),
+    "admin_metrics": ("switch", "serve metrics at the port or path of administration only"),
+    "handover": ("FILE", "take over the ports of the server that waits at this path, and wait there"),
+    "handover_seconds": (
+        "S",
+        "with --handover: how long models may take to become ready before the handover is abandoned",
+    ),
     "drain_seconds": ("S", "how long a stopping server may take to answer what it has accepted"),
     "drain_lead_seconds": (
         "S",
-        "how much of that to go on accepting requests, while each answer says that it stops",
+        "how much of that time to keep accepting requests, while each answer announces the stop",
     ),
     "max_connection_age_seconds": (
         "S",
-        "how old a connection may become before its client has to make a new one; 0 = any age",
+        "maximum age of a connection, before its client has to open a new one; 0 = any age",
     ),
     "log_format": (("text", "json"), "logs for people or for machines"),
     "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
-    "tensorflow_metrics": ("switch", "give metrics by TensorFlow Serving's names, too"),
-    "triton_metrics": ("switch", "give metrics by Triton's names, too"),
+    "tensorflow_metrics": ("switch", "export metrics under TensorFlow Serving's names, too"),
+    "triton_metrics": ("switch", "export metrics under Triton's names, too"),
     "load_reports": ("switch", "report the load of the server in every answer, for balancers (ORCA)"),
-    "tls.certificate": ("FILE", "encrypt all connections: the server's certificate (PEM), its own first"),
+    "tls.certificate": (
+        "FILE",
+        "encrypt all connections: the server's certificate chain (PEM), its own certificate first",
+    ),
     "tls.key": ("FILE", "the private key of the certificate (PEM)"),
     "tls.client_ca": (
         "FILE",
-        "let in only clients with a certificate signed by one of these authorities (PEM)",
+        "accept only clients with a certificate signed by one of these authorities (PEM)",
     ),
-    "follow_links": ("switch", "let links in the model directories lead out of them"),
-    "trusted_owners": ("NAMES", "load only files of these users, with commas between"),
+    "follow_links": ("switch", "follow links that lead out of the model directories"),
+    "trusted_owners": ("NAMES", "load only files of these users, separated by commas"),
     "signing_keys": ("FILE", "serve only versions that one of these public keys (PEM) has signed"),
     "tracing.enabled": ("switch", "record calls as spans of OpenTelemetry (extra tracing)"),
     "tracing.endpoint": ("URL", "where spans are sent, which enables it: http://HOST:4317"),
     "tracing.protocol": (("grpc", "http"), "the OTLP protocol of the collector"),
-    "tracing.sample_rate": ("P", "the fraction of the traces that begin here which is recorded"),
-    "tracing.max_traces_per_second": ("N", "the most calls a second that are recorded"),
-    "tracing.service_name": ("NAME", "what this server is called in traces"),
+    "tracing.sample_rate": ("P", "the fraction of traces started here that is recorded"),
+    "tracing.max_traces_per_second": ("N", "maximum number of recorded calls per second"),
+    "tracing.service_name": ("NAME", "the name of this server in traces"),
     "access_log.path": ("FILE", "write a line for each call; - = to standard output"),
     "access_log.sample": (
         "P",
@@ -99,30 +105,36 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "access_log.slow_seconds": ("S", "an answered call that takes this long is slow"),
     "audit.file": ("FILE", "record in this file who loads, unloads and forgets over the network"),
     "archive": ("FILE", "serve an archive of embeddings, too: its archive.toml"),
-    "workers": ("N|auto", "how many processes serve, on the same ports; auto = one a processor"),
-    "worker_timeout_seconds": ("S", "how long a worker may be silent before it is ended and replaced"),
-    "access.file": ("FILE", "who may ask what: a file of keys, as headrace key new makes it"),
-    "cors.origins": ("NAMES", "answer web pages of these origins (CORS), with commas between; * = of all"),
-    "limits.max_message_bytes": ("N", "the largest request, decompressed"),
-    "limits.max_inflight_bytes": ("N", "what all requests may hold in memory together"),
+    "workers": ("N|auto", "how many processes serve, on the same ports; auto = one per processor"),
+    "worker_timeout_seconds": ("S", "how long a worker may be unresponsive before it is ended and replaced"),
+    "access.file": ("FILE", "who may do what: a file of keys, as created by headrace key new"),
+    "cors.origins": ("NAMES", "answer web pages of these origins (CORS), separated by commas; * = of all"),
+    "limits.max_message_bytes": ("N", "maximum size of a request, decompressed"),
+    "limits.max_inflight_bytes": ("N", "maximum memory of all requests together"),
     "limits.body_timeout_seconds": ("S", "how long a request's body may take to arrive"),
-    "limits.max_connections": ("N", "how many connections may be open; 0 = as many as ulimit -n allows"),
-    "limits.max_json_depth": ("N", "how deep JSON may nest"),
-    "limits.max_values": ("N", "how many values of a request may be decoded one by one"),
-    "limits.max_expanded_bytes": ("N", "what a request may take once that is repeated or spread"),
-    "limits.max_expansion": ("N", "how many times its size a compressed message may open to"),
-    "limits.max_streams_per_connection": ("N", "how many requests one HTTP/2 connection may have open"),
+    "limits.max_connections": ("N", "maximum number of open connections; 0 = as many as ulimit -n allows"),
+    "limits.max_json_depth": ("N", "maximum nesting depth of JSON"),
+    "limits.max_values": ("N", "maximum number of values of a request that are decoded one by one"),
+    "limits.max_expanded_bytes": (
+        "N",
+        "maximum size of a request after data sent once for many rows is repeated or spread",
+    ),
+    "limits.max_expansion": ("N", "how many times its size a compressed message may expand to"),
+    "limits.max_streams_per_connection": (
+        "N",
+        "maximum number of concurrent requests on one HTTP/2 connection",
+    ),
 }
-"""By the names of ``ServerConfig``: what stands for a value in the help, and what is told there."""
+"""Metavar, choices or kind, and help text of each option, by the names of ``ServerConfig``."""
 
 _OTHERWISE = {"tracing.protocol": "grpc", "tracing.sample_rate": "1", "tracing.service_name": "headrace"}
-"""What holds where these are left out, unless OpenTelemetry's own variables say something else."""
+"""Defaults in the help for settings whose defaults OpenTelemetry's own variables may change."""
 
 _LEAST_FILES = 96
 _STANDARD_ERROR = 2
 _SETTLE_SECONDS = 10.0
 _PART_OF_REQUESTS = 4
-"""Requests hold a quarter of the memory at the most, unless it is set; answers have half as much beside."""
+"""Divisor of the memory for the default cap on requests; responses may use half as much in addition."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -134,7 +146,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             help="serve the models in a directory over REST and gRPC",
             description="Serve DIR/NAME/N/… over REST and gRPC, and new versions as they appear.",
             examples=_EXAMPLES,
-            failure="it cannot go on",
+            failure="the server cannot continue",
             run=run,
             own_keys=ServerConfig.__struct_fields__,
             own_help=", and [limits], [tls], [access], [cors], [tracing], [access_log], [audit] and "
@@ -152,14 +164,14 @@ def add_settings(parser: argparse.ArgumentParser, keys: Iterable[str]) -> None:
 
     Args:
         parser: The verb.
-        keys: Which, of ``SETTINGS``.
+        keys: Keys of ``SETTINGS``.
     """
     for key in keys:
         _add_setting(parser, key, *SETTINGS[key])
 
 
 def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: str) -> None:
-    """Add the option of one of ``ServerConfig``'s settings; what it may be is checked there."""
+    """Add the option of one of ``ServerConfig``'s settings; ``ServerConfig`` checks its values."""
     default: object = functools.reduce(getattr, key.split("."), ServerConfig())
     name = key.replace(".", "-").replace("_", "-")
     if kind == "switch":
@@ -176,28 +188,28 @@ def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: s
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until stopped by a signal."""
     return serve(options, _config(options))
 
 
 def serve(options: argparse.Namespace, config: ServerConfig) -> int:
-    """Serve until told to stop.
+    """Serve until stopped by a signal.
 
     Args:
-        options: Of the verb: ``models``, a directory or None, and ``json``.
+        options: The verb's options: ``models``, a directory or None, and ``json``.
         config: The settings.
     """
     started = time.monotonic()
     _expect_open_files()
     _ask_for_huge_pages()
     logs.set_up(config.log_format, config.log_level, serves=True)
-    faulthandler.enable(_STANDARD_ERROR)  # a crash in a model's native code says where
+    faulthandler.enable(_STANDARD_ERROR)  # so that a crash in native code prints a traceback
     _schedule_as_batch()
     config = within_memory(options, config, memory.allowed_bytes())
     workers = cpus.available() if config.workers == "auto" else config.workers
     if workers > 1:
         return _serve_with(workers, options, config, started)
-    # Imported here: the other verbs start without the engine, the codecs and the event loop.
+    # Imported late: the other verbs start without the engine, the codecs and the event loop.
     import uvloop  # noqa: PLC0415
 
     from headrace import server_process  # noqa: PLC0415
@@ -209,12 +221,12 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
 
 
 def within_memory(options: argparse.Namespace, config: ServerConfig, allowed: int | None) -> ServerConfig:
-    """Have all requests hold no more than a part of the memory, where nobody has said how much they may.
+    """Cap the memory of all requests at a fraction of the available memory, unless the cap is set.
 
     Args:
-        options: What the settings were made of: ``origins`` and ``own_settings``.
+        options: The parsed options: ``origins`` and ``own_settings``.
         config: The settings.
-        allowed: How much memory there is for all of the server, in bytes; None if that is not known.
+        allowed: Memory available to the whole server in bytes; None if unknown.
     """
     limits = config.limits
     if "limits.max_inflight_bytes" in options.origins:
@@ -227,7 +239,7 @@ def within_memory(options: argparse.Namespace, config: ServerConfig, allowed: in
     if most == limits.max_inflight_bytes:
         return config
     _log.info(
-        "requests may hold less than by default, for the memory that there is",
+        "requests may hold less than by default, because memory is limited",
         extra={"max_inflight_bytes": most, "memory_bytes": allowed},
     )
     return with_flags(config, **{"limits.max_inflight_bytes": most})
@@ -237,7 +249,7 @@ def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig,
     import asyncio  # noqa: PLC0415 - as above
 
     from headrace.server_process import ends_in_time  # noqa: PLC0415 - as above
-    from headrace.workers import pool  # noqa: PLC0415 - only where there are some
+    from headrace.workers import pool  # noqa: PLC0415 - only with workers
 
     command = (sys.executable, "-m", "headrace.cli.worker")
     start = pool.Start(options.models, config, options.json, started, command)
@@ -245,13 +257,13 @@ def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig,
 
 
 async def announce(serving: Server, directory: Path | None, seconds: float, *, as_json: bool) -> None:
-    """Print where a server listens, and what it serves once that is known.
+    """Print the addresses of a server, and its models once they have been tried.
 
     Args:
         serving: The server, started.
-        directory: Its models.
-        seconds: How long the start took.
-        as_json: Whether as one JSON object.
+        directory: The directory of models.
+        seconds: Duration of the start in seconds.
+        as_json: Whether to print one JSON object.
     """
     if not as_json:
         _print_addresses(serving, directory, seconds)
@@ -281,7 +293,7 @@ def _config(options: argparse.Namespace) -> ServerConfig:
 
 
 def _absolute(value: object) -> object:
-    """Make a path absolute, so that a model which changes the working directory does not change it."""
+    """Make a path absolute, so that a model that changes the working directory does not affect it."""
     return value.absolute() if isinstance(value, Path) and value != STDOUT else value
 
 
@@ -295,27 +307,27 @@ def _expect_open_files() -> None:
 
 
 def _ask_for_huge_pages() -> None:
-    """Start over with glibc's heap on huge pages, which only the environment of a new process can ask for.
+    """Re-execute the process with glibc's heap on huge pages, which only a new environment can request.
 
-    Embedding tables are read at random, so every row otherwise misses the address cache (6 % of a small
-    request's time); and a 64 MB model is freed in 0.4 ms instead of 4, in which nobody is answered.
+    Embedding tables are read at random, so that otherwise every row misses the TLB (6 % of a small request's
+    time). And a 64 MB model is freed in 0.4 ms instead of 4 ms, during which no request is answered.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if sys.platform == "linux" and "glibc.malloc.hugetlb" not in tunables:
         os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))
-        with suppress(OSError):  # where no program may be started, serving works all the same
+        with suppress(OSError):  # where exec is forbidden, serving works without huge pages
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _schedule_as_batch() -> None:
-    """Tell the scheduler not to interrupt whoever runs for whoever wakes up.
+    """Set SCHED_BATCH, so that a waking thread does not preempt a running one.
 
-    On one core, waking a model's thread otherwise preempts the thread that is still taking requests: 1.5
-    switches a request, and with this 0.04. Threads inherit it, so it comes before any is started.
+    On one core, waking a model's thread otherwise preempts the thread that still accepts requests: 1.5
+    context switches per request instead of 0.04. Threads inherit the policy, so it is set before any start.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (AttributeError, OSError):  # not Linux, or forbidden here: serving works all the same
+    except (AttributeError, OSError):  # not Linux, or forbidden: serving works without it
         return
 
 
@@ -430,7 +442,7 @@ def _shape(signatures: object) -> str:
 
 
 def _curl(serving: Server, model: str, signature: Signature) -> str:
-    """A line to paste into a shell: one made-up row for this model."""
+    """Return a shell command that requests a prediction for one generated row."""
     values = {
         spec.name: _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
         for spec in signature.inputs
@@ -447,7 +459,7 @@ def _scheme(serving: Server) -> str:
 
 
 def _curl_command(serving: Server) -> str:
-    """The beginning of a line of curl, with what the certificates need."""
+    """Return the beginning of a curl command, with the options for certificates."""
     tls = serving.engine.config.tls
     if not tls.wanted:
         return "curl"

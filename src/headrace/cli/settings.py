@@ -1,11 +1,11 @@
-"""Every setting of a verb in three places, by one mechanism: an option, a variable, a key of a TOML file.
+"""Settings of a verb from three places, by one mechanism: options, variables, and keys of a TOML file.
 
     --poll-seconds 5      HEADRACE_SERVE_POLL_SECONDS=5      poll_seconds = 5
 
-The option wins over the variable, the variable over the file that ``--config`` names, the file over the
-default. A verb declares its options to argparse, and that is all: what they are called elsewhere follows from
-the verb's words and the option's ``dest``, and wherever a value comes from, it goes through the option's type
-and choices.
+Options override variables, variables override the file that ``--config`` names, and the file overrides the
+defaults. A verb only declares its options to argparse. The names of variables and keys follow from the verb's
+words and the option's ``dest``. All values pass through the option's type and choices, wherever they come
+from.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.config.checks import one_of, wrong
 from headrace.config.reading import read_table
 from headrace.errors import ConfigError
 
-_NOT_IN_FILES = ("config", "json")  # which file, and in which form the caller wants to read the answer
+_NOT_IN_FILES = ("config", "json")  # they name the file and the output format, per call
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 _NEAR = 0.85
 
@@ -33,16 +33,16 @@ class Settings:
     """A verb's settings.
 
     Attributes:
-        actions: What argparse knows of each, by key.
+        actions: The argparse action of each setting, by key.
         parser: The verb's parser.
     """
 
     def __init__(self, parser: argparse.ArgumentParser, own_keys: Collection[str] = ()) -> None:
-        """Take over a verb's options: from here on argparse says what was given, and nothing of defaults.
+        """Take over a verb's options; from then on argparse returns only given options, without defaults.
 
         Args:
             parser: The verb's parser, with all its options.
-            own_keys: The keys of its file that the verb reads itself.
+            own_keys: Keys of its file that the verb reads itself.
         """
         self.actions = {action.dest: action for action in _options(parser)}
         self.parser, self._own_keys = parser, frozenset(own_keys)
@@ -59,20 +59,20 @@ class Settings:
                 _add_opposite(parser, action)
 
     def variable(self, key: str) -> str:
-        """The name of a setting among the environment's variables."""
+        """Return the name of a setting's environment variable."""
         words = [*self.parser.prog.split(), *key.split(".")]
         return "_".join(words).replace("-", "_").upper()
 
     def complete(self, given: argparse.Namespace, environment: Mapping[str, str]) -> argparse.Namespace:
-        """Put the values of variables, the file and defaults below those that were given as options.
+        """Complete the given options with values from variables, the file and the defaults.
 
         Args:
-            given: What argparse found.
-            environment: The process's variables.
+            given: The options that argparse found.
+            environment: The process's environment variables.
 
         Returns:
-            All settings; ``origins``, where those come from that are no defaults; and ``own_settings``, what
-            the verb reads itself of its file.
+            All settings; ``origins``, the origins of all values that are not defaults; and ``own_settings``,
+            the part of the file that the verb reads itself.
 
         Raises:
             ConfigError: A value is wrong, or a key of the file is unknown.
@@ -96,7 +96,7 @@ class Settings:
         return argparse.Namespace(**found, origins=origins, own_settings=own)
 
     def doubts(self, environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-        """Find variables that look like settings of this verb, and are none; and what may have been meant."""
+        """Yield unknown variables that look like settings of this verb, each with a suggestion."""
         known = {self.variable(key): key for key in self.actions}
         short = {f"HEADRACE_{key.upper()}": name for name, key in known.items()}
         start = self.variable("")
@@ -104,7 +104,7 @@ class Settings:
             near = difflib.get_close_matches(name, known, 1, _NEAR) if name.startswith(start) else []
             meant = short.get(name) or next(iter(near), name)
             if name not in known and meant != name:
-                yield name, f"{name} is no setting of {self.parser.prog}; did you mean {meant}?"
+                yield name, f"{name} is not a setting of {self.parser.prog}; did you mean {meant}?"
 
     def _of_file(self, table: Table, where: str) -> Iterator[tuple[str, object]]:
         known = {key for key in self.actions if key not in _NOT_IN_FILES}
@@ -136,20 +136,20 @@ def parse(
     words: Sequence[str] | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> argparse.Namespace:
-    """Find all settings of the verb that a command line names.
+    """Return all settings of the verb that a command line names.
 
     Args:
-        parser: All verbs; those with settings have them as their default ``settings``.
-        words: The command line, without the program; that of the process if left out.
-        environment: The process's variables.
+        parser: The parser of all verbs; those with settings have them as their default ``settings``.
+        words: The command line without the program; the process's own if None.
+        environment: The process's environment variables.
 
     Raises:
-        ConfigError: A value is wrong; the message begins with where it comes from.
+        ConfigError: A value is wrong; the message begins with its origin.
     """
     words = sys.argv[1:] if words is None else words
     try:
         given, unknown = parser.parse_known_args(words)
-    except ConfigError as error:  # of an option's type, which knows its name without dashes
+    except ConfigError as error:  # raised by an option's type, which knows the name without dashes
         option = f"--{error.message.partition(': ')[0]}"
         if not any(word.partition("=")[0] == option for word in words):
             raise
@@ -159,7 +159,7 @@ def parse(
         (parser if settings is None else settings.parser).error(
             f"unrecognized arguments: {' '.join(unknown)}"
         )
-    if settings is None:  # a word that wants another one
+    if settings is None:  # a command that needs a subcommand
         return given
     found: argparse.Namespace = settings.complete(given, environment)
     found.doubts = dict(settings.doubts(environment))
@@ -167,11 +167,11 @@ def parse(
 
 
 def blamed(message: str, origins: Mapping[str, str]) -> str:
-    """An error's message with the name of the option, the variable, or the file that a wrong setting is of.
+    """Return an error's message with the option, variable or file key that the wrong setting came from.
 
     Args:
-        message: What is wrong, such as ``http_port: expected …`` or ``model: factors: expected …``.
-        origins: Where settings come from, by key.
+        message: An error message, such as ``http_port: expected …`` or ``model: factors: expected …``.
+        origins: The origins of settings, by key.
     """
     parts = message.split(": ")
     for place in (1, 0):
@@ -192,7 +192,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def _add_opposite(parser: argparse.ArgumentParser, action: argparse.Action) -> None:
-    """Let a switch that a file or a variable has turned on be turned off: ``--no-admin``."""
+    """Add the switch's opposite, such as ``--no-admin``, to override a file or a variable."""
     parser.add_argument(
         f"--no-{_name(action)[2:]}",
         dest=action.dest,

@@ -1,4 +1,4 @@
-"""``headrace sign DIR[/NAME[/N]] --key FILE``: vouch for versions that are published already."""
+"""``headrace sign DIR[/NAME[/N]] --key FILE``: sign versions that are already published."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             name="sign",
             help="sign versions, for servers that serve signed ones only",
             description="Sign the manifests of versions, and so every file that they list, for the model's "
-            "name and the version's number. Other keys' signatures stay.",
+            "name and the version's number. Signatures of other keys are kept.",
             examples=_EXAMPLES,
             failure="a version has no manifest, or its signature cannot be written",
             run=run,
         ),
     )
-    parser.add_argument("model", metavar=models.ANY, type=Path, help="what is signed")
+    parser.add_argument("model", metavar=models.ANY, type=Path, help="the versions to sign")
     parser.add_argument(
         "--key",
         metavar="FILE",
         type=Path,
         required=True,
-        help="the private key, which `headrace signing-key` makes",
+        help="the private key, as created by `headrace signing-key`",
     )
     auditing.add_option(parser)
     parser.add_argument(
-        "--name", metavar="NAME", help="the model's name where it is served (default: as its directory is)"
+        "--name", metavar="NAME", help="the model's name on the server (default: the name of its directory)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Sign, and say what was signed."""
+    """Sign the versions, and print what was signed."""
     found = models.find_models(options.model)
     if options.name is not None and len(found) > 1:
         raise ConfigError("name: one name for several models; name one model, or leave --name out")

@@ -1,4 +1,4 @@
-"""``headrace signing-key FILE``: make a pair of keys to sign versions with."""
+"""``headrace signing-key FILE``: generate a key pair for signing versions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXAMPLES = """examples:
   headrace train clicks.arrows --publish models/ctr --signing-key trainer.pem
   headrace serve models --signing-keys trainer.pem.pub
 
-The private key stays where versions are made. docs/security.md tells how keys are exchanged."""
+The private key stays where versions are made. docs/security.md explains how to rotate keys."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,20 +21,20 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="signing-key",
-            help="make a pair of keys to sign versions with",
-            description="Make an Ed25519 key pair: the private key in FILE, which only its owner may read, "
-            "and the public key in FILE.pub.",
+            help="create a key pair for signing versions",
+            description="Create an Ed25519 key pair: the private key in FILE, which only its owner may "
+            "read, and the public key in FILE.pub.",
             examples=_EXAMPLES,
             failure="a file exists already, or cannot be written",
             run=run,
         ),
     )
-    parser.add_argument("file", metavar="FILE", type=Path, help="where the private key goes")
+    parser.add_argument("file", metavar="FILE", type=Path, help="the file for the private key")
     auditing.add_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the keys and say where they are."""
+    """Generate the keys, and print where they are."""
     from headrace.versions.signing import new_keys  # noqa: PLC0415 - an extra
 
     with auditing.told(options, "signing-key-new", options.file.absolute()):

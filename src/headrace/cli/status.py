@@ -1,4 +1,4 @@
-"""``headrace status``: what a running server does at this moment, once."""
+"""``headrace status``: show a running server's activity once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _EXAMPLES = """examples:
   headrace status http://127.0.0.1:8501
   headrace status https://models.internal:8501 --token-file token --json
 
-It asks for the metrics twice, --interval-seconds apart: rates and latencies are of the time in between.
-A * stands behind the version that answers unnamed requests. docs/objectives.md tells what
-breaks an objective. Why a version does not load is told at the administration's port, or with a key that
-permits admin, in full, and elsewhere without what models and files say.
+It requests the metrics twice, --interval-seconds apart: rates and latencies cover the time in between.
+A * marks the version that answers requests that name none. docs/objectives.md explains what
+breaks an objective. The full reason why a version does not load is shown at the administration port, or with
+a key that permits admin; elsewhere, the messages of models and files are left out.
 """
 
 
@@ -27,9 +27,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="status",
-            help="show what a running server does: models, rates, latencies, who breaks its objective",
+            help="show the state of a running server: models, rates, latencies, broken objectives",
             description="Ask a running server for its metrics, and show its models with their versions, "
-            "rates and latencies, and who breaks its latency objective for which reason.",
+            "rates and latencies, and which of them break their latency objectives, and why.",
             examples=_EXAMPLES,
             failure="the server does not answer",
             run=run,
@@ -39,7 +39,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask twice, and print what was said."""
+    """Scrape twice, and print the state."""
     seen = look(source(options), options.interval_seconds)
     if options.json:
         verbs.print_json(as_json(seen))
@@ -49,16 +49,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def look(asked: Source, seconds: float, before: Scrape | None = None) -> Watched:
-    """Ask twice.
+    """Scrape a server twice, and return its state.
 
     Args:
         asked: The server.
-        seconds: How long to wait in between.
-        before: What it said the first time, if it was asked already.
+        seconds: Time between the scrapes in seconds.
+        before: The first scrape, if it was already made.
 
     Raises:
-        ConfigError: The server does not let the caller in, or is none.
-        Unavailable: Nobody answers.
+        ConfigError: The server refuses access, or is not a headrace server.
+        Unavailable: The server does not answer.
     """
     before = before or asked.scrape()
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""``headrace stream TOOL``: make, convert and look at streams of rows."""
+"""``headrace stream TOOL``: make, convert and inspect streams of rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ENCODE_EXAMPLES = """examples:
   headrace stream encode --format csv - --delimiter tab --columns label,i1,c1 < day.tsv --out day.arrows
   headrace stream encode --format vw train.vw | headrace train --model ffm
 
-docs/stream.md says what each format may hold."""
+docs/stream.md explains what each format may contain."""
 
 _INSPECT_EXAMPLES = """examples:
   headrace stream inspect clicks.arrows
@@ -49,8 +49,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     parser = words.add_parser(
         "stream",
-        help="make, convert and look at streams of rows",
-        description="Make, convert and look at streams of rows: what headrace train reads, in Arrow IPC.",
+        help="make, convert and inspect streams of rows",
+        description="Make, convert and inspect streams of rows: the input of headrace train, in Arrow IPC.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -77,7 +77,7 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     add = parser.add_argument
     add("--rows", type=int, default=1_000_000, metavar="N", help="how many rows (default 1000000)")
-    add("--seed", type=int, default=0, metavar="N", help="what everything depends on (default 0)")
+    add("--seed", type=int, default=0, metavar="N", help="the random seed of everything (default 0)")
     add(
         "--shape",
         choices=("criteo", "small", "ffm12"),
@@ -89,16 +89,16 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=float,
         default=0.0,
         metavar="R",
-        help="how many times all effects turn round, and large fields' categories are replaced, in a million "
-        "rows (default 0)",
+        help="how many times per million rows all effects rotate fully, and large fields' categories are "
+        "replaced (default 0)",
     )
-    add("--from-row", type=int, default=0, metavar="N", help="leave out the rows before this one (default 0)")
+    add("--from-row", type=int, default=0, metavar="N", help="skip the rows before this one (default 0)")
     add(
         "--base-rate",
         type=float,
         default=0.2,
         metavar="P",
-        help="about which share is clicked (default 0.2)",
+        help="approximate share of clicked rows (default 0.2)",
     )
     add("--candidates", type=int, default=1, metavar="K", help="rows that share a context (default 1)")
     add(
@@ -106,7 +106,7 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=float,
         default=1000.0,
         metavar="R",
-        help="how fast the rows' timestamps go on (default 1000)",
+        help="rows per second of the rows' timestamps (default 1000)",
     )
     add(
         "--keys",
@@ -114,7 +114,7 @@ def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default="bucket",
         help="write categories as rows of their tables, or as integers to be hashed (default bucket)",
     )
-    add("--buckets", type=int, default=2**16, metavar="N", help="the most rows of a table (default 65536)")
+    add("--buckets", type=int, default=2**16, metavar="N", help="maximum rows of a table (default 65536)")
     _add_generated_output(parser)
 
 
@@ -125,7 +125,7 @@ def _add_generated_output(parser: argparse.ArgumentParser) -> None:
         "--pace",
         type=float,
         metavar="R",
-        help="write R rows a second, as a live source; else as fast as it goes",
+        help="write R rows a second, like a live source; else as fast as possible",
     )
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
@@ -170,8 +170,8 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         verbs.Verb(
             name="encode",
             help="make a stream of CSV, Parquet, VW's text or an Arrow file",
-            description="Make a stream of a file. What its columns are is said by a schema, or guessed from "
-            "the first rows: print the guess, correct it, and give it back.",
+            description="Make a stream from a file. A schema describes its columns; without one, it is "
+            "guessed from the first rows: print the guess, correct it, and pass it as --schema.",
             examples=_ENCODE_EXAMPLES,
             failure="a row cannot be read, or the rows cannot be written",
             run=run_encode,
@@ -179,18 +179,18 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add = parser.add_argument
     add("input", metavar="FILE", type=Path, help="the file; - for standard input")
-    add("--format", choices=("csv", "parquet", "vw", "arrow"), required=True, help="what the file is")
+    add("--format", choices=("csv", "parquet", "vw", "arrow"), required=True, help="the file's format")
     add(
         "--schema",
         type=Path,
         metavar="FILE",
-        help="what the columns are, as TOML or JSON; guessed if left out",
+        help="the schema of the columns, as TOML or JSON; guessed if left out",
     )
     add("--print-schema", action="store_true", help="print the schema as TOML, and write no stream")
-    add("--label", default="", metavar="NAME", help="which column is the label, 0 or 1; clicks, with --views")
-    add("--views", default="", metavar="NAME", help="which column says of how many views a row is")
-    add("--weight", default="", metavar="NAME", help="which column says how much a row counts")
-    add("--timestamp", default="", metavar="NAME", help="which column says when: microseconds, or ISO 8601")
+    add("--label", default="", metavar="NAME", help="the column with the label, 0 or 1; clicks, with --views")
+    add("--views", default="", metavar="NAME", help="the column with the number of views of a row")
+    add("--weight", default="", metavar="NAME", help="the column with the weight of a row")
+    add("--timestamp", default="", metavar="NAME", help="the column with the time: microseconds, or ISO 8601")
     add(
         "--timestamp-unit",
         choices=("s", "ms", "us", "ns"),
@@ -204,22 +204,22 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--values-separator",
         default="",
         metavar="TEXT",
-        help="what stands between a field's values in a text; wins over the schema's separator",
+        help="the separator of a field's values in a text; overrides the schema's",
     )
     add(
         "--delimiter",
         type=verbs.delimiter,
         default=",",
         metavar="C",
-        help="what separates columns of CSV: a character, or the word tab (default ,)",
+        help="the delimiter of CSV: a character, or the word tab (default ,)",
     )
-    add("--columns", **names, help="a CSV's columns, if no first line names them; may be repeated")
-    add("--strict", action="store_true", help="fail where a guess changes what values mean")
+    add("--columns", **names, help="a CSV's columns, if its first line does not name them; may be repeated")
+    add("--strict", action="store_true", help="fail if a guess changes the meaning of values")
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
 
 def run_encode(options: argparse.Namespace) -> int:
-    """Write another format's rows as a stream, or print the schema that they would have."""
+    """Write rows of another format as a stream, or print the schema that they would have."""
     with _needs_extra():
         from headrace.stream.encode import EncodeSettings, encode  # noqa: PLC0415 - needs the extra
         from headrace.stream.inference import Hints, schema_toml  # noqa: PLC0415 - needs the extra
@@ -245,8 +245,8 @@ def run_encode(options: argparse.Namespace) -> int:
     encoded = encode(settings, options.input)
     if encoded.guessed_rows is not None:
         print(
-            f"headrace: the schema is guessed from {encoded.guessed_rows} rows, as no more had come; "
-            "--print-schema prints it, --schema FILE gives one",
+            f"headrace: the schema is guessed from {encoded.guessed_rows} rows, because no more had "
+            "arrived; --print-schema prints it, --schema FILE gives one",
             file=sys.stderr,
         )
     for doubt in encoded.doubts:
@@ -273,9 +273,8 @@ def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         verbs.Verb(
             name="inspect",
             help="show what a stream holds",
-            description="Show a stream's schema, how much it holds, what its values are like and, where it "
-            "has the truth, the best possible logloss. What is wrong with it is said as headrace train would "
-            "say it.",
+            description="Show a stream's schema, its size, the properties of its values and, if it has the "
+            "truth, the best possible logloss. Errors are reported as headrace train would report them.",
             examples=_INSPECT_EXAMPLES,
             failure="the stream is cut or corrupt",
             run=run_inspect,
@@ -290,11 +289,11 @@ def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         default=Path("-"),
         help="the stream; - for standard input (default)",
     )
-    add("--schema", type=Path, metavar="FILE", help="what the columns are, for a stream that does not say it")
+    add("--schema", type=Path, metavar="FILE", help="the schema, for a stream without one")
 
 
 def run_inspect(options: argparse.Namespace) -> int:
-    """Print what a stream holds; say what is wrong with it after what came before that."""
+    """Print the contents of a stream, then the error that ended it, if any."""
     with _needs_extra():
         from headrace.cli.stream_report import as_json, as_text  # noqa: PLC0415 - needs the extra
         from headrace.stream.inspection import inspect  # noqa: PLC0415 - needs the extra
@@ -302,7 +301,9 @@ def run_inspect(options: argparse.Namespace) -> int:
     schema = None if options.schema is None else _read_schema(options.schema)
     piped = str(options.input) == "-"
     if piped and sys.stdin.isatty():
-        raise ConfigError("FILE: standard input is a terminal, and no stream; name a file or pipe one in")
+        raise ConfigError(
+            "FILE: expected a stream, but standard input is a terminal; name a file or pipe one in"
+        )
     progress = ProgressLine(sys.stderr)
     try:
         with sys.stdin.buffer if piped else options.input.open("rb", buffering=0) as file:
@@ -325,7 +326,7 @@ def _read_schema(path: Path) -> Schema:
 
 
 def _paced_rows(rows_per_second: float) -> int:
-    """Ten batches a second: a live source is not heard in large lumps."""
+    """Return the rows per batch for ten batches a second, as a live source sends small batches."""
     return max(1, min(8192, round(rows_per_second / 10)))
 
 
@@ -345,7 +346,7 @@ def _write(
     out: Path | None = options.out
     if options.json and out in (None, Path("-")):
         raise ConfigError("json: standard output is the stream; add --out FILE")
-    # Behind a pipe, whoever reads has a line of its own on the same terminal.
+    # In a pipeline, the reader draws its own progress line on the same terminal.
     progress = ProgressLine(sys.stderr, rows, shown=None if out is not None else False)
     try:
         with open_output(out) as file:

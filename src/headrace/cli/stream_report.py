@@ -1,4 +1,4 @@
-"""How ``headrace stream inspect`` shows what it found: as text and as JSON."""
+"""Output of ``headrace stream inspect``, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RIGHT = [_HEADINGS.index(name) for name in ("missing", "min", "mean", "max")]
 
 
 def as_text(found: Inspection) -> str:
-    """A few lines of totals, then a line a field."""
+    """Return a few lines of totals, then one line per field."""
     size = f" ({found.bytes / found.rows:,.0f} a row)" if found.rows else ""
     lines = [f"{found.rows:,} rows in {found.batches:,} batches, {found.bytes:,} bytes{size}"]
     if found.schema is not None and found.schema.generator:
@@ -40,7 +40,7 @@ def as_text(found: Inspection) -> str:
 
 
 def as_json(found: Inspection) -> str:
-    """One object; what is not known is null."""
+    """Return one JSON object; unknown values are null."""
     problem = found.problem
     said = {
         "rows": found.rows,
@@ -100,7 +100,7 @@ def _what(field: Field, report: FieldReport) -> list[str]:
 
 
 def _about(field: Field) -> str:
-    """What stands before a number of distinct values: where they are hashed, it is an estimate."""
+    """Return the prefix of a number of distinct values: it is an estimate if the values are hashed."""
     return "" if field.keys == "bucket" else "about "
 
 
@@ -108,4 +108,4 @@ def _time(microseconds: int) -> str:
     try:
         return (_EPOCH + timedelta(microseconds=microseconds)).isoformat().replace("+00:00", "Z")
     except OverflowError:
-        return f"{microseconds} µs since 1970"  # Beyond the years that dates have.
+        return f"{microseconds} µs since 1970"  # beyond the range of datetime

@@ -1,4 +1,4 @@
-"""``headrace top``: what a running server does, renewed in place."""
+"""``headrace top``: show a running server's activity, refreshed in place."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headrace.terminal import fitted
 _EXAMPLES = """examples:
   headrace top http://127.0.0.1:8501
   headrace top https://models.internal:8501 --token-file token --interval-seconds 5
-  headrace top http://127.0.0.1:8501 | cat     one table, and the end
+  headrace top http://127.0.0.1:8501 | cat     print one table, and exit
 
-Ctrl-C ends it. A * stands behind the version that answers unnamed requests.
+Ctrl-C ends it. A * marks the version that answers requests that name none.
 """
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -33,8 +33,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="top",
             help="watch a running server on the terminal",
-            description="Show what status shows of a running server, renewed in place. A server that goes "
-            "away is waited for. Where the output is no terminal, one table is printed.",
+            description="Show the output of status for a running server, refreshed in place. If the server "
+            "does not answer, it is asked again. If the output is not a terminal, one table is printed.",
             examples=_EXAMPLES,
             failure="the server does not answer",
             run=run,
@@ -44,7 +44,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show it until somebody interrupts."""
+    """Show the server's activity until interrupted."""
     asked = source(options)
     before = asked.scrape()
     if options.json:
@@ -56,23 +56,23 @@ def run(options: argparse.Namespace) -> int:
             with _screen():
                 _show(f"{asked.name}: …")
                 _watch(asked, before, options.interval_seconds)
-        except KeyboardInterrupt:  # how one leaves it
+        except KeyboardInterrupt:  # the regular way to quit
             pass
     return verbs.DONE
 
 
 def _watch(asked: Source, before: Scrape | None, seconds: float) -> None:
-    """Renew what is shown for ever; a server that has gone is asked again."""
+    """Refresh the display forever; a server that does not answer is asked again."""
     while True:
         time.sleep(seconds)
         try:
             after = asked.scrape()
         except Unavailable as error:
             before = None
-            _show(f"{error.message}\nasked again every {seconds:g} s; Ctrl-C ends it")
+            _show(f"{error.message}\nretrying every {seconds:g} s; Ctrl-C ends it")
             continue
         if before is None:
-            _show(f"{asked.name}: it is back …")
+            _show(f"{asked.name}: the server answers again …")
         else:
             _show(as_text(watched(asked.name, Interval(before, after))))
         before = after
@@ -80,7 +80,7 @@ def _watch(asked: Source, before: Scrape | None, seconds: float) -> None:
 
 @contextmanager
 def _screen() -> Iterator[None]:
-    """The terminal's other screen, without a cursor; what was there before comes back."""
+    """Switch to the terminal's alternate screen without a cursor, and restore it on exit."""
     sys.stdout.write(_ENTER)
     try:
         yield
@@ -90,7 +90,7 @@ def _screen() -> Iterator[None]:
 
 
 def _show(text: str) -> None:
-    """Write over what is there; no line may wrap, or the next picture would lie beside this one."""
+    """Overwrite the screen. No line may wrap, or the next display would not cover it."""
     columns, lines = shutil.get_terminal_size()
     shown = fitted(text, columns, lines)
     sys.stdout.write(_HOME + "".join(f"{line}{_CLEAR_LINE}\r\n" for line in shown[:-1]))

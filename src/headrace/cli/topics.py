@@ -1,4 +1,4 @@
-"""``headrace stream publish``: rows into a topic of Kafka; and what all verbs that know topics have."""
+"""``headrace stream publish``: write rows into a Kafka topic; and the options of all verbs with topics."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _EXAMPLES = """examples:
   headrace stream publish clicks.arrows kafka://localhost:9092/clicks --partitions 3
   headrace train kafka://localhost:9092/clicks --rows 100000
 
-docs/stream.md says what a message is."""
+docs/stream.md explains what a message is."""
 
 _MOST_PARTITIONS = 10_000
 _MOST_ROWS = 2**20
 
 
 def add_kafka_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    """Add the option that says what Kafka's client is told."""
+    """Add the option that names the file of Kafka client settings."""
     parser.add_argument(
         "--kafka-config",
         metavar="FILE",
         type=Path,
-        help="settings of Kafka's client (librdkafka), name = value a line: encryption, user, password",
+        help="settings of Kafka's client (librdkafka), one name = value per line: encryption, user, password",
     )
 
 
@@ -43,10 +43,10 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         tools,
         verbs.Verb(
             name="publish",
-            help="write a stream's rows into a topic of Kafka",
-            description="Write a stream's rows into a topic of Kafka, for headrace train kafka://…: each "
-            "message is a small stream of its own. Messages go to all partitions in turns, and each is "
-            "acknowledged by the brokers before this ends.",
+            help="write a stream's rows to a topic of Kafka",
+            description="Write a stream's rows to a topic of Kafka, for headrace train kafka://…: each "
+            "message is a small stream of its own. Messages go to all partitions in turn, and the brokers "
+            "have acknowledged each before the command ends.",
             examples=_EXAMPLES,
             failure="the stream is cut or corrupt, or a message was not acknowledged",
             run=run_publish,
@@ -55,20 +55,20 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add = parser.add_argument
     add("input", metavar="FILE", type=Path, help="the stream; - for standard input")
     add("topic", metavar="URL", help="the topic: kafka://HOST:PORT[,HOST:PORT]/TOPIC")
-    add("--schema", type=Path, metavar="FILE", help="what the columns are, for a stream that does not say it")
+    add("--schema", type=Path, metavar="FILE", help="the schema, for a stream without one")
     add_kafka_config(parser)
     add(
         "--batch-rows",
         type=numbers.whole("batch-rows", least=1, most=_MOST_ROWS),
         metavar="N",
         default=1000,
-        help="the most rows of a message (default 1000)",
+        help="maximum rows of a message (default 1000)",
     )
     add(
         "--partitions",
         type=numbers.whole("partitions", least=1, most=_MOST_PARTITIONS),
         metavar="N",
-        help="make the topic with N partitions, if it is not there",
+        help="create the topic with N partitions, if it does not exist",
     )
 
 
@@ -112,5 +112,7 @@ def _opened(path: Path, stack: ExitStack) -> Readable:
         except OSError as error:
             raise ConfigError(f"FILE: {path}: {error.strerror}") from error
     if sys.stdin.isatty():
-        raise ConfigError("FILE: standard input is a terminal, and no stream; name a file or pipe one in")
+        raise ConfigError(
+            "FILE: expected a stream, but standard input is a terminal; name a file or pipe one in"
+        )
     return cast("Readable", sys.stdin.buffer)

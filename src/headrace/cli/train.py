@@ -26,7 +26,7 @@ _EXAMPLES = """examples:
   headrace train clicks.arrows --search search.toml > best.toml
   headrace train clicks.arrows --config best.toml --plot run.png
 
-docs/training.md explains every option and what comes out."""
+docs/training.md explains every option and the output."""
 
 _MEBIBYTE = 2**20
 _ADAM_RATE = 0.001
@@ -45,15 +45,15 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             name="train",
             help="learn a click model from a stream and publish its versions",
             description="Learn a click model from a stream of rows: each is predicted, the prediction is "
-            "scored, then the model learns from it. Standard output has one JSON object a line: one for each "
-            "window of rows, unless it is a terminal, and in the end one for the run. With --json there is "
-            "only the last.",
+            "scored, then the model learns from it. Standard output has one JSON object per line: one for "
+            "each window of rows, unless it is a terminal, and at the end one for the run. With --json, "
+            "only the last one is written.",
             examples=_EXAMPLES,
             failure="the stream is cut or corrupt, the model diverged, something could not be written, or no "
             "configuration of a search passes its gates",
             run=run,
             own_keys=ModelSettings.__struct_fields__,
-            own_help=", and what the model is made of",
+            own_help=", and the structure of the model",
         ),
     )
     parser.add_argument(
@@ -72,7 +72,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--factors",
         type=numbers.whole("factors"),
         metavar="N",
-        help="the numbers in an embedding (default 8)",
+        help="the length of an embedding (default 8)",
     )
     group.add_argument(
         "--hidden",
@@ -114,17 +114,17 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--seed",
         type=numbers.whole("seed"),
         metavar="N",
-        help="what fresh weights are drawn from (default 0)",
+        help="the random seed of new weights (default 0)",
     )
-    group.add_argument("--keras", metavar="FILE.py:FUNCTION", help="builds the model of --model keras")
+    group.add_argument(
+        "--keras", metavar="FILE.py:FUNCTION", help="the function that builds the model of --model keras"
+    )
     group.add_argument("--search", metavar="FILE", type=Path, help="try the configurations in a TOML file")
 
 
 def _add_stream(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the stream")
-    group.add_argument(
-        "--schema", metavar="FILE", type=Path, help="what the columns are, for a stream without"
-    )
+    group.add_argument("--schema", metavar="FILE", type=Path, help="the schema, for a stream without one")
     add_kafka_config(group)
     group.add_argument(
         "--skip-message",
@@ -132,7 +132,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         metavar="N:N",
         action="append",
         default=[],
-        help="of a topic: pass over the message of this partition and offset; may be repeated",
+        help="of a topic: skip the message of this partition and offset; may be repeated",
     )
     group.add_argument(
         "--rows",
@@ -152,14 +152,14 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         type=numbers.whole("pending-mib", least=1, most=_MOST_MEBIBYTES),
         metavar="N",
         default=2048,
-        help="how much memory rows may take that wait for their labels (default 2048)",
+        help="maximum memory of rows that wait for their labels (default 2048)",
     )
     group.add_argument(
         "--linger-seconds",
         type=numbers.seconds("linger-seconds", most=checks.DAY),
         metavar="S",
-        help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint as "
-        "long as it takes, so that runs are the same to the bit)",
+        help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint "
+        "without limit, so that runs are identical to the bit)",
     )
 
 
@@ -171,14 +171,14 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         type=numbers.whole("every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
-        help="publish every N rows, and at the end; 0 = only then (default)",
+        help="publish every N rows, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--every-seconds",
         type=numbers.seconds("every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
-        help="publish every S seconds, and at the end; 0 = only then (default)",
+        help="publish every S seconds, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--keep",
@@ -193,41 +193,42 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="a server's --config: the versions that its labels and numbers name stay, too; may be repeated",
+        help="a server's --config: the versions that its labels and numbers name are kept, too; may be "
+        "repeated",
     )
     group.add_argument(
         "--signing-key", metavar="FILE", type=Path, help="sign versions with this private key (default none)"
     )
     group.add_argument(
-        "--quantize", type=int, choices=(16, 8), help="store tables in so many bits (default 32)"
+        "--quantize", type=int, choices=(16, 8), help="store tables in this many bits (default 32)"
     )
     group.add_argument(
-        "--patch", action="store_true", help="store only rows that changed, where that is less"
+        "--patch", action="store_true", help="store only rows that changed, if that is smaller"
     )
     group.add_argument(
-        "--replace", action="store_true", help="publish though the versions there are of another model"
+        "--replace", action="store_true", help="publish even if the existing versions are of another model"
     )
     auditing.add_option(group)
     _add_checkpoints(group)
 
 
 def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where the state is saved")
+    group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where to save the state")
     group.add_argument(
         "--checkpoint-every-rows",
         type=numbers.whole("checkpoint-every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
-        help="save every N rows, and at the end; 0 = only then (default)",
+        help="save every N rows, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--checkpoint-every-seconds",
         type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
-        help="save every S seconds, and at the end; 0 = only then (default)",
+        help="save every S seconds, and at the end; 0 = only at the end (default)",
     )
-    group.add_argument("--resume", action="store_true", help="go on from the newest checkpoint, if any")
+    group.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if any")
     group.add_argument(
         "--continued",
         action="store_true",
@@ -249,16 +250,16 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FIELD",
         default=[],
-        help="score each value of a column apart; may be repeated",
+        help="score each value of a column separately; may be repeated",
     )
     group.add_argument("--plot", metavar="FILE", type=Path, help="draw the run: a png, svg or pdf file")
     add_metrics(group)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Learn, or search."""
+    """Train a model, or search for a configuration."""
     try:
-        from headrace.training import session  # noqa: PLC0415 - the other verbs start without compilers
+        from headrace.training import session  # noqa: PLC0415 - other verbs start without compilers
     except ImportError as error:
         raise ConfigError(f"train: {error}; pip install 'headrace[train]'") from error
     asked = _asked(options)
@@ -316,7 +317,7 @@ def _asked(options: argparse.Namespace) -> TrainOptions:
 
 
 def model_settings(options: argparse.Namespace) -> dict[str, object]:
-    """The model's settings of the file and the options, as in TOML.
+    """Return the model's settings from the file and the options, as in TOML.
 
     Raises:
         ConfigError: The file cannot be read, or an option is wrong.
@@ -363,10 +364,10 @@ def _optimizer(kind: str | None, rate: float | None, model: str) -> dict[str, ob
 
 
 def message(text: str) -> tuple[int, int]:
-    """Read which message of a topic is meant.
+    """Parse the partition and offset of a message in a topic.
 
     Raises:
-        ConfigError: It says none.
+        ConfigError: The text is not of the form ``PARTITION:OFFSET``.
     """
     partition, _, offset = text.partition(":")
     if not (partition.isdecimal() and offset.isdecimal()):
@@ -393,7 +394,7 @@ def _pairs(texts: list[str]) -> list[Mapping[str, object]]:
 
 def _check(options: argparse.Namespace) -> None:
     if not options.input.startswith("kafka://") and (options.kafka_config or options.skip_message):
-        raise ConfigError("kafka-config, skip-message: they are for kafka://HOST:PORT/TOPIC only")
+        raise ConfigError("kafka-config, skip-message: these are for kafka://HOST:PORT/TOPIC only")
     if (options.model == "keras") != (options.keras is not None):
         raise ConfigError("keras: --model keras and --keras FILE.py:FUNCTION go together")
     if options.model == "keras":
@@ -401,24 +402,24 @@ def _check(options: argparse.Namespace) -> None:
     if (options.every_rows or options.every_seconds) and options.publish is None:
         raise ConfigError("publish: --every-rows and --every-seconds need --publish DIR/NAME")
     if (options.checkpoint_every_rows or options.checkpoint_every_seconds) and options.checkpoint is None:
-        raise ConfigError("checkpoint: how often is said, but not where; add --checkpoint DIR")
+        raise ConfigError("checkpoint: an interval is given, but no directory; add --checkpoint DIR")
     if options.search is not None:
         _check_search(options)
     elif options.publish is None and (idle := [one for one in _OF_VERSIONS if getattr(options, one)]):
         given = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(f"publish: {given} would do nothing; add --publish DIR/NAME")
+        raise ConfigError(f"publish: {given} would have no effect; add --publish DIR/NAME")
     if options.continued and not options.resume:
-        raise ConfigError("continued: it says where the input goes on after --resume; give both")
+        raise ConfigError("continued: it describes the input after --resume; give both")
 
 
 def _check_used(options: argparse.Namespace, kind: str) -> None:
-    """Refuse what a kind of model has no use for."""
+    """Refuse options that the kind of model does not use."""
     if options.factors is not None and kind == "lr":
-        raise ConfigError("factors: lr has no embeddings; leave --factors out, or take another --model")
+        raise ConfigError("factors: lr has no embeddings; leave --factors out, or use another --model")
     if options.components is not None and kind != "mdn":
-        raise ConfigError(f"components: {kind} mixes nothing; leave --components out, or take --model mdn")
+        raise ConfigError(f"components: {kind} has no mixture; leave --components out, or use --model mdn")
     if options.hidden is not None and kind not in DEEP:
-        raise ConfigError(f"hidden: {kind} has no network; leave --hidden out, or take {' or '.join(DEEP)}")
+        raise ConfigError(f"hidden: {kind} has no network; leave --hidden out, or use {' or '.join(DEEP)}")
 
 
 def _check_keras(options: argparse.Namespace) -> None:
@@ -435,13 +436,13 @@ def _check_keras(options: argparse.Namespace) -> None:
     given = [f"--{name.replace('_', '-')}" for name in own if getattr(options, name)]
     if given:
         raise ConfigError(
-            f"keras: {', '.join(given)} belongs to headrace's own models; what a Keras model is made of, and "
-            "how it learns, is said in its file"
+            f"keras: {', '.join(given)} belongs to headrace's own models; a Keras model's file defines its "
+            "structure, and how it learns"
         )
 
 
 def _check_search(options: argparse.Namespace) -> None:
-    """Refuse what a search, which only learns and scores, would silently leave out."""
+    """Refuse options that a search, which only learns and scores, would silently ignore."""
     defaults: dict[str, object] = {
         **dict.fromkeys(("publish", "signing_key", "audit_file", "checkpoint")),
         **dict.fromkeys(("plot", "metrics_port", "keras")),
@@ -450,4 +451,6 @@ def _check_search(options: argparse.Namespace) -> None:
     }
     for name, default in defaults.items():
         if getattr(options, name) != default:
-            raise ConfigError(f"search: it knows no --{name.replace('_', '-')}; leave one of them out")
+            raise ConfigError(
+                f"search: cannot be combined with --{name.replace('_', '-')}; leave one of them out"
+            )

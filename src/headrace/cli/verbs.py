@@ -1,6 +1,6 @@
-"""What all verbs have in common: how their help ends, the codes they end with, and how they print JSON.
+"""Common parts of all verbs: the end of their help, their exit codes, and their JSON output.
 
-The conventions are in CONTRIBUTING.md, and ``tests/unit/cli/test_conventions.py`` holds every verb to them.
+CONTRIBUTING.md has the conventions, and ``tests/unit/cli/test_conventions.py`` checks all verbs against them.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from typing import NoReturn
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, PlaceTaken
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
-"""The exit codes of all verbs; docs/command-line.md is the table."""
+"""Exit codes of all verbs; docs/command-line.md explains them."""
 
 UNREAD = 128 + signal.SIGPIPE
-"""Where nobody reads any more what a verb writes, as in ``… | head``: no error, and no success."""
+"""Exit code when the reader of a verb's output has gone, as in ``… | head``: neither error nor success."""
 
 _WRONG = (ConfigError, InvalidRequest, NotFound)
 _HELP_COLUMNS = 110
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, as all errors are, and say where the options are listed.
+    """A parser whose errors are one line that points to the help.
 
     Attributes:
-        wanted: Options that somebody must give, be it as a variable or in a file: argparse does not ask for
-            them, but the usage shows them as such.
+        wanted: Options that must be given, if not on the command line then as a variable or in a file. The
+            usage shows them as required, but argparse does not enforce that.
     """
 
     wanted: Sequence[argparse.Action] = ()
 
     def format_help(self) -> str:
-        """The help."""
+        """Return the help, with the wanted options as required."""
         with self._asking():
             return super().format_help()
 
     def format_usage(self) -> str:
-        """Its first lines."""
+        """Return the usage, with the wanted options as required."""
         with self._asking():
             return super().format_usage()
 
@@ -58,23 +58,23 @@ class Parser(argparse.ArgumentParser):
                 action.required = False
 
     def error(self, message: str) -> NoReturn:
-        """End with exit code 2, without the usage: it is longer than a screen for some verbs."""
+        """Exit with code 2, without the usage: for some verbs it is longer than a screen."""
         self.exit(WRONG, f"headrace: {message}; see {self.prog} --help\n")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verb:
-    """A verb, but for its options.
+    """A verb without its options.
 
     Attributes:
-        name: The word.
-        help: What it does, for the list of verbs.
-        description: The same in sentences.
-        examples: Lines to run, and what else is to be known, below the options.
-        failure: When it ends with code 1.
-        run: What does it; returns the exit code.
-        own_keys: The keys of its TOML file that it reads itself, besides those that are options.
-        own_help: What these are, for the help.
+        name: The word on the command line.
+        help: One line for the list of verbs.
+        description: The description in sentences.
+        examples: Example command lines, and further notes, below the options.
+        failure: When the verb exits with code 1.
+        run: Runs the verb, and returns the exit code.
+        own_keys: Keys of its TOML file that the verb reads itself, besides its options.
+        own_help: Text about these keys for the help.
     """
 
     name: str
@@ -91,15 +91,15 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     """Add a verb to the command line.
 
     Args:
-        verbs: The verbs so far.
-        verb: What it is.
+        verbs: The subparsers to add it to.
+        verb: The verb.
 
     Returns:
-        Its parser, for its own options.
+        The verb's parser, to which it adds its own options.
     """
     codes = textwrap.fill(
-        f"exit codes: 0 done; 1 {verb.failure}; 2 the command or a setting is wrong, or what it names is "
-        "not there; 130 interrupted. See docs/command-line.md.",
+        f"exit codes: 0 done; 1 {verb.failure}; 2 the command or a setting is wrong, or a named object does "
+        "not exist; 130 interrupted. See docs/command-line.md.",
         _HELP_COLUMNS,
     )
     parser = verbs.add_parser(
@@ -116,14 +116,15 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"settings in TOML, by the names of options, with _ for -{verb.own_help}; options win over it",
+        help=f"settings in TOML, by the names of the options, with _ for -{verb.own_help}; options override "
+        "it",
     )
     parser.set_defaults(run=verb.run, own_keys=verb.own_keys)
     return parser
 
 
 def all_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
-    """Find the parsers of all verbs below a parser; one with verbs of its own is none itself."""
+    """Yield the parsers of all verbs below a parser; a parser with subcommands is not a verb itself."""
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not below:
         yield parser
@@ -133,20 +134,20 @@ def all_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 
 
 def exit_code(error: HeadraceError) -> int:
-    """The exit code for an error: whether the command is to be changed, or was right and the work failed."""
+    """Return the exit code for an error: 2 if the command must be changed, 1 if the work failed."""
     return WRONG if isinstance(error, _WRONG) and not isinstance(error, PlaceTaken) else FAILED
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names in an option's text, with commas between them; a type for argparse."""
+    """Split comma-separated names; an argparse type."""
     return tuple(name for name in text.split(",") if name)
 
 
 def delimiter(text: str) -> str:
-    """What separates columns of CSV, where a shell makes a tab hard to type; a type for argparse."""
+    """Return a CSV delimiter; the word ``tab`` means a tab, hard to type in a shell. An argparse type."""
     return "\t" if text in ("tab", "\\t") else text
 
 
 def print_json(said: Mapping[str, object]) -> None:
-    """Print a verb's one object, on one line."""
+    """Print a verb's JSON object on one line."""
     print(json.dumps(said, allow_nan=False))

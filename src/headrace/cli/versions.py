@@ -1,4 +1,4 @@
-"""``headrace versions DIR[/NAME[/N]]``: show which versions there are on disk, and which is pinned."""
+"""``headrace versions DIR[/NAME[/N]]``: list versions on disk, and the pinned ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line a version, newest first."""
+    """Print one line per version, newest first."""
     with saying(f"{options.models} cannot be listed"):
         found = [_Model.read(model, number) for model, number in models.find_models(options.models)]
     if options.json:
@@ -47,13 +47,13 @@ def run(options: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Model:
-    """What is shown of one model.
+    """The displayed state of one model.
 
     Attributes:
-        name: What it is called.
-        pin: What it is pinned to; None for nothing.
-        problem: Why it is unknown what was decided about it, or "".
-        versions: Its versions, newest first.
+        name: The model's name.
+        pin: The model's pin; None without one.
+        problem: Why the control record cannot be read; "" if it can.
+        versions: The versions, newest first.
     """
 
     name: str
@@ -63,7 +63,7 @@ class _Model:
 
     @classmethod
     def read(cls, model: Path, number: int | None) -> _Model:
-        """Read one; a broken record hides neither the other models nor what is there of this one."""
+        """Read a model's state; a broken record hides neither other models nor this one's versions."""
         record, problem = parse_record(None), ""
         try:
             record = read_control(model)
@@ -73,7 +73,7 @@ class _Model:
         return cls(models.name_of(model), record.pin, problem, versions)
 
     def as_object(self) -> dict[str, object]:
-        """For programs."""
+        """Return the state as an object for JSON."""
         return {
             "name": self.name,
             "pinned": None if self.pin is None else self.pin.number,
@@ -95,7 +95,7 @@ class _Model:
         }
 
     def show(self) -> None:
-        """For people."""
+        """Print the state for people."""
         told = self.problem if self.pin is None else _told(self.pin)
         print(table([(self.name, f"({told})" if told else "")]))
         rows = [

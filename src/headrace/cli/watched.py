@@ -1,4 +1,4 @@
-"""What two scrapes say of a server and its models, and who breaks its objective for which reason; pure."""
+"""State of a server and its models, derived from two scrapes, with causes of broken objectives. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How a model fares by its latency objective.
+    """State of a model's latency objective.
 
     Attributes:
-        latency_seconds: The objective.
-        target: The share of requests that is to keep it.
-        kept: The share of those of the interval that did; None without any.
-        budget_remaining: Of the objective's window; None while the server does not know.
-        burn_rate: How fast the budget is used up; None while the server does not know.
-        broken_by: What most of what broke it is owed to: ``queue``, ``compute``, ``transport``, ``errors`` or
-            ``refusals``; "" where it is kept.
+        latency_seconds: The objective in seconds.
+        target: The share of requests that should meet it.
+        kept: The share of requests in the interval that met it; None without any.
+        budget_remaining: Remaining error budget of the objective's window; None if not yet known.
+        burn_rate: Burn rate of the budget; None if not yet known.
+        broken_by: Main cause of the breach: ``queue``, ``compute``, ``transport``, ``errors``, ``refusals``
+            or ``unknown``; "" if the objective is met.
     """
 
     latency_seconds: float
@@ -39,22 +39,22 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What one model does.
+    """State of one model.
 
     Attributes:
-        name: What it is called.
-        default: The version that answers unnamed requests; None while there is none.
+        name: The model's name.
+        default: The version that answers unnamed requests; None without one.
         versions: The state of each version, by number.
-        requests_per_second: Requests answered.
-        errors_per_second: Requests that failed, or were refused.
-        p50_seconds: The latency of the middle request; None without requests.
-        p99_seconds: Of the slowest hundredth.
-        batch_rows: Rows in a mean batch; None without batches.
-        queued_rows: Rows that wait.
-        age_seconds: Since the default version was published; None where that is not known.
-        is_stale: Whether that is longer than its settings allow.
-        load: The part of the processors that its requests need; None while that is not known.
-        objective: How it fares by its objective; None without one.
+        requests_per_second: Answered requests per second.
+        errors_per_second: Failed and refused requests per second.
+        p50_seconds: Median latency in seconds; None without requests.
+        p99_seconds: 99th percentile of the latency in seconds; None without requests.
+        batch_rows: Mean number of rows in a batch; None without batches.
+        queued_rows: Number of queued rows.
+        age_seconds: Age of the default version since its publication in seconds; None if unknown.
+        is_stale: Whether the age exceeds the model's limit.
+        load: Share of the processors that its requests need; None if not yet known.
+        objective: State of its latency objective; None without one.
     """
 
     name: str
@@ -74,16 +74,16 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a server does.
+    """State of a server.
 
     Attributes:
-        url: Where it was asked.
-        is_ready: Whether it says so.
-        load: See docs/autoscaling.md; None while it is not known.
-        calls_per_second: Whatever is asked of it.
-        errors_per_second: Calls without an answer.
-        models: Its models, by name.
-        failures: Why versions do not load, or models have none.
+        url: The server's address.
+        is_ready: Whether the server reports that it is ready.
+        load: See docs/autoscaling.md; None if not yet known.
+        calls_per_second: Calls of all kinds per second.
+        errors_per_second: Calls without an answer per second.
+        models: The models, sorted by name.
+        failures: The reasons why versions failed to load, or models have none.
     """
 
     url: str
@@ -96,7 +96,7 @@ class Watched:
 
 
 def watched(url: str, interval: Interval) -> Watched:
-    """Read what two scrapes say."""
+    """Derive a server's state from two scrapes."""
     after = interval.after
     names = {dict(key)["model"] for key in after.of("headrace_version_state")}
     return Watched(
@@ -161,18 +161,18 @@ def _objective(name: str, interval: Interval) -> Objective | None:
 
 
 def cause(ended: dict[str, float], queued: float, spent: float, serving_busy: float) -> str:
-    """What most of what broke an objective is owed to.
+    """Return the main cause of a broken objective.
 
     Args:
-        ended: Requests by result, as ``headrace_objective_requests_total`` has them.
-        queued: Seconds that answered requests spent in the queue, together.
-        spent: Seconds from their arrival to their answer.
-        serving_busy: The share of its time that the serving thread decodes, encodes and moves bytes.
+        ended: Requests by result, as in ``headrace_objective_requests_total``.
+        queued: Total time that answered requests spent in the queue, in seconds.
+        spent: Total time from their arrival to their answer, in seconds.
+        serving_busy: Share of its time that the serving thread decodes, encodes and moves bytes.
 
     Returns:
-        ``refusals``, ``errors``, or of late ones where they spent their time: ``transport`` where they waited
-        for a serving thread that has its hands full with bytes, else ``queue`` or ``compute``; ``unknown``
-        where nothing broke it just now.
+        ``refusals`` or ``errors``; for late requests, where they spent most of their time: ``compute`` or
+        ``queue``, or ``transport`` if they queued for a serving thread busy with bytes; ``unknown`` if no
+        request broke the objective in the interval.
     """
     broken = {result: count for result, count in ended.items() if result != "kept" and count > 0}
     if not broken:
@@ -188,7 +188,7 @@ def cause(ended: dict[str, float], queued: float, spent: float, serving_busy: fl
 
 
 def as_json(seen: Watched) -> dict[str, object]:
-    """The same as an object for JSON."""
+    """Return the state as an object for JSON."""
     return {
         **{key: value for key, value in asdict(seen).items() if key not in ("models", "failures")},
         "models": [{**asdict(model), "versions": _versions_json(model)} for model in seen.models],
@@ -201,7 +201,7 @@ def _versions_json(model: Model) -> list[dict[str, object]]:
 
 
 def as_text(seen: Watched) -> str:
-    """The same for people: a line about the server, and a table of its models."""
+    """Return the state as text: a line about the server, and a table of its models."""
     load = "–" if seen.load is None else f"{seen.load:.2f}"
     ready = "ready" if seen.is_ready else "NOT READY"
     calls = f"{seen.calls_per_second:,.1f} calls/s, {seen.errors_per_second:,.1f} errors/s"
@@ -232,7 +232,7 @@ def _row(model: Model) -> tuple[str, ...]:
 
 
 def _versions(model: Model) -> str:
-    """The default one first, then the others that are more than unloaded."""
+    """Format the versions: the default first, then the others that are not unloaded."""
     shown: list[str] = []
     for version, state in model.versions.items():
         if version == model.default:

@@ -1,4 +1,4 @@
-"""``python -m headrace.cli.worker N RELEASE``: a worker, started by ``headrace serve --workers``; no verb."""
+"""``python -m headrace.cli.worker N RELEASE``: a worker of ``headrace serve --workers``; not a verb."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.workers.messages import Begin
 
 
 def main() -> int:
-    """Serve with what the supervisor sends over the socket whose descriptor is the first argument."""
+    """Serve as the supervisor directs over the socket whose descriptor is the first argument."""
 
     def set_up(begin: Begin) -> None:
         logs.set_up(begin.config.log_format, begin.config.log_level, serves=True, worker=begin.worker)

@@ -1,4 +1,4 @@
-"""Who may ask what: ``[access]`` of a server's settings."""
+"""Access control: ``[access]`` of a server's settings."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 from headrace.config.checks import DAY, LARGEST_RATE, MINUTE, seconds, whole, wrong
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""How tokens may be signed: by key pairs only. With a shared secret, whoever can check could sign."""
+"""Signature algorithms for tokens: key pairs only, as with a shared secret every verifier could sign."""
 
 
 class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much a caller may ask.
+    """Quotas of a caller.
 
     Attributes:
-        requests_per_second: How many calls, by all keys or tokens of the caller; 0 for any number.
-        rows_per_second: The same of rows of predictions.
-        burst_seconds: How many seconds' worth of both may come at once.
-        concurrent_requests: How many calls may be under way; 0 for any number.
+        requests_per_second: Maximum calls per second over all keys or tokens of the caller; 0 for no limit.
+        rows_per_second: Maximum rows of predictions per second; 0 for no limit.
+        burst_seconds: Burst size of both, in seconds' worth of the rate.
+        concurrent_requests: Maximum number of calls in flight; 0 for no limit.
     """
 
     requests_per_second: float = 0.0
@@ -29,7 +29,7 @@ class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     concurrent_requests: int = 0
 
     def check_limits(self, prefix: str = "") -> None:
-        """Refuse what cannot be; the prefix stands before the names in errors."""
+        """Check the quotas; errors put the prefix before the names."""
         for name in ("requests_per_second", "rows_per_second"):
             if not 0 <= getattr(self, name) <= LARGEST_RATE:
                 raise wrong(prefix + name, f"a number from 0 to {LARGEST_RATE:g}", getattr(self, name))
@@ -38,14 +38,14 @@ class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Jwt(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which tokens of an identity provider let somebody in, and how much each ``sub`` may ask.
+    """Accepted tokens of an identity provider, and the quotas of each ``sub``.
 
     Attributes:
-        keys: A JWKS file: the public keys that tokens may be signed with; None for no tokens.
+        keys: A JWKS file of the public keys that may sign tokens; None if tokens are not accepted.
         issuer: The ``iss`` that a token must have.
         audience: An ``aud`` that a token must have: this server, not another one of the same provider.
-        algorithms: How it may be signed.
-        leeway_seconds: How far clocks may be apart.
+        algorithms: The accepted signature algorithms.
+        leeway_seconds: Tolerated clock difference in seconds.
     """
 
     keys: Path | None = None
@@ -64,19 +64,19 @@ class Jwt(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True)
             return
         for name in ("issuer", "audience"):
             if not getattr(self, name):
-                expected = "the one that tokens must have: the provider makes others, too"
+                expected = "the one that tokens must have, because the provider issues others, too"
                 raise wrong(f"access.jwt.{name}", expected, getattr(self, name))
         if not self.algorithms:
             raise wrong("access.jwt.algorithms", "at least one", "none")
 
 
 class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Who may ask what.
+    """Access control of a server.
 
     Attributes:
-        file: The file of keys; None where everybody may do everything.
-        open: The verbs for which nobody needs a key.
-        jwt: Which tokens stand for a key.
+        file: The file of keys; None without one.
+        open: The verbs that need no key.
+        jwt: The tokens accepted instead of a key.
     """
 
     file: Path | None = None
@@ -84,7 +84,7 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     jwt: Jwt = msgspec.field(default_factory=Jwt)
 
     def below(self, base: Path) -> AccessConfig:
-        """The same with files that are found from a directory."""
+        """Return a copy with relative files resolved against a directory."""
         replace, keys = msgspec.structs.replace, self.jwt.keys
         return replace(
             self,
@@ -94,5 +94,5 @@ class AccessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def is_on(self) -> bool:
-        """Whether anybody is asked who he is."""
+        """Whether callers must authenticate."""
         return self.file is not None or self.jwt.keys is not None

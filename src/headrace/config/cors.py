@@ -1,4 +1,4 @@
-"""Which web pages may ask the server: ``[cors]`` of ``headrace serve --config FILE``."""
+"""Access from web pages: ``[cors]`` of ``headrace serve --config FILE``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from headrace.config.checks import wrong
 
 ANY_ORIGIN = "*"
-"""What stands for the pages of everybody."""
+"""The origin that stands for all origins."""
 
 _MOST_ORIGINS = 1000
 _FORM = re.compile(r"https?://[a-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
@@ -22,16 +22,16 @@ _AN_ORIGIN = (
 
 
 class Cors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which web pages may ask the server from within a browser.
+    """The web pages that may access the server from a browser.
 
     Attributes:
-        origins: Where these pages come from; ``*`` alone for anywhere, none for no page at all.
+        origins: Origins of these pages; ``*`` alone for any origin, empty for none.
     """
 
     origins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check each origin: one that no browser sends would never be found."""
+        """Check each origin: one in a form that browsers do not send would never match."""
         if len(self.origins) > _MOST_ORIGINS:
             raise wrong("cors.origins", f"at most {_MOST_ORIGINS} origins", f"{len(self.origins)}")
         if self.origins == (ANY_ORIGIN,):

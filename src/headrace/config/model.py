@@ -15,24 +15,24 @@ from headrace.disk import read_text
 from headrace.errors import ConfigError
 
 MODEL_CONFIG_FILE = "headrace.toml"
-"""The settings beside a model's versions."""
+"""Name of the settings file beside a model's versions."""
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-"""What a model may be called; to be matched in full."""
+"""Pattern of a model's name, for a full match."""
 
 A_MODEL_NAME = "a model's name: a letter or digit, then up to 127 letters, digits, dots, _ and -"
-"""The same in words."""
+"""The pattern in words."""
 
 LABEL_NAME = re.compile(r"[A-Za-z0-9_]+")
-"""What a label may be called; to be matched in full."""
+"""Pattern of a label, for a full match."""
 
 LARGEST_VERSION = 2**63 - 1
-"""The largest number of a version that the protocols can say."""
+"""The largest version number that the protocols can express."""
 
 LARGEST_MODEL_CONFIG_BYTES = 2**19
-"""The largest ``headrace.toml`` that is read: the names of 20,000 classes fit.
+"""Maximum size of a ``headrace.toml`` in bytes: enough for the names of 20,000 classes.
 
-It is read while all models' directories are looked at, and TOML takes up to 2 s a MiB.
+It is read during the scan of all models' directories, and parsing TOML takes up to 2 s per MiB.
 """
 
 _MOST_COUNTED = 1_000_000
@@ -46,26 +46,25 @@ Option = str | int | float | bool
 
 
 class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How one model's requests are merged.
+    """Batching of one model's requests.
 
     Attributes:
         enabled: Whether requests are merged. ``batching = false`` is short for ``enabled = false``: each
-            request is one call of the model, and its answer is given whole, not as rows.
-        max_batch_rows: The most rows of one call of the model; larger requests are split and joined again.
-        max_batch_seconds: How long one call may be predicted to take: batches of a slow model stay below
-            ``max_batch_rows`` for it.
-        max_wait_seconds: How long the first request of a batch may be held back for more to come; 0 for not
-            at all.
-        allowed_batch_rows: The only batch sizes that the model shall see, ascending, the last one
+            request is one call of the model, and its answer is returned whole, not as rows.
+        max_batch_rows: Maximum rows in one call of the model; larger requests are split and joined again.
+        max_batch_seconds: Maximum predicted duration of one call; it keeps the batches of a slow model below
+            ``max_batch_rows``.
+        max_wait_seconds: Longest delay of a batch's first request to wait for more; 0 for no delay.
+        allowed_batch_rows: The only batch sizes that the model receives, ascending, the last one
             ``max_batch_rows``; smaller batches are padded. Empty for any size.
-        instances: The most calls that run side by side; 0 for one a core (of the cgroup's quota), and for one
-            where the model is a ``model.py``.
-        instance_processes: How many processes each version is loaded in, instead of threads: each computes
-            one call at a time. They are isolated as ``isolate`` says. None for no such processes.
-        max_queue_rows: How many rows may wait, and the most rows of one request; requests beyond are refused.
+        instances: Maximum number of parallel calls; 0 for one per core (of the cgroup's quota), and for one
+            if the model is a ``model.py``.
+        instance_processes: Number of processes that each version is loaded in, instead of threads. Each
+            process computes one call at a time, isolated as with ``isolate``. None for no such processes.
+        max_queue_rows: Maximum number of queued rows, and of rows in one request; others are refused.
         inline_seconds: Batches predicted to take less run in the serving thread; None lets headrace choose.
-        threads_per_instance: How many threads one call may use; 0 lets headrace choose.
-        pad_variable_length: Whether rows of different shapes share a batch, the shorter filled up with zeros.
+        threads_per_instance: Number of threads that one call may use; 0 lets headrace choose.
+        pad_variable_length: Whether rows of different shapes share a batch, the shorter padded with zeros.
     """
 
     enabled: bool = True
@@ -119,23 +118,23 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which versions of a model are served, and how one takes over from another.
+    """The versions of a model that are served, and the transition between them.
 
     Attributes:
         policy: ``latest``, the ``count`` highest numbers; ``all``; or ``specific``, those in ``numbers``.
-        count: How many versions ``latest`` serves.
+        count: Number of versions that ``latest`` serves.
         numbers: The versions that ``specific`` serves.
         transition: ``availability`` loads the new version before it unloads the old one; ``resource`` unloads
-            first, for models of which only one fits into memory.
+            first, for models of which only one version fits into memory.
         labels: Names that point at versions; a label moves when its version is ready.
-        load_attempts: How often loading a version is tried before it stays failed; what the system is short
-            of is waited for without end.
-        load_retry_seconds: The longest pause between attempts; the first is at most a second, then it
-            doubles.
-        load_timeout_seconds: How long loading and warming up a version may take together. Then it has failed;
-            its thread, which cannot be ended, is left alone, and what it brings is thrown away.
-        max_age_seconds: The staleness objective: how long ago the version that is served may have been
-            published before the metric ``headrace_model_stale`` says 1; 0 for no objective.
+        load_attempts: Number of attempts to load a version before it stays failed; a shortage of system
+            resources is retried without limit.
+        load_retry_seconds: Longest pause between attempts in seconds; the first is at most a second, and each
+            later one is twice as long.
+        load_timeout_seconds: Timeout in seconds for loading and warming up a version together. Its thread,
+            which cannot be stopped, is then abandoned, and its result discarded.
+        max_age_seconds: The staleness objective: maximum time in seconds since the served version's
+            publication, above which the metric ``headrace_model_stale`` is 1; 0 for no objective.
     """
 
     policy: Literal["latest", "all", "specific"] = "latest"
@@ -173,12 +172,12 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     Attributes:
         enabled: Whether versions are warmed up at all.
         requests: Files of recorded requests, relative to the version directory or else the model's; empty for
-            those that are found by their well-known names.
-        max_requests: The most requests that are replayed.
-        probe: Whether it is checked that rows do not depend on each other: the model is asked some made-up
-            requests for it. Not for models with side effects.
-        must_answer: Whether a version is refused that fails all generated requests which the version before
-            answers.
+            the well-known name.
+        max_requests: Maximum number of requests that are replayed.
+        probe: Whether to check, with generated requests, that rows do not depend on each other. Switch it off
+            for models with side effects.
+        must_answer: Whether to refuse a version that fails all generated requests, if the version that serves
+            answers them.
     """
 
     enabled: bool = True
@@ -196,11 +195,11 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What loads a model's versions.
+    """The runtime that loads a model's versions.
 
     Attributes:
-        kind: ``onnx``, ``sklearn``, ``python``, ``ctr`` or ``tensorflow``; empty to find it from the files.
-        trusted: Type names that a skops file may hold beyond what skops trusts by itself.
+        kind: ``onnx``, ``sklearn``, ``python``, ``ctr`` or ``tensorflow``; empty to detect it from the files.
+        trusted: Type names that a skops file may contain beyond those that skops trusts by itself.
         options: Settings of that runtime, listed in docs/runtimes.md.
     """
 
@@ -209,18 +208,18 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     options: dict[str, Option] = {}
 
     def __post_init__(self) -> None:
-        """Check the kind; the options are the runtime's to check."""
+        """Check the kind; the runtime checks the options."""
         one_of("runtime.kind", self.kind, ("", "onnx", "sklearn", "python", "ctr", "tensorflow"))
 
 
 class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What TensorFlow Serving's Classify and Regress make of a model's outputs.
+    """Interpretation of a model's outputs by TensorFlow Serving's Classify and Regress.
 
     Attributes:
-        kind: Which of them the model answers, besides Predict.
-        scores: The output that holds the scores, or the regression's value; empty for the only one that can.
-        classes: The output that holds the classes' names; empty for none.
-        labels: The classes' names, where no output holds them, in the order of the scores.
+        kind: The method that the model supports besides Predict.
+        scores: The output with the scores, or the regression's value; empty for the only possible one.
+        classes: The output with the classes' names; empty for none.
+        labels: The classes' names in the order of the scores, if no output contains them.
     """
 
     kind: Literal["predict", "classify", "regress"] = "predict"
@@ -236,12 +235,12 @@ class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is answered when the model does not answer in time, or refuses; nothing if neither is given.
+    """The answer given if the model does not answer in time, or refuses; none if neither is set.
 
     Attributes:
         values: One row's value of each output; a single number or text stands for all elements of a row.
-        model: The name of another model that takes the same inputs and gives the same outputs.
-        after_seconds: How long a request waits for the model at the most; 0 for its own deadline only.
+        model: The name of another model with the same inputs and outputs.
+        after_seconds: Longest wait for the model in seconds; 0 for the request's own deadline only.
     """
 
     values: dict[str, object] = {}
@@ -249,29 +248,28 @@ class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     after_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that they fit together."""
+        """Check that the settings fit together."""
         seconds("default.after_seconds", self.after_seconds, most=DAY)
         if self.values and self.model:
             raise wrong("default.model", "either values or a model's name", "both")
         if self.model and not MODEL_NAME.fullmatch(self.model):
             raise wrong("default.model", A_MODEL_NAME, self.model)
         if self.after_seconds and not (self.values or self.model):
-            raise wrong("default.values", "values, or a model's name, beside after_seconds", "neither")
+            raise wrong("default.values", "values, or a model's name, with after_seconds", "neither")
 
 
 class InputSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One input of the model that comes from the archive, by a key in the request.
+    """One input of the model that is looked up in the archive, by a key in the request.
 
     Attributes:
         space: The space or table of ``archive.toml``.
-        key: The request's input that holds the key; it may be an input of the model as well.
-        column: Which column of a table; "" for a space of vectors.
-        key_dtype: What the key is: ``text``, where the empty text is no key; or ``int64``, where -1 is none.
-        max_age_seconds: How long ago a value may have been written; an older one counts as missing. 0 for any
-            age.
-        default: What stands for a missing value: a text, or a number for all elements of a vector; the
-            archive's own (the out-of-vocabulary vector, the column's default) if left out.
-        answer: Whether answers say when the value was written, and in which version of the space it was: as
+        key: The request's input that contains the key; it may also be an input of the model.
+        column: The column of a table; "" for a space of vectors.
+        key_dtype: Type of the key: ``text``, where the empty text is no key; or ``int64``, where -1 is none.
+        max_age_seconds: Maximum age of a value in seconds; an older one counts as missing. 0 for any age.
+        default: Replacement for a missing value: a text, or a number for all elements of a vector; if None,
+            the archive's own (the out-of-vocabulary vector, or the column's default).
+        answer: Whether answers report when the value was written, and in which version of the space: as
             outputs ``INPUT.written`` and ``INPUT.version``.
     """
 
@@ -294,18 +292,18 @@ class InputSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How much of what a version has answered is kept, to be answered again without the model.
+    """Size and lifetime of the cache of a version's answers, which are repeated without the model.
 
     Attributes:
-        size_bytes: What the answers may take, with what was asked; 0 for no cache.
-        seconds: For how long an answer may be repeated; 0 for as long as its version is loaded.
+        size_bytes: Maximum size of the answers and their requests; 0 for no cache.
+        seconds: Lifetime of an answer in seconds; 0 for as long as its version is loaded.
     """
 
     size_bytes: int = 0
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check that they fit together."""
+        """Check that the settings fit together."""
         if self.size_bytes != 0:
             whole("cache.size_bytes", self.size_bytes, least=_LEAST_CACHE_BYTES, most=_MOST_CACHE_BYTES)
         seconds("cache.seconds", self.seconds, most=YEAR)
@@ -314,12 +312,12 @@ class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ObjectivePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The latency objective: which share of requests is to be answered how fast.
+    """The latency objective: the share of requests to be answered within a time.
 
     Attributes:
-        latency_seconds: Within which time of its arrival a request is to be answered; 0 for no objective.
-        target: Which share of requests is to be answered within it; the rest is the error budget.
-        window_seconds: Over how long the server itself says what is left of the error budget.
+        latency_seconds: Maximum time from a request's arrival to its answer in seconds; 0 for no objective.
+        target: Share of requests to be answered within it; the rest is the error budget.
+        window_seconds: Window of the error budget that the server reports, in seconds.
     """
 
     latency_seconds: float = 0.0
@@ -335,13 +333,13 @@ class ObjectivePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class IsolationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each process of an isolated model may take.
+    """Limits of each process of an isolated model.
 
     Attributes:
-        timeout_seconds: How long one batch may take; then the process is ended, and another one started.
-        memory_bytes: What the process may hold of memory of its own. Above it another process takes its
-            place; at one and a half times as much it is ended at once. 0 for any.
-        shared_bytes: How much memory one batch may take on its way to the process and back.
+        timeout_seconds: Timeout in seconds for one batch, after which the process is ended and restarted.
+        memory_bytes: Maximum private memory of the process in bytes. A process above it is replaced; at one
+            and a half times as much it is ended at once. 0 for no limit.
+        shared_bytes: Maximum memory that one batch takes on its way to the process and back, in bytes.
     """
 
     timeout_seconds: float = 30.0
@@ -359,20 +357,20 @@ class IsolationPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set for one model: one field a section of ``headrace.toml``.
+    """All settings of one model, one field per section of ``headrace.toml``.
 
     Attributes:
-        versions: Which versions are served.
+        versions: The versions that are served.
         batching: How requests are merged.
-        warm_up: What a version answers before it is ready.
-        runtime: What loads it.
-        signature: What Classify and Regress make of it.
-        default: What is answered in its place when it does not answer in time.
-        inputs: Which of its inputs come from the archive, by their names.
-        cache: Which answers are repeated.
-        objective: How fast requests are to be answered.
-        isolate: Whether each version has a process of its own; None for what the server's settings say.
-        isolation: What each such process may take.
+        warm_up: The requests that a version answers before it is ready.
+        runtime: The runtime that loads it.
+        signature: How Classify and Regress interpret its outputs.
+        default: The answer given if it does not answer in time.
+        inputs: The inputs that are looked up in the archive, by name.
+        cache: The cache of its answers.
+        objective: Its latency objective.
+        isolate: Whether each version has a process of its own; None for the server's setting.
+        isolation: Limits of each such process.
     """
 
     versions: VersionPolicy = msgspec.field(default_factory=VersionPolicy)
@@ -388,18 +386,18 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     isolation: IsolationPolicy = msgspec.field(default_factory=IsolationPolicy)
 
     def __post_init__(self) -> None:
-        """Check that they fit together."""
+        """Check that the sections fit together."""
         self._check_whole_answers()
         if self.inputs and self.cache.size_bytes and not self.cache.seconds:
             expected = (
-                "more than 0 beside [inputs]: what comes from the archive changes while a version is loaded"
+                "more than 0 with [inputs], because values from the archive change while a version is loaded"
             )
             raise wrong("cache.seconds", expected, self.cache.seconds)
         if self.isolate is False and self.batching.instance_processes is not None:
-            raise wrong("isolate", "true, or nothing, beside batching.instance_processes", self.isolate)
+            raise wrong("isolate", "true, or nothing, with batching.instance_processes", self.isolate)
 
     def _check_whole_answers(self) -> None:
-        """What repeats, replaces or looks up single rows needs answers in rows."""
+        """Refuse unmerged requests beside sections that work on single rows of answers."""
         needs_rows = {
             "cache": self.cache.size_bytes > 0,
             "default": bool(self.default.values or self.default.model),
@@ -407,17 +405,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         }
         found = [section for section, is_set in needs_rows.items() if is_set]
         if found and not self.batching.enabled:
-            raise wrong("batching.enabled", f"true beside [{found[0]}], which is by rows", False)
+            raise wrong("batching.enabled", f"true with [{found[0]}], which works on single rows", False)
 
 
 def config_of_objects(batching: BatchingPolicy) -> ModelConfig:
-    """Make the settings of models that are given as objects in process.
+    """Return the settings of models that are passed as objects in process.
 
     Args:
-        batching: How their requests are merged.
+        batching: Their batching policy.
 
     Raises:
-        ConfigError: It asks for processes, into which no object can be loaded.
+        ConfigError: The policy asks for processes, into which no object can be loaded.
     """
     if batching.instance_processes is not None:
         expected = "nothing for objects, which stay in this process: leave it out, or load a directory"
@@ -426,10 +424,10 @@ def config_of_objects(batching: BatchingPolicy) -> ModelConfig:
 
 
 def read_model_config(model_directory: Path) -> str:
-    """The content of a model's ``headrace.toml``; "" without one.
+    """Return the content of a model's ``headrace.toml``; "" without one.
 
     Raises:
-        OSError: There is one, but it cannot be read, is no ordinary file, too large, or not UTF-8.
+        OSError: The file exists, but is unreadable, not an ordinary file, too large, or not UTF-8.
     """
     try:
         return read_text(model_directory / MODEL_CONFIG_FILE, LARGEST_MODEL_CONFIG_BYTES)
@@ -440,29 +438,29 @@ def read_model_config(model_directory: Path) -> str:
 def parse_model_config(
     text: str, overrides: Table | None = None, where: str = MODEL_CONFIG_FILE, *, name: str = ""
 ) -> ModelConfig:
-    """Read a ``headrace.toml``.
+    """Parse a ``headrace.toml``.
 
     Args:
-        text: Its content; empty for a model without one.
-        overrides: Sections that win over it.
-        where: What to call it in errors.
-        name: What the model is called; "" where that is not known.
+        text: The file's content; empty for a model without one.
+        overrides: Sections that override the file's.
+        where: Name of the file in errors.
+        name: The model's name; "" if unknown.
 
     Raises:
-        ConfigError: It is not TOML, or a setting is unknown or wrong.
+        ConfigError: The text is not TOML, or a setting is unknown or wrong.
     """
     own, over = _with_tables(parse(text, where)), _with_tables(overrides or {})
     return model_config(merged(own, over), where, name=name)
 
 
 def _with_tables(table: Table) -> Table:
-    """Spell ``batching = false`` out."""
+    """Expand the short form ``batching = false``."""
     batching = table.get("batching")
     return {**table, "batching": {"enabled": batching}} if isinstance(batching, bool) else table
 
 
 def model_config(table: Table, where: str, *, name: str = "") -> ModelConfig:
-    """Make a model's settings of a table, as ``parse_model_config`` does of TOML.
+    """Convert a table to a model's settings, as ``parse_model_config`` does with TOML.
 
     Raises:
         ConfigError: A setting is unknown or wrong.

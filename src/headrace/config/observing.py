@@ -1,4 +1,4 @@
-"""What is told of single calls: traces, the access log, and the audit log."""
+"""Settings of observing calls: traces, the access log, and the audit log."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import msgspec
 from headrace.config.checks import MINUTE, fraction, one_of, seconds, whole, wrong
 
 STDOUT = Path("-")
-"""What stands for standard output where a file is expected."""
+"""The path that stands for standard output."""
 
 _MOST_A_SECOND = 1_000_000
 _LONGEST_NAME = 255
 
 
 class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which calls become spans, and where those go. What is None is OpenTelemetry's own variables' to say.
+    """Sampling and export of traces. OpenTelemetry's own variables decide the settings that are None.
 
     Attributes:
-        enabled: Whether calls are traced; they are, too, where an endpoint is named.
+        enabled: Whether calls are traced; naming an endpoint also enables it.
         endpoint: The collector, as ``http://HOST:PORT`` or ``https://…``.
-        protocol: How it is spoken to: OTLP over gRPC, or over HTTP.
-        sample_rate: Which part of the traces that begin here is recorded.
-        max_traces_per_second: How many calls a second are recorded at the most, whoever wants it.
-        service_name: What this server is called in traces.
+        protocol: The collector's protocol: OTLP over gRPC, or over HTTP.
+        sample_rate: Share of the traces that begin here to record.
+        max_traces_per_second: Maximum number of calls recorded per second, whether the caller or this server
+            samples them.
+        service_name: This server's name in traces.
     """
 
     enabled: bool = False
@@ -60,17 +61,17 @@ def _is_address(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
         return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # no number for a port, or half a pair of brackets
+    except ValueError:  # an invalid port, or an unbalanced bracket
         return False
 
 
 class AccessLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line for each call, or for some.
+    """A log with one line per call, of all calls or a sample.
 
     Attributes:
         path: The file; ``-`` for standard output, None for no log.
-        sample: Which part of the calls is told that were answered in time; the others always are.
-        slow_seconds: From how long on an answered call counts as slow, and is always told.
+        sample: Share of the calls answered in time to log; the others always are.
+        slow_seconds: Duration in seconds from which an answered call counts as slow, and is always logged.
     """
 
     path: Path | None = None
@@ -85,14 +86,14 @@ class AccessLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         seconds("access_log.slow_seconds", self.slow_seconds, most=60 * MINUTE)
 
     def below(self, base: Path) -> AccessLog:
-        """The same with a relative path starting from a directory."""
+        """Return a copy with a relative path resolved against a directory."""
         if self.path is None or self.path == STDOUT:
             return self
         return msgspec.structs.replace(self, path=base / self.path)
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it is told who changed what is served.
+    """The log of administrative actions.
 
     Attributes:
         file: The file; None for no audit log.
@@ -101,10 +102,10 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     file: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check it."""
+        """Check the file."""
         if self.file is not None and not self.file.name:
             raise wrong("audit.file", "a file", str(self.file))
 
     def below(self, base: Path) -> Audit:
-        """The same with a relative path starting from a directory."""
+        """Return a copy with a relative path resolved against a directory."""
         return self if self.file is None else msgspec.structs.replace(self, file=base / self.file)

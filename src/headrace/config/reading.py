@@ -1,4 +1,4 @@
-"""TOML to settings: tables laid over one another, and errors in the words of whoever wrote the file."""
+"""From TOML to settings: merged tables, and errors in terms of the file."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def parse(text: str, where: str) -> dict[str, object]:
 
     Args:
         text: The file's content.
-        where: What to call it in errors.
+        where: Name of the file in errors.
 
     Raises:
-        ConfigError: It is not TOML, or nests deeper than any settings do.
+        ConfigError: The text is not TOML, or nests deeper than any settings do.
     """
-    if _TOO_DEEP.search(text):  # before it is read: time and memory grow with the square of a key's parts
-        raise ConfigError(f"{where}: expected names of at most {_MOST_PARTS} parts with dots between")
+    if _TOO_DEEP.search(text):  # before parsing, whose cost grows with the square of a key's parts
+        raise ConfigError(f"{where}: expected names of at most {_MOST_PARTS} parts, separated by dots")
     try:
         table = tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{where}: lists or tables nest too deep") from None
-    except ValueError as error:  # not only TOMLDecodeError: a number of 5,000 digits is a plain one
+    except ValueError as error:  # not only TOMLDecodeError: a number of 5,000 digits raises a plain one
         raise ConfigError(f"{where}: not TOML: {error}") from error
     if _is_deeper(table, _MOST_PARTS):
         raise ConfigError(f"{where}: expected tables and lists that nest at most {_MOST_PARTS} deep")
@@ -43,14 +43,14 @@ def parse(text: str, where: str) -> dict[str, object]:
 
 
 def read_table(file: Path, where: str) -> dict[str, object]:
-    """Read a TOML file; a pipe will do.
+    """Read a TOML file, which may be a pipe.
 
     Args:
         file: The file.
-        where: What to call it in errors.
+        where: Name of the file in errors.
 
     Raises:
-        ConfigError: It cannot be read, or is not TOML.
+        ConfigError: The file cannot be read, or is not TOML.
     """
     try:
         text = read_text(file, _LARGEST_FILE_BYTES, ordinary=False)
@@ -71,7 +71,7 @@ def _is_deeper(value: object, most: int) -> bool:
 
 
 def merged(below: Table, above: Table) -> dict[str, object]:
-    """Lay one table over another; where both hold tables, key by key."""
+    """Merge two tables; ``above`` overrides ``below``, key by key where both hold tables."""
     result = dict(below)
     for key, value in above.items():
         under = result.get(key)
@@ -83,7 +83,7 @@ def merged(below: Table, above: Table) -> dict[str, object]:
 
 
 def _converted(kind: type[Any], value: object) -> object:
-    """Make what msgspec does not know of what TOML has."""
+    """Convert TOML values to types that msgspec does not know."""
     if kind is not Path:
         return value
     if not isinstance(value, str):
@@ -96,12 +96,12 @@ _LITERAL = re.compile(r"Invalid enum value (.*)")
 
 
 def convert(table: Table, kind: type[_StructT], where: str) -> _StructT:
-    """Make settings of a table.
+    """Convert a table to settings.
 
     Args:
         table: The settings by name.
-        kind: What they are settings of.
-        where: What to call the table in errors.
+        kind: The class of the settings.
+        where: Name of the table in errors.
 
     Raises:
         ConfigError: A setting is unknown or wrong.
@@ -115,11 +115,11 @@ def convert(table: Table, kind: type[_StructT], where: str) -> _StructT:
 
 
 def explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str:
-    """Turn msgspec's words into which key, what was expected and what came.
+    """Return msgspec's error in terms of the key, the expected value and the actual one.
 
     Args:
-        error: What msgspec raised.
-        kind: What it was to make.
+        error: The error that msgspec raised.
+        kind: The class of the settings.
     """
     said, _, at = str(error).partition(" - at `$")
     path = at.rstrip("`").lstrip(".")
@@ -140,27 +140,27 @@ def explained(error: msgspec.ValidationError, kind: type[msgspec.Struct]) -> str
 
 
 def _literals(kind: object) -> list[object]:
-    """The values of a Literal, or of a union of some."""
+    """Return the values of a Literal, or of a union of several."""
     return [
         value for one in get_args(kind) for value in (_literals(one) if get_origin(one) is Literal else [one])
     ]
 
 
 def _at(kind: object, path: str) -> object:
-    """The type of the setting at a path such as ``batching.instances`` or ``fields[1].role``."""
+    """Return the type of the setting at a path such as ``batching.instances`` or ``fields[1].role``."""
     for step in re.findall(r"\[.*?\]|[^.\[]+", path):
         kind = _inside(kind) if step[0] == "[" else _fields(kind).get(step)
     return kind
 
 
 def _inside(kind: object) -> object:
-    """The type of what a list, a tuple or a table of any names holds."""
+    """Return the element type of a list or a tuple, or the value type of a table with arbitrary names."""
     held = [one for one in get_args(kind) if one is not ...]
     return held[-1] if held else None
 
 
 def _fields(kind: object) -> dict[str, object]:
-    """The settings of a struct by name; of a union of some, those of all."""
+    """Return the settings of a struct by name; for a union of structs, those of all."""
     if get_origin(kind) is UnionType:
         return {name: one for inner in get_args(kind) for name, one in _fields(inner).items()}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):

@@ -1,4 +1,4 @@
-"""A server's settings: ``headrace serve --config FILE``, and what its command line says over it."""
+"""A server's settings: ``headrace serve --config FILE``, and the command line options that override it."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from headrace.errors import ConfigError
 
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20
-_MOST_MESSAGE_BYTES = 2**31 - 1  # what protobuf can hold
+_MOST_MESSAGE_BYTES = 2**31 - 1  # protobuf's limit
 _MOST_BYTES = 2**48  # more than processors can address
 _MOST_WORKERS = 256
 _SHORTEST_WORKER_TIMEOUT_SECONDS = 1.0
 _MOST_FIRST_ANSWER_SECONDS = 5.0
 _SHORTEST_AGE_SECONDS = 1.0
-_MOST_JSON_DEPTH = 512  # deeper, and decoders that call themselves give up
+_MOST_JSON_DEPTH = 512  # recursive decoders fail beyond this
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one client, or all together, may take of the server.
+    """Limits on the resources that one client, or all together, may take.
 
     Attributes:
-        max_message_bytes: The largest request, decompressed.
-        max_inflight_bytes: What all requests that are being received or answered may hold together.
-        body_timeout_seconds: How long a request's body may take to arrive.
-        max_connections: How many connections may be open, at the most as many as the process's limit of open
-            files allows; 0 for as many as that.
-        max_json_depth: How deep JSON may nest.
-        max_values: How many values (numbers, texts, lists, members, features, inputs) a request may have that
-            are decoded one by one; raw tensors are bytes only.
-        max_expanded_bytes: What a request may take once that is repeated or spread which came once for many
-            rows.
-        max_expansion: How many times its size on the wire a compressed message may open to; every one may
-            open to 1 MiB.
-        max_streams_per_connection: How many requests one HTTP/2 connection may have open at a time.
+        max_message_bytes: Maximum size of a request, decompressed.
+        max_inflight_bytes: Maximum memory of all requests being received or answered.
+        body_timeout_seconds: Timeout in seconds for receiving a request's body.
+        max_connections: Maximum number of open connections, capped by the process's limit on open files; 0
+            for that cap alone.
+        max_json_depth: Maximum nesting depth of JSON.
+        max_values: Maximum number of values (numbers, texts, lists, members, features, inputs) in a request
+            that are decoded one by one; raw tensors count as bytes only.
+        max_expanded_bytes: Maximum size of a request after data sent once for many rows is repeated or
+            spread.
+        max_expansion: Maximum ratio of a message's decompressed size to its size on the wire; every message
+            may expand to 1 MiB.
+        max_streams_per_connection: Maximum number of concurrent requests on one HTTP/2 connection.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -78,11 +78,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server's own settings say about one model.
+    """Settings of one model in the server's own file.
 
     Attributes:
-        path: Its directory, which holds the versions; None for the one of its name in the served directory.
-        overrides: Sections of ``headrace.toml`` that win over the ones beside the model.
+        path: Directory of the model's versions; None for the one of its name in the served directory.
+        overrides: Sections that override those of the ``headrace.toml`` beside the model.
     """
 
     path: Path | None = None
@@ -90,51 +90,52 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything that can be set for a server.
+    """All settings of a server.
 
     Attributes:
         host: The address to listen on.
         http_port: The port for REST; 0 for any free one.
         grpc_port: The port for gRPC; 0 for any free one.
-        http_server: What serves REST.
-        grpc_server: What serves gRPC.
-        poll_seconds: How often the model directories are looked at; 0 for once, at the start.
-        load_threads: How many models load at the same time; those that have taken ten seconds do not count.
+        http_server: The HTTP server for REST.
+        grpc_server: The server for gRPC.
+        poll_seconds: Interval between scans of the model directories in seconds; 0 for one scan at the start.
+        load_threads: Number of models that load in parallel; loads that have taken ten seconds do not count.
         allow_code: Whether models that are Python code may be loaded.
         isolate: Whether each version has a process of its own, unless its model's settings say otherwise.
         admin: Whether clients may load and unload models (the repository API).
-        admin_port: A port for that alone, where it is not allowed at the others; 0 for any free one, None for
-            none.
-        admin_socket: The same at a path of this machine, for the server's own user only.
-        admin_metrics: Whether metrics are given there only.
-        handover: The path at which a server hands its ports over to one that starts with the same path; None
-            for none.
-        handover_seconds: How long the models of one that starts may take to be ready.
-        limits: What clients may take.
-        tls: What connections are encrypted with, if they are.
-        drain_seconds: How long a stopping server may take to answer the requests that it has accepted.
-        drain_lead_seconds: How much of that it goes on to accept, while it says in each answer that it goes.
-        max_connection_age_seconds: How old a connection may become before its client is told to make a new
-            one; 0 for any age.
+        admin_port: A port for administration alone, which the other ports then refuse; 0 for any free one,
+            None for none.
+        admin_socket: The same as a Unix socket, for the server's own user only.
+        admin_metrics: Whether metrics are served only there.
+        handover: The path at which a server hands its ports over to a successor started with the same path;
+            None for none.
+        handover_seconds: Timeout in seconds for a successor's models to be ready.
+        limits: Limits on the resources that clients may take.
+        tls: Encryption of connections.
+        drain_seconds: Time in seconds that a stopping server may take to answer accepted requests.
+        drain_lead_seconds: Part of that time in which it still accepts requests, and announces the shutdown
+            in each response.
+        max_connection_age_seconds: Age in seconds at which a client is told to open a new connection; 0 for
+            any age.
         log_format: ``text`` for people, ``json`` for machines.
-        log_level: The least severe level that is logged.
-        tensorflow_metrics: Whether metrics also go by TensorFlow Serving's names.
-        triton_metrics: Whether metrics also go by Triton's names.
-        load_reports: Whether every answer reports the load of the server, for balancers (ORCA).
+        log_level: The lowest level that is logged.
+        tensorflow_metrics: Whether metrics are also served under TensorFlow Serving's names.
+        triton_metrics: Whether metrics are also served under Triton's names.
+        load_reports: Whether every response reports the load of the server, for balancers (ORCA).
         follow_links: Whether links in the model directories may lead out of them.
-        trusted_owners: The users, by name or number, whose files may be loaded. None named: models that are
-            code from root and the server's own user only, others from anybody.
-        signing_keys: A PEM file of public keys: only versions that one of them has signed are served. None
-            for any version.
-        access: Who may ask what.
-        cors: Which web pages may.
-        tracing: Which calls become spans of OpenTelemetry, and where those go.
-        access_log: Where a line for each call goes.
-        audit: Where it is told who changed what is served.
-        archive: The settings of the archive that is served, too (``archive.toml``); None for none.
-        workers: How many processes serve, on the same ports; ``auto`` for one a processor.
-        worker_timeout_seconds: How long a worker may be silent before it is ended and replaced.
-        models: What is set per model, by name.
+        trusted_owners: Users, by name or number, whose files may be loaded. If empty, models that are code
+            must belong to root or the server's own user, and others to anybody.
+        signing_keys: A PEM file of public keys: only versions signed by one of them are served. None for any
+            version.
+        access: Access control.
+        cors: Access from web pages.
+        tracing: Sampling and export of traces.
+        access_log: The access log.
+        audit: The audit log.
+        archive: Settings (``archive.toml``) of an archive to serve, too; None for none.
+        workers: Number of processes that serve on the same ports; ``auto`` for one per processor.
+        worker_timeout_seconds: Time in seconds after which an unresponsive worker is ended and replaced.
+        models: Settings per model, by name.
     """
 
     host: str = "127.0.0.1"
@@ -187,11 +188,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         one_of("grpc_server", self.grpc_server, ("h2corn", "grpcio"))
         if self.handover is not None and (self.http_server, self.grpc_server) != ("h2corn", "h2corn"):
             expected = (
-                "nothing beside http_server = uvicorn or grpc_server = grpcio: only h2corn hands ports over"
+                "nothing with http_server = uvicorn or grpc_server = grpcio: only h2corn hands ports over"
             )
             raise wrong("handover", expected, str(self.handover))
         if self.handover is not None and self.workers != 1 and self.has_admin_ports:
-            expected = "no admin_port or admin_socket beside workers > 1: those are not handed over"
+            expected = "no admin_port or admin_socket with workers > 1: those are not handed over"
             raise wrong("handover", expected, str(self.handover))
         seconds("handover_seconds", self.handover_seconds, most=60 * MINUTE)
         seconds("poll_seconds", self.poll_seconds, most=DAY)
@@ -213,36 +214,36 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def ends_connections(self) -> bool:
-        """Whether connections may have to end while the server goes on."""
+        """Whether connections may be closed while the server goes on."""
         return self.tls.wanted or self.max_connection_age_seconds > 0
 
     @property
     def has_admin_ports(self) -> bool:
-        """Whether administration has ports of its own."""
+        """Whether administration has a port or socket of its own."""
         return self.admin_port is not None or self.admin_socket is not None
 
     @property
     def lead_seconds(self) -> float:
-        """``drain_lead_seconds``, but no more than half of ``drain_seconds``: the rest is for answering."""
+        """``drain_lead_seconds``, at most half of ``drain_seconds``: the rest is for answering."""
         return min(self.drain_lead_seconds, self.drain_seconds / 2)
 
     @property
     def first_answer_seconds(self) -> float:
-        """How long, after the lead, who has connected and got nothing may take to ask; 0 without a lead."""
+        """Time after the lead for unanswered connections to send a request, in seconds; 0 without a lead."""
         return min(self.lead_seconds, _MOST_FIRST_ANSWER_SECONDS, self.drain_seconds / 8)
 
     @property
     def answer_seconds(self) -> float:
-        """What is left of ``drain_seconds`` for what was accepted."""
+        """The rest of ``drain_seconds``, for answering accepted requests."""
         return self.drain_seconds - self.lead_seconds - self.first_answer_seconds
 
     @property
     def looks_again(self) -> bool:
-        """Whether there are files that SIGHUP tells the server to read, or open, anew."""
+        """Whether SIGHUP makes the server reread or reopen files."""
         return self.tls.wanted or self.access_log.path is not None
 
     def model(self, name: str) -> ModelEntry:
-        """What is set here for a model; nothing, if it is not named."""
+        """Return the settings of a model; empty ones if it is not named."""
         return self.models.get(name, _NO_ENTRY)
 
 
@@ -251,29 +252,29 @@ _FILES = ("archive", "signing_keys", "admin_socket", "handover")
 
 
 def parse_server_config(text: str, where: str, base: Path) -> ServerConfig:
-    """Read a server's settings.
+    """Parse a server's settings.
 
     Args:
-        text: The content of the file.
-        where: What to call it in errors.
-        base: What relative model paths start from.
+        text: The file's content.
+        where: Name of the file in errors.
+        base: Base directory of relative paths.
 
     Raises:
-        ConfigError: It is not TOML, or a setting is unknown or wrong, those under ``[models]`` included.
+        ConfigError: The text is not TOML, or a setting is unknown or wrong, also under ``[models]``.
     """
     return server_config(parse(text, where), where, base)
 
 
 def server_config(table: Table, where: str, base: Path) -> ServerConfig:
-    """Make a server's settings of a table, as ``parse_server_config`` does of TOML.
+    """Convert a table to a server's settings, as ``parse_server_config`` does with TOML.
 
     Args:
-        table: What the file says.
-        where: What to call it in errors.
-        base: What relative model paths start from.
+        table: The file's content as a table.
+        where: Name of the file in errors.
+        base: Base directory of relative paths.
 
     Raises:
-        ConfigError: A setting is unknown or wrong, those under ``[models]`` included.
+        ConfigError: A setting is unknown or wrong, also under ``[models]``.
     """
     table = dict(table)
     models = table.pop("models", {})
@@ -289,21 +290,21 @@ def server_config(table: Table, where: str, base: Path) -> ServerConfig:
 
 
 def read_server_config(file: Path) -> ServerConfig:
-    """Read a server's settings from a file; relative model paths start from where it lies.
+    """Read a server's settings from a file, whose directory is the base of relative paths.
 
     Raises:
-        ConfigError: It cannot be read, or a setting is unknown or wrong.
+        ConfigError: The file cannot be read, or a setting is unknown or wrong.
     """
     return server_config(read_table(file, str(file)), str(file), file.absolute().parent)
 
 
 def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
-    """Let command line flags win over a file.
+    """Override settings with command line options.
 
     Args:
-        config: What the file says, or the defaults.
-        **flags: Values by the names of ``ServerConfig``, of its tables by such as ``limits.max_values``; None
-            for a flag that was not given.
+        config: The settings of the file, or the defaults.
+        **flags: Values by the names of ``ServerConfig``, for its tables such as ``limits.max_values``; None
+            for an option that was not given.
 
     Raises:
         ConfigError: A value is wrong.

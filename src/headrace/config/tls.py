@@ -10,13 +10,13 @@ from headrace.errors import ConfigError
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the server proves itself with, and what it asks of clients; the same for REST and gRPC.
+    """The server's certificate, and its requirements for client certificates; the same for REST and gRPC.
 
     Attributes:
-        certificate: A PEM file: the server's own certificate first, then those that lead to its authority.
+        certificate: A PEM file: the server's own certificate first, then the chain to its authority.
         key: A PEM file: the private key of the server's own certificate, not encrypted.
-        client_ca: A PEM file: the authorities one of which must have signed a client's certificate; None if
-            clients need none.
+        client_ca: A PEM file of authorities, one of which must have signed a client's certificate; None if
+            clients need no certificate.
     """
 
     certificate: Path | None = None
@@ -28,7 +28,7 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Whether connections are encrypted.
 
         Raises:
-            ConfigError: Something is set, but not enough.
+            ConfigError: A setting is missing beside another one.
         """
         if self.certificate is None and self.key is None and self.client_ca is None:
             return False
@@ -37,11 +37,11 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             ("tls.key", "tls.certificate", self.key),
         ):
             if value is None:
-                way_out = f"it is needed beside {other}: set --{key.replace('.', '-')} FILE"
+                way_out = f"it is required with {other}: set --{key.replace('.', '-')} FILE"
                 raise ConfigError(f"{key}: expected a file, got none; {way_out}")
         return True
 
     def below(self, base: Path) -> Tls:
-        """The same with relative paths that start from ``base``."""
+        """Return a copy with relative files resolved against ``base``."""
         files = {name: getattr(self, name) for name in self.__struct_fields__}
         return Tls(**{name: None if file is None else base / file for name, file in files.items()})

@@ -1,4 +1,4 @@
-"""Makes models of their settings: the only place that knows which module holds which kind."""
+"""Constructors of click models by kind, the only place that knows which module holds which kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headrace.stream.features import Features
 
 
 def create(settings: ModelSettings, features: Features) -> LearningModel:
-    """Make a fresh model.
+    """Create an untrained model.
 
     Raises:
         ConfigError: The settings do not fit the features.
@@ -18,7 +18,7 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     model = _create(settings, features)
     if not features.exact_slots:
         return model
-    from headrace.ctr.learning.admission import AdmittingModel  # noqa: PLC0415 - as below
+    from headrace.ctr.learning.admission import AdmittingModel  # noqa: PLC0415 - compiled kernels, only when used
 
     return AdmittingModel(model)
 
@@ -34,7 +34,7 @@ def _create(settings: ModelSettings, features: Features) -> LearningModel:
 
 
 def scorer(settings: ModelSettings, features: Features, weights: Weights) -> Scorer:
-    """Make a model that only predicts.
+    """Create a model that only predicts.
 
     Raises:
         ConfigError: The weights do not fit the settings and features.

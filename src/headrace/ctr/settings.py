@@ -1,4 +1,4 @@
-"""What a click model is made of and how it learns: every setting with its default and its check."""
+"""Settings of click models and of how they learn, each with its default and its check."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ OptimizerKind = Literal["forgetting", "sgd", "adagrad", "ftrl", "adam", "lazy_ad
 KINDS: tuple[Kind, ...] = get_args(Kind)
 DEEP: tuple[Kind, ...] = ("deepfm", "deepffm", "mdn")
 POOLED: tuple[Kind, ...] = ("deepfm", "mdn")
-"""Kinds whose network has the fields' embeddings for its inputs."""
+"""Kinds whose network takes the fields' embeddings as inputs."""
 
 FIELD_AWARE: tuple[Kind, ...] = ("ffm", "deepffm")
-"""Kinds whose values have an embedding for each other field."""
+"""Kinds in which a value has an embedding for each other field."""
 
 PAIRS_OF: dict[Kind, Kind] = {"deepfm": "fm", "deepffm": "ffm", "mdn": "fm"}
-"""Of each deep kind the plain one that has the same pairs."""
+"""The plain kind with the same pair terms, for each deep kind."""
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = get_args(OptimizerKind)
 
 
-_MOST = 1e6  # kernels count in float32, where 1e300 is infinite
+_MOST = 1e6  # kernels compute in float32, where 1e300 is infinite
 
 
 def _one_of(key: str, value: object, allowed: tuple[str, ...]) -> None:
@@ -51,23 +51,24 @@ def _number(
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How weights move against their gradients; one for each group of weights.
+    """Optimizer of one group of weights.
 
     Attributes:
-        kind: ``forgetting`` is Adagrad whose sums of squares forget, row by row as fast as the model's own
-            errors say that the world turns (see ``headrace.ctr.learning.pace``), in batches at a fixed pace
-            (``half_life_rows``); ``lazy_adam`` moves, and keeps moments, only of rows that a batch touched;
-            ``adam`` moves all of them at each batch; ``ftrl`` is for linear weights only, and makes many of
-            them zero.
-        learning_rate: How far.
-        initial: What Adagrad's sums of squares start from; where they forget, what is added to them.
-        power: The power of that sum that divides a step: 0.5 is the square root.
-        beta1: How much of Adam's first moment stays.
-        beta2: How much of its second moment stays.
-        epsilon: What Adam adds to the root of its second moment.
-        l1: FTRL's pull to exactly zero.
-        l2: The pull towards zero, as a factor of the weight in the gradient of rows that are touched; FTRL's
-            own l2.
+        kind: The algorithm. ``forgetting`` is Adagrad with decaying sums of squares. Online models measure
+            the rate of decay from their own errors (see ``headrace.ctr.learning.pace``); models that learn in
+            batches use a fixed rate (``half_life_rows``). ``lazy_adam`` updates only the rows that a batch
+            touched, and their moments; ``adam`` updates all rows at each batch. ``ftrl`` is for linear
+            weights only, and sets many of them to zero.
+        learning_rate: The learning rate.
+        initial: Initial value of Adagrad's and FTRL's sums of squares; with ``forgetting``, a constant added
+            to the sum.
+        power: Exponent of the sum of squares in the divisor of a step; 0.5 is the square root.
+        beta1: Decay of Adam's first moment.
+        beta2: Decay of Adam's second moment.
+        epsilon: Constant that Adam adds to the root of its second moment.
+        l1: FTRL's L1 penalty.
+        l2: L2 penalty: multiplied by the weight and added to the gradient of touched rows. With ``ftrl``,
+            FTRL's own L2 penalty.
     """
 
     kind: OptimizerKind = "adagrad"
@@ -93,20 +94,20 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 LINEAR = Optimizer(kind="forgetting", learning_rate=0.2)
-"""How linear weights of an lr and an fm forget, where nothing else is said; the rate is for six fields."""
+"""Default optimizer of the linear weights of lr and fm; the rate is for six fields."""
 
 EMBEDDINGS = Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0)
-"""How embeddings do."""
+"""Default optimizer of the embeddings of fm."""
 
 IN_BATCHES = Optimizer(kind="forgetting", learning_rate=0.1)
-"""How both do in a deepfm, which learns in batches."""
+"""Default optimizer of deep kinds, which learn in batches; deepffm's embeddings have another rate."""
 
-_STARTS = 2.0  # what the sums of kinds start from whose embeddings meet others by fields
-_BY_FIELDS = 0.07  # how far embeddings move in batches that meet others by fields
+_STARTS = 2.0  # default ``initial`` of fwfm and ffm
+_BY_FIELDS = 0.07  # default learning rate of deepffm's embeddings
 
 
 def forgetting_of(kind: str) -> tuple[Optimizer, Optimizer]:
-    """How linear weights and embeddings of a kind forget, where nothing else is said."""
+    """Return a kind's default optimizers for linear weights and for embeddings."""
     replaced = msgspec.structs.replace
     if kind in POOLED:
         return IN_BATCHES, IN_BATCHES
@@ -117,55 +118,56 @@ def forgetting_of(kind: str) -> tuple[Optimizer, Optimizer]:
     return replaced(LINEAR, initial=_STARTS), replaced(EMBEDDINGS, initial=_STARTS)
 
 
-_UNSAID = Optimizer()  # by its identity: nothing was said of how a group learns
+_UNSAID = Optimizer()  # marks an optimizer that was not configured; compared by identity
 
 
 class Interaction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A pair of single-valued categorical fields whose every combination has a linear weight of its own.
+    """A pair of single-valued categorical fields with a linear weight for each combination of values.
 
     Attributes:
-        fields: The two fields' names.
-        buckets: Over how many weights the combinations are spread.
+        fields: Names of the two fields.
+        buckets: Number of weights over which the combinations are hashed.
     """
 
     fields: tuple[str, str]
     buckets: int = 2**20
 
     def __post_init__(self) -> None:
-        """Check that there is room."""
+        """Check the number of buckets."""
         if not 2 <= self.buckets <= 2**31:
             raise ConfigError(f"interactions: buckets: expected 2 to {2**31}, got {self.buckets}")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A click model.
+    """Settings of a click model.
 
-    Where nothing is said of how linear weights and embeddings learn, they forget (``forgetting_of``; what was
-    measured is in decision 0016). Once anything is said of either, what is not said is Adagrad's.
+    If neither ``linear`` nor ``embeddings`` is set, both default to ``forgetting`` (``forgetting_of``;
+    decision 0016 has the measurements). If one of them is set, the other defaults to Adagrad.
 
-    The other defaults are those that were best on generated clicks (deepfm, 600,000 rows, the logloss of the
-    last 200,000, 0.403 at best). The network's Adam was better at 0.001 than at 0.003. Batches of 512 rows
-    came to 0.439 where these came to 0.440, at 7 % fewer rows a second.
+    The other defaults were the best on generated clicks (deepfm, 600,000 rows, logloss of the last 200,000;
+    the best possible was 0.403). Adam for the network was better at 0.001 than at 0.003. Batches of 512 rows
+    reached 0.439 instead of 0.440, at 7 % fewer rows a second.
 
     Attributes:
         kind: ``lr`` logistic regression; ``fm`` factorization machine; ``fwfm`` field-weighted FM; ``ffm``
             field-aware FM; ``deepfm`` FM and a network over the embeddings; ``deepffm`` FFM and a network
-            over its interactions; ``mdn`` a mixture density network: a deepfm that gives a distribution of
-            the click rate, and knows vectors that are missing.
-        factors: The numbers in an embedding (for ffm and deepffm: for each other field).
-        hidden: The widths of the network's layers.
+            over its interactions; ``mdn`` a mixture density network: a deepfm that predicts a distribution of
+            the click rate, and flags missing vectors.
+        factors: Length of an embedding (for ffm and deepffm: for each other field).
+        hidden: Widths of the network's hidden layers.
         interactions: Pairs of fields with linear weights of their own.
-        linear: How linear weights, those of dense features and the bias learn.
-        embeddings: How embeddings, and fwfm's weights of field pairs, learn.
-        network: How the network learns.
-        batch_rows: How many rows are learnt from at a time; the models without a network, but with Adam,
-            learn from each row before they predict the next, whatever the batch.
-        half_life_rows: After how many rows what was added to sums of squares counts half, where they forget
-            and learn in batches; what learns row by row measures how fast it forgets.
-        initial_scale: The standard deviation of fresh embeddings.
-        seed: What fresh weights are drawn from.
-        threads: How many threads learn at once, without locks; more than one is not repeatable to the bit.
-        components: How many Beta distributions an mdn mixes.
+        linear: Optimizer of the linear weights, those of dense features and the bias.
+        embeddings: Optimizer of the embeddings, and of fwfm's weights of field pairs.
+        network: Optimizer of the network.
+        batch_rows: Number of rows per batch. Models that have no network and do not use Adam learn from each
+            row before they predict the next, whatever the batch.
+        half_life_rows: Half-life, in rows, of contributions to decaying sums of squares, for models that
+            learn in batches. Online models measure the rate of decay.
+        initial_scale: Standard deviation of fresh embeddings.
+        seed: Random seed of fresh weights.
+        threads: Number of threads that learn at once, without locks; with more than one, results are not
+            reproducible to the bit.
+        components: Number of Beta distributions in an mdn's mixture.
     """
 
     kind: Kind = "deepfm"
@@ -183,7 +185,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     components: int = 3
 
     def __post_init__(self) -> None:
-        """Fill in how weights learn, check each setting, and that they fit together."""
+        """Fill in default optimizers, and check each setting and their combination."""
         self._fill_in()
         _one_of("kind", self.kind, KINDS)
         _number("factors", self.factors, least=1, most=1024)
@@ -200,11 +202,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         for name in ("embeddings", "network"):
             if getattr(self, name).kind == "ftrl":
                 raise ConfigError(
-                    f"{name}.kind: ftrl is for linear weights only; take forgetting, adagrad or lazy_adam"
+                    f"{name}.kind: ftrl is for linear weights only; use forgetting, adagrad or lazy_adam"
                 )
 
     def _fill_in(self) -> None:
-        """Put optimizers where none were said; other objects than the marker, so that they stay in copies."""
+        """Replace unset optimizers by defaults; these differ from the marker, so that copies keep them."""
         unsaid = [name for name in ("linear", "embeddings") if getattr(self, name) is _UNSAID]
         both = forgetting_of(self.kind) if len(unsaid) == 2 else (Optimizer(), Optimizer())
         for name, filled in zip(("linear", "embeddings"), both, strict=True):
@@ -213,9 +215,10 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def online(self) -> bool:
-        """Whether each row is learnt from before the next is predicted, in one pass over a batch.
+        """Whether the model learns from each row before it predicts the next, in one pass over a batch.
 
-        The moments of Adam belong to batches, and a network is only fast in batches; all else is online.
+        Adam's moments are defined per batch, and a network is fast only in batches. All other models are
+        online.
         """
         return self.kind not in DEEP and not any(
             one.kind in ("adam", "lazy_adam") for one in (self.linear, self.embeddings)
@@ -223,11 +226,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def heads(self) -> int:
-        """How many numbers the network gives for a row: one, or what a mixture of Betas is made of."""
+        """Number of network outputs per row: one, or the parameters of an mdn's mixture of Betas."""
         return 1 + 3 * self.components if self.kind == "mdn" else 1
 
     @property
     def halves(self) -> bool:
-        """Whether sums of squares forget at a fixed pace (``half_life_rows``)."""
+        """Whether sums of squares decay at a fixed rate (``half_life_rows``)."""
         kinds = (self.linear.kind, self.embeddings.kind, self.network.kind)
         return not self.online and "forgetting" in kinds

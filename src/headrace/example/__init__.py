@@ -38,7 +38,7 @@ def write(directory: Path) -> Path:
             shutil.copyfile(_DATA / "half_plus_two.onnx", draft / "1/model.onnx")
             shutil.copyfile(_DATA / "README.txt", draft / "README.txt")
             sync_tree(draft)
-            draft.rename(target)  # complete at once: a server may be watching the directory
+            draft.rename(target)  # atomically: a server may be watching the directory
         sync_directory(directory)
     except OSError as error:
         raise ConfigError(f"cannot write the example into {directory}: {error.strerror}") from error

@@ -1,1 +1,1 @@
-"""The protocols: codecs, the Service that they ask, and the transports that serve them."""
+"""The protocols: codecs, the Service that they call, and the transports that serve them."""

@@ -1,4 +1,4 @@
-"""What a server has where callers need keys: the gate, the file that it follows, their metrics."""
+"""Access control of a server: the Gate, the key files that it follows, and their metrics."""
 
 from __future__ import annotations
 
@@ -22,26 +22,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-CALLS = Metric("headrace_caller_calls", "counter", "Calls that were let in, by whose key.", ("caller",))
-REFUSED = Metric(
-    "headrace_access_refused", "counter", "Calls that were refused at the gate, by the error.", ("error",)
-)
-KEYS = Metric("headrace_access_keys", "gauge", "Keys that are in force, those for tokens included.", ())
-READS = Metric("headrace_access_reads", "counter", "How often the file of keys was read again.", ())
+CALLS = Metric("headrace_caller_calls", "counter", "Calls admitted, by the key's name.", ("caller",))
+REFUSED = Metric("headrace_access_refused", "counter", "Calls refused at the gate, by error.", ("error",))
+KEYS = Metric("headrace_access_keys", "gauge", "Valid keys, including those for tokens.", ())
+READS = Metric("headrace_access_reads", "counter", "Reloads of the key file.", ())
 BROKEN = Metric(
     "headrace_access_file_broken",
     "gauge",
-    "1 while the file of keys is wrong or away, and older keys are in force: alert on it.",
+    "1 while the key file is invalid or missing and the previous keys stay valid: alert on it.",
     (),
 )
 METRICS = (CALLS, REFUSED, KEYS, READS, BROKEN)
 
 
 class Access:
-    """Who may ask a server, as a Prometheus collector, too. Serving thread only.
+    """The Gate of a server and the reloading of its key files; a Prometheus collector. Serving thread only.
 
     Attributes:
-        gate: What calls pass.
+        gate: The Gate that calls pass.
     """
 
     def __init__(
@@ -53,13 +51,13 @@ class Access:
         """Read the keys.
 
         Args:
-            config: The settings; they name a file, or several.
+            config: The access settings, which name one or several key files.
             counted_at: The arguments of ``Meters``.
-            tells: Is told when keys have been read again: that, of which file, and how it went. Takes as long
-                as the disk does.
+            tells: Callback for each reload, with the action, the file and the result. Runs in a thread, since
+                it may wait for a disk.
 
         Raises:
-            ConfigError: The file cannot be read, or an entry is wrong.
+            ConfigError: A file cannot be read, or an entry is wrong.
         """
         self._tells = tells
         self._watched: list[tuple[Watched[Any], Callable[[Any], None]]] = []
@@ -67,7 +65,7 @@ class Access:
         if config.file is not None:
             self._watch(WatchedKeys(config.file), self._take_keys)
         if config.jwt.keys is not None:
-            from headrace.access.token_keys import read_token_keys  # noqa: PLC0415 - only where tokens are taken
+            from headrace.access.token_keys import read_token_keys  # noqa: PLC0415 - only with tokens
             from headrace.access.tokens import Tokens  # noqa: PLC0415 - as above
 
             tokens = self.gate.tokens = Tokens(config.jwt, {})
@@ -82,7 +80,7 @@ class Access:
         self.gate.keys = keys
 
     async def follow(self) -> None:
-        """Take keys as their file changes, until cancelled; disks are read in a thread."""
+        """Reload the keys when their files change, until cancelled. Disk reads run in a thread."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             try:
@@ -94,15 +92,15 @@ class Access:
                         await self._tell(watched, "done")
                     elif watched.problem not in ("", problem):
                         await self._tell(watched, f"failed: {watched.problem}")
-            except Exception:  # noqa: BLE001 - the keys in force stay so, and are looked at again
-                _log.exception("the keys could not be looked at")
+            except Exception:  # noqa: BLE001 - the current keys stay in force, and the next check retries
+                _log.exception("cannot check the key files for changes")
 
     async def _tell(self, watched: Watched[Any], result: str) -> None:
         if self._tells is not None:
             await asyncio.to_thread(self._tells, "reload-keys", str(watched.file), result)
 
     def collect(self) -> Iterator[Family]:
-        """All of them, as they are now."""
+        """Yield the current metrics."""
         for metric, counts in ((CALLS, self.gate.calls), (REFUSED, self.gate.refused)):
             counted = family(metric)
             for label, count in sorted(counts.items()):

@@ -1,6 +1,6 @@
-"""Where administration has a port of its own: what is served there, and what elsewhere instead.
+"""The split between public ports and a separate administration port.
 
-Administration is what changes what is served: loading and unloading, and forgetting keys of the archive.
+Administration means calls that change what is served: loading, unloading, and forgetting keys of the archive.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _SERVED = ADMIN | ARCHIVE_WRITE | HEALTH | METRICS
 
 
 def is_administration(one: HttpRoute | GrpcMethod) -> bool:
-    """Whether a route or a method changes what is served."""
+    """Return whether a route or a method changes what is served."""
     return one.is_administration or one.verbs == ADMIN
 
 
 def administrative(
     routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod]
 ) -> tuple[list[HttpRoute], list[GrpcMethod]]:
-    """What the administration's port serves: administration, what it needs to know, health and metrics.
+    """Return what the administration port serves: administration, the calls it needs, health and metrics.
 
     Args:
         routes: All routes of the server.
-        methods: All its methods.
+        methods: All methods of the server.
     """
     return (
         [replace(one, handler=_for_operators(one.handler)) for one in routes if one.verbs & _SERVED],
@@ -46,12 +46,12 @@ def administrative(
 def public(
     routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], *, metrics: bool
 ) -> tuple[list[HttpRoute], list[GrpcMethod]]:
-    """What the other ports serve then: all the same, but administration is refused.
+    """Return what the other ports serve: everything, with administration refused.
 
     Args:
-        routes: As for ``administrative``.
-        methods: As for ``administrative``.
-        metrics: Whether they give metrics.
+        routes: All routes of the server.
+        methods: All methods of the server.
+        metrics: Whether these ports serve metrics.
     """
     shown = [one for one in routes if metrics or one.verbs != METRICS]
     return (
@@ -62,7 +62,7 @@ def public(
 
 def _for_operators(handler: Callable[Given, Awaitable[Reply]]) -> Callable[Given, Awaitable[Reply]]:
     async def handle(*args: Given.args, **named: Given.kwargs) -> Reply:
-        AT_ADMINISTRATION.set(True)  # of the task that answers this one call
+        AT_ADMINISTRATION.set(True)  # a context variable of the task that answers this one call
         return await handler(*args, **named)
 
     return handle
@@ -78,5 +78,5 @@ async def _refuse_grpc(_message: bytes, _call: GrpcCall) -> bytes:
 
 def _refusal() -> FailedPrecondition:
     return FailedPrecondition(
-        "administration is off at this port: the server has another one for it (--admin-port, --admin-socket)"
+        "administration is off on this port; the server has another one for it (--admin-port, --admin-socket)"
     )

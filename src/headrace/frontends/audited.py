@@ -1,4 +1,4 @@
-"""Administration over the network, told in the audit log before it is done and afterwards."""
+"""Administration over the network, written to the audit log before and after each action."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _OF_MODELS = {
 }
 
 _SPACE = 1
-"""The number of the field ``space`` in the messages of the archive."""
+"""Number of the field ``space`` in the messages of the archive."""
 
 _MOST_FIELDS = 2**20
 
@@ -43,13 +43,13 @@ _MOST_FIELDS = 2**20
 def audited(
     routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], log: AuditLog, outcomes: Outcomes
 ) -> tuple[list[HttpRoute], list[GrpcMethod]]:
-    """The same, with administration told.
+    """Return the routes and methods with administration written to the audit log.
 
     Args:
         routes: All routes of the server.
-        methods: All its methods.
-        log: Where it is told.
-        outcomes: Knows the other ends of connections, and is asked for those of these calls.
+        methods: All methods of the server.
+        log: The audit log.
+        outcomes: Set to record these calls, for the addresses of their callers.
     """
     routes, methods = list(routes), list(methods)
     paths = {one.path for one in methods if is_administration(one)}
@@ -64,7 +64,7 @@ def audited(
 
 
 def _action(route: HttpRoute) -> str:
-    """What a route does: the last word of its pattern."""
+    """Return the action of a route: the last word of its pattern."""
     return route.pattern.replace(":", "/").rpartition("/")[2]
 
 
@@ -89,17 +89,17 @@ def _grpc(path: str, handler: UnaryHandler, log: AuditLog) -> UnaryHandler:
 
 
 def _asked(method: str, message: bytes) -> tuple[str, str]:
-    """What a message asks for, and on what; "" where it is none.
+    """Return the action that a message asks for, and the models or space that it names, or "" for none.
 
     Raises:
-        InvalidRequest: It cannot be told which space it is about.
+        InvalidRequest: The space cannot be read from the message.
     """
-    if method not in _OF_MODELS:  # an archive's, which may be large
+    if method not in _OF_MODELS:  # a message of the archive, which may be too large to parse
         try:
             return method.lower(), text_in(message, _SPACE, _MOST_FIELDS)
         except ValueError as error:
             raise InvalidRequest(
-                f"expected a message of at most {_MOST_FIELDS} fields, none of which is a group: {error}"
+                f"expected a message of at most {_MOST_FIELDS} fields, without groups: {error}"
             ) from error
     action, kind = _OF_MODELS[method]
     try:
@@ -114,7 +114,7 @@ def _asked(method: str, message: bytes) -> tuple[str, str]:
 async def _told(
     log: AuditLog, action: str, on: str, call: Call, act: Callable[[], Awaitable[Reply]]
 ) -> Reply:
-    """Do it once it is told; disks are waited for in a thread."""
+    """Log that the action begins, run it, and log its result. Disk writes run in a thread."""
     by: dict[str, str] = {}
     if (caller := ASKING.get()) is not NOT_ADMITTED:
         by["caller"] = caller.name
@@ -136,10 +136,10 @@ async def _told(
 
 
 async def _whole(tell: Callable[[], Told]) -> tuple[Told, asyncio.CancelledError | None]:
-    """Tell to the end, also where the caller leaves meanwhile: each line has one that goes with it.
+    """Write a line to the end even if the caller leaves meanwhile: each start line needs an end line.
 
     Returns:
-        What came of it, and the cancelling that came meanwhile, if it did.
+        The result, and the last cancellation that arrived meanwhile, or None.
     """
     telling, left = asyncio.get_running_loop().run_in_executor(None, tell), None
     while not telling.done():

@@ -1,8 +1,7 @@
-"""What a codec sees of a call, and what it gives back: bytes and metadata, never a socket, a server or ASGI.
+"""The calls that codecs receive and the replies they return: bytes and metadata, no sockets, servers or ASGI.
 
 A codec package offers ``http_routes(service)`` and ``grpc_methods(service)``; a transport serves them. A
-handler raises ``HeadraceError`` for what goes wrong; the transport answers it with the codes of
-``headrace.status``.
+handler raises ``HeadraceError`` on failure; the transport answers it with the codes of ``headrace.status``.
 """
 
 from __future__ import annotations
@@ -25,67 +24,67 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def told(error: HeadraceError) -> str:
-    """What a caller over the network is told of an error; where that is less than it says, it is logged."""
+    """Return the text of an error for callers over the network, and log the full text if it is longer."""
     text = error.told
     if isinstance(error, ConfigError | LoadError):
         text = without_paths(text)
-    if text != error.message and not isinstance(error, ModelError):  # those are logged where they are raised
-        _log.warning("a caller is told %r: %s", text, error.message)
+    if text != error.message and not isinstance(error, ModelError):  # ModelErrors are logged where raised
+        _log.warning("a caller gets the error %r: %s", text, error.message)
     return text
 
 
 class Budget(Protocol):
-    """The bytes that all calls together may hold."""
+    """The byte budget that all calls share."""
 
     def hold_of_stream(self, size: int) -> None:
         """Take bytes, or raise Overloaded."""
 
     def release(self, size: int) -> None:
-        """Give bytes back."""
+        """Return bytes to the budget."""
 
 
 class Account:
-    """What one call holds of the byte budget of all calls; the transport settles it when the call has ended.
+    """The bytes that one call holds of the shared byte budget; the transport settles it when the call ends.
 
     Attributes:
-        held: How many bytes.
+        held: Number of bytes held.
     """
 
     __slots__ = ("_take", "held")
 
     def __init__(self, take: Callable[[int], None], held: int = 0) -> None:
-        """Begin with what is held already.
+        """Open an account.
 
         Args:
-            take: Takes bytes from the budget of all, or raises Overloaded.
-            held: How many bytes have been taken before.
+            take: Takes bytes from the shared budget, or raises Overloaded.
+            held: Number of bytes taken already.
         """
         self._take = take
         self.held = held
 
     def hold(self, size: int) -> None:
-        """Hold so many bytes more.
+        """Take ``size`` more bytes.
 
         Raises:
-            Overloaded: All calls together would hold too many.
+            Overloaded: The shared budget is exhausted.
         """
         self._take(size)
         self.held += size
 
 
 class Call:
-    """What comes with a request besides what it asks.
+    """The metadata of a request.
 
     Attributes:
-        headers: HTTP headers, or gRPC's metadata: names in lower case, with values, as they came.
-        deadline: When the answer loses its worth, on the monotonic clock.
-        account: What it holds of the byte budget; None as long as nobody has asked for it, or where that is
-            not counted.
-        budget: The byte budget of all calls; None where nothing is counted.
-        notes: What is said with an answer of its own accord: HTTP headers, or gRPC's trailing metadata.
-        door: Where it came in.
-        outcome: The record of how it ends; None where nobody wants one.
-        priority: Its class; only where it has come with one, and callers take turns.
+        headers: HTTP headers, or gRPC's metadata: names in lower case, with values, as received.
+        deadline: Deadline in seconds on the monotonic clock.
+        account: The bytes the call holds of the byte budget; None until an account is opened, or where bytes
+            are not counted.
+        budget: The byte budget of all calls; None where bytes are not counted.
+        notes: Metadata sent with the answer: HTTP headers, or gRPC's trailing metadata.
+        door: The door by which the call came in.
+        outcome: The record of how the call ends; None where nothing records it.
+        priority: Priority class; set only if the request names one and callers take turns.
     """
 
     __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome", "priority")
@@ -100,10 +99,10 @@ class Call:
     priority: int
 
     def header(self, name: bytes) -> bytes | None:
-        """The first value of a header.
+        """Return the first value of a header, or None.
 
         Args:
-            name: In lower case.
+            name: Name in lower case.
         """
         for key, value in self.headers:
             if key == name:
@@ -111,20 +110,20 @@ class Call:
         return None
 
     def answered_by(self, origin: Origin) -> None:
-        """Say with the answer who gave it."""
+        """Name the origin of the answer in its metadata."""
         self.notes = (*self.names, (ANSWERED_BY.encode(), origin_text(origin).encode()))
 
     def failed_in(self, timings: Timings) -> None:
-        """Note the times of the batch that failed."""
+        """Record the times of the batch that failed."""
         if self.outcome is not None:
             self.outcome.timings = timings
 
     def named(self, request_id: str) -> None:
-        """Say with the answer, or the error, what the call is called."""
+        """Return the call's id with the answer or the error."""
         self.notes = ((REQUEST_ID, request_id.encode()),)
 
     def echo(self, request_id: bytes) -> None:
-        """Take the caller's name for the call, if it can be repeated in headers and logs as it is."""
+        """Adopt the caller's id for the call, if it is safe to repeat in headers and logs."""
         if _REPEATABLE.fullmatch(request_id):
             self.notes = ((REQUEST_ID, request_id),)
             if self.outcome is not None:
@@ -132,21 +131,21 @@ class Call:
 
     @property
     def names(self) -> tuple[tuple[bytes, bytes], ...]:
-        """Those notes that are said with an error, too: what the call is called."""
+        """The notes that are also sent with an error: the call's id."""
         return tuple(note for note in self.notes if note[0] == REQUEST_ID)
 
 
 REQUEST_ID = b"x-request-id"
-"""The header, or the key of metadata, that names a call; what comes in goes out with the answer."""
+"""The header, or the key of metadata, that holds a call's id; it is returned with the answer."""
 
 _REPEATABLE = re.compile(rb"[A-Za-z0-9._~:/+=@,-]{1,128}")
 
 ANSWERED_BY = "headrace-answered-by"
-"""The header, or the key of trailing metadata, that says who answered, if that is not the model asked."""
+"""The header, or the key of trailing metadata, that names who answered, if not the requested model."""
 
 
 def origin_text(origin: Origin) -> str:
-    """Who gave an answer, as clients are told: ``default``, or ``default NAME/VERSION`` for a model's."""
+    """Return an origin as clients see it: ``default``, or ``default NAME/VERSION`` for a model's answer."""
     return f"default {origin.model}/{origin.version}" if origin.version else "default"
 
 
@@ -156,9 +155,9 @@ class HttpCall(Call):
     Attributes:
         method: ``GET``, ``POST``, ….
         path: The decoded path, without the query.
-        parameters: The values of the route pattern's ``{names}``, decoded; absent optional ones are missing.
-        query: The query string, as it came.
-        body: The whole body; the account of the byte budget includes a large one.
+        parameters: The decoded values of the route pattern's ``{names}``; absent optional ones are missing.
+        query: The query string, as received.
+        body: The whole body; a large one is charged to the account.
     """
 
     __slots__ = ("body", "method", "parameters", "path", "query")
@@ -174,7 +173,7 @@ class HttpCall(Call):
         body: bytes = b"",
         query: bytes = b"",
     ) -> None:
-        """Describe a request that came without a deadline or a budget; set those as attributes."""
+        """Describe a request without a deadline or a budget; set those as attributes."""
         self.method = method
         self.path = path
         self.parameters = parameters
@@ -188,7 +187,7 @@ class HttpCall(Call):
         self.outcome = None
 
     def counted(self) -> Account | None:
-        """The account of this call, opened when it is first asked for; the transport settles it."""
+        """Return the account of this call, opened on first use; the transport settles it."""
         if self.account is None and self.budget is not None:
             self.account = Account(self.budget.hold_of_stream)
         return self.account
@@ -203,7 +202,7 @@ class HttpReply:
     Attributes:
         status: The status code.
         body: The whole body.
-        headers: Without content-length, which the transport adds.
+        headers: Headers without content-length, which the transport adds.
     """
 
     __slots__ = ("body", "headers", "status")
@@ -211,23 +210,23 @@ class HttpReply:
     def __init__(
         self, body: bytes, *, status: int = 200, headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
     ) -> None:
-        """Make a reply; JSON and 200 unless said otherwise."""
+        """Make a reply; JSON and 200 by default."""
         self.status = status
         self.body = body
         self.headers = headers
 
 
 class NotReady(Unavailable):
-    """A check was answered with no: 503 and a body of the protocol, which is not that of errors.
+    """A readiness check failed: 503 with the protocol's own body instead of an error body.
 
-    Raised and not returned, so that records and metrics have the call as UNAVAILABLE.
+    It is raised rather than returned, so that records and metrics count the call as UNAVAILABLE.
 
     Attributes:
-        body: What is answered, as JSON.
+        body: The response body, as JSON.
     """
 
     def __init__(self, message: str, body: bytes) -> None:
-        """Say who is not ready, and what is answered."""
+        """Store the message and the response body."""
         super().__init__(message)
         self.body = body
 
@@ -241,12 +240,12 @@ class HttpRoute:
 
     Attributes:
         method: The HTTP method.
-        pattern: The path, with ``{name}`` for one segment's worth of characters (no slash; nor a colon, where
-            a colon follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``.
-            Matched without regard to case outside the braces.
-        handler: Answers it.
-        verbs: A key must permit one of them, as bits; where none is declared, nobody may.
-        is_administration: Whether it is administration though its verbs permit other things, too.
+        pattern: The path, with ``{name}`` for characters of one segment (no slash; nor a colon, where a colon
+            follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``. Case is
+            ignored outside the braces.
+        handler: Answers calls to it.
+        verbs: Bits of the verbs of which a key must permit one; without any, every call is refused.
+        is_administration: Whether it counts as administration although its verbs also permit other things.
     """
 
     method: Literal["GET", "POST", "DELETE"]
@@ -257,11 +256,11 @@ class HttpRoute:
 
 
 class GrpcCall(Call):
-    """What comes with a gRPC call besides its messages.
+    """The metadata of a gRPC call.
 
-    Its account is what it holds beside its message. The budget is for messages of a call without an account:
-    a call may be many messages, and a small one's is made before anybody knows what it takes; and for what
-    goes on when the call has had its answer.
+    The account counts the bytes that the call holds beside its message. Messages of a call without an account
+    are charged to the budget directly: a stream has many messages, and a small message is decoded before its
+    size is known. The budget also covers work that continues after the answer.
     """
 
     __slots__ = ()
@@ -284,32 +283,32 @@ class GrpcCall(Call):
         self.outcome = None
 
     def counted(self) -> Account | None:
-        """The account of this call, if it has one."""
+        """Return the account of this call, if it has one."""
         return self.account
 
     def of_message(self) -> GrpcCall:
-        """The call that one message of a stream is: what comes with the stream comes with each."""
+        """Return a call for one message of a stream, with the stream's metadata."""
         return GrpcCall(self.deadline, self.account, self.budget, self.headers)
 
 
 UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes | Pieces]]
-"""One serialized message in, one out; in pieces where it is large and would be joined for nothing."""
+"""One serialized message in, one out; large answers as Pieces, which saves joining them."""
 
 StreamHandler = Callable[[AsyncIterator[bytes], GrpcCall], AsyncIterator[bytes | Pieces]]
-"""Serialized messages in, serialized messages out, each as soon as it is there."""
+"""Serialized messages in, serialized messages out, each as soon as it is available."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcMethod:
-    """One method of a gRPC service; exactly one of the handlers is given.
+    """One method of a gRPC service; exactly one of the handlers is set.
 
     Attributes:
         path: ``/package.Service/Method``.
         unary: Answers one message with one message.
         stream: Answers a stream of messages with a stream of messages.
         takes_views: Whether ``unary`` also takes a memoryview, so that a large message is not copied.
-        verbs: As a route's.
-        is_administration: Likewise.
+        verbs: As for ``HttpRoute``.
+        is_administration: As for ``HttpRoute``.
     """
 
     path: str

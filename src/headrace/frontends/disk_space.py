@@ -1,4 +1,4 @@
-"""How full the disks are that a server reads from and writes to, as metrics."""
+"""Metrics of the free space on the disks that a server uses."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ if TYPE_CHECKING:
 FREE = Metric(
     "headrace_disk_free_ratio",
     "gauge",
-    "The share of its file system that is free for what is there, of the bytes or of the files, whichever is "
-    "less: alert on it.",
+    "The free share of the file system, of bytes or of files, whichever is less: alert on it.",
     ("of",),
 )
 METRICS = (FREE,)
 
 LOOK_SECONDS = 10.0
-"""How often file systems are asked."""
+"""Interval between checks of the file systems."""
 _BELIEVED_SECONDS = 6 * LOOK_SECONDS
 
 
 def watched(
     models: Path | None, config: ServerConfig, archive: Mapping[str, object]
 ) -> dict[str, tuple[Path, ...]]:
-    """What is asked of file systems, by what is there.
+    """Return the paths whose file systems are checked, by purpose.
 
     Args:
         models: The directory of models.
         config: The settings.
-        archive: The settings of the archive's parts, by their names; those that have a path are on a disk.
+        archive: The settings of the archive's parts by name; those with a path are on a disk.
     """
     entries = (one.path for one in config.models.values())
     found = {"models": tuple(one for one in (models, *entries) if one is not None)}
@@ -54,17 +53,17 @@ def watched(
 
 
 def free_share(system: os.statvfs_result) -> float | None:
-    """The share that is free of what a file system has least of; None for one that has no size."""
+    """Return the smaller free share of bytes and files; None for a file system without a size."""
     parts = (system.f_bavail, system.f_blocks), (system.f_favail, system.f_files)
     return min((free / whole for free, whole in parts if whole > 0), default=None)
 
 
 class _Look:
-    """A thread that asks the file systems of some paths: one that does not answer holds up nothing else.
+    """A thread that checks the file systems of some paths, so that one that hangs delays nothing else.
 
     Attributes:
-        found: The least share that is free, and when that was; None before it is known, and where no path is
-            there.
+        found: The smallest free share, and its time on the monotonic clock; None until known, and while no
+            path exists.
     """
 
     def __init__(self, name: str, paths: Sequence[Path], ended: threading.Event) -> None:
@@ -83,7 +82,7 @@ class _Look:
         for path in self._paths:
             try:
                 share = free_share(os.statvfs(path))
-            except OSError:  # it is not there now; whoever needs it says so
+            except OSError:  # the path does not exist now; its user reports that
                 continue
             if share is not None:
                 shares.append(share)
@@ -91,23 +90,23 @@ class _Look:
 
 
 class DiskSpace:
-    """A Prometheus collector. The first scrape begins to look, so who is never scraped never looks.
+    """A Prometheus collector. Checks start with the first scrape, so unscraped servers never check.
 
-    What a file system said more than a minute ago, and nothing since, is not told any more.
+    A result older than a minute is not reported.
     """
 
     def __init__(self, paths: Mapping[str, Sequence[Path]]) -> None:
-        """Measure nothing yet.
+        """Store the paths; checks start later.
 
         Args:
-            paths: By what is there.
+            paths: The paths by purpose.
         """
         self._paths = paths
         self._ended = threading.Event()
         self._looks: dict[str, _Look] | None = None
 
     def collect(self) -> Iterator[Family]:
-        """What was found last."""
+        """Yield the latest results."""
         if self._looks is None:
             self._looks = {name: _Look(name, paths, self._ended) for name, paths in self._paths.items()}
         free = family(FREE)
@@ -117,5 +116,5 @@ class DiskSpace:
         yield free
 
     def close(self) -> None:
-        """End the threads; one that waits for a file system is left alone."""
+        """End the threads; one that waits for a file system is abandoned."""
         self._ended.set()

@@ -1,7 +1,7 @@
-"""What codecs ask, behind a gate: here models and spaces are named, so here it is asked whose they are.
+"""The Service behind a Gate: it checks that the models of a call are permitted to the caller.
 
-The caller is that of the call in whose task this runs. A transport has let him in; without one, nobody may
-anything.
+The caller is that of the call in whose task the code runs, as admitted by a transport. Without one, nothing
+is permitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.servable import CheckedInputs
 
 PRIORITY = b"headrace-priority"
-"""The header, or the key of metadata, that says of which class a request is."""
+"""The header, or the key of metadata, that holds a request's priority class."""
 
 _PRIORITIES = (b"1", b"2", b"3")
 Rest = ParamSpec("Rest")
@@ -33,11 +33,11 @@ Told = TypeVar("Told")
 
 
 def guard(service: Service, gate: Gate) -> None:
-    """Let callers find their own models only; before any codec has been given the service.
+    """Restrict callers to their own models; call this before any codec is given the service.
 
     Args:
-        gate: Counts the rows that they ask for.
-        service: Of any class: each of its methods that begins with a model is guarded, also those to come.
+        service: A Service of any class; each method whose parameters include a model is guarded.
+        gate: Counts the rows that callers request.
     """
     for name in questions(type(service)):
         ask = getattr(service, name)
@@ -76,21 +76,21 @@ def guard(service: Service, gate: Gate) -> None:
 
     service.loaded = his_loaded
     service.predict = predict_his
-    service.models = his_models  # type: ignore[method-assign]  # an instance's own: any class may be guarded
+    service.models = his_models  # type: ignore[method-assign]  # set on the instance, of any class
     service.guarded = True
 
 
 def _checked_priority(text: bytes, caller: Caller) -> int:
     if text not in _PRIORITIES:
         came = text[:40].decode("latin-1")
-        raise InvalidRequest(f"expected 1, 2 or 3, got {came!r}; 1 is before all", field=PRIORITY.decode())
+        raise InvalidRequest(f"expected 1, 2 or 3, got {came!r}; 1 is served first", field=PRIORITY.decode())
     priority = int(text)
     caller.check_priority(priority)
     return priority
 
 
 def questions(kind: type[Service]) -> list[str]:
-    """The methods of a Service that begin with a model."""
+    """Return the names of a Service's methods that take a model."""
     return [
         name
         for name, member in inspect.getmembers(kind, inspect.isfunction)
@@ -99,7 +99,7 @@ def questions(kind: type[Service]) -> list[str]:
 
 
 def _awaited_first(ask: Callable[..., Awaitable[Told]]) -> Callable[..., Awaitable[Told]]:
-    """What is awaited may be of all models that are his: then it names none."""
+    """Check the model before awaiting ``ask``; an empty name means all models of the caller."""
 
     async def checked(model: str = "", *args: object) -> Told:
         caller = ASKING.get()
@@ -126,5 +126,5 @@ def _asked_first(ask: Callable[Concatenate[str, Rest], Told]) -> Callable[Concat
 
 
 def _told_to(caller: Caller, error: NotFound) -> NotFound:
-    """Not which other models there are, unless all are his."""
+    """Return the error without the names of other models, unless the caller may use all of them."""
     return error if caller.models.everything else error.without_others()

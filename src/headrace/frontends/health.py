@@ -1,4 +1,4 @@
-"""gRPC's health checking protocol: whether to send requests here."""
+"""gRPC's health checking protocol, which says whether to send requests here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SERVICE = "/grpc.health.v1.Health/"
 _WATCH_SECONDS = 0.5
-# Nothing ends a watch but its client, and each holds what an open call holds.
+# Only its client ends a watch, and each watch holds the resources of an open call.
 _MOST_WATCHES = 1024
 
 _Request = protos.message("grpc.health.v1.HealthCheckRequest")
@@ -25,15 +25,15 @@ _ListRequest = protos.message("grpc.health.v1.HealthListRequest")
 _ListResponse = protos.message("grpc.health.v1.HealthListResponse")
 
 SERVER = ""
-"""The name that stands for the server as a whole."""
+"""The name that stands for the whole server."""
 
 
 def grpc_methods(service: Service, watch_seconds: float = _WATCH_SECONDS) -> list[GrpcMethod]:
-    """The methods of the service. Every gRPC service here is as healthy as the server is ready.
+    """Return the methods of the health service. Every gRPC service shares the server's readiness.
 
     Args:
-        service: What is asked.
-        watch_seconds: How often Watch looks.
+        service: Knows whether the server is ready.
+        watch_seconds: Interval between Watch's checks, in seconds.
     """
     health = _Health(service, watch_seconds)
     return [
@@ -58,7 +58,9 @@ class _Health:
     async def check(self, message: bytes, call: GrpcCall) -> bytes:
         name = protos.parse(_Request, message).service
         if name not in self._names:
-            raise NotFound(f"no gRPC service {shown(name)} here; there are {', '.join(self._names[1:])}")
+            raise NotFound(
+                f"no gRPC service {shown(name)} on this server; it has {', '.join(self._names[1:])}"
+            )
         return _serialized(_Response(status=self._status(name)))
 
     async def list(self, message: bytes, call: GrpcCall) -> bytes:
@@ -69,14 +71,14 @@ class _Health:
         return _serialized(response)
 
     async def watch(self, messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        """Send the status now, and whenever it has changed, until the call ends or the server goes."""
+        """Send the status now and after each change, until the call ends or the server stops."""
         async for message in messages:
             name = protos.parse(_Request, message).service
             break
         else:
             return
         if self._watches >= _MOST_WATCHES:
-            raise Overloaded(f"{_MOST_WATCHES} watch already, which is the most; Check is answered")
+            raise Overloaded(f"{_MOST_WATCHES} Watch calls are open, which is the maximum; use Check")
         self._watches += 1
         try:
             async for status in self._changes(name):
@@ -91,7 +93,7 @@ class _Health:
             if status != sent:
                 sent = status
                 yield status
-            # Not as soon as it drains: who watches would ask again at once, on the same connection.
+            # Do not end when draining starts: the client would watch again at once, on the same connection.
             if self._service.going:
                 return  # an open watch would keep the server from stopping
             await asyncio.sleep(self._watch_seconds)

@@ -1,7 +1,7 @@
-"""What a scrape says of latencies: classic buckets for all scrapers, native ones in protobuf.
+"""Latency histograms of a scrape: classic buckets for all scrapers, native ones in protobuf.
 
-The classic buckets of a model are as fine as those in which latencies are counted, so that a quantile is
-wrong by less than 9 %. Those of its versions, which are there to be compared, are one for each doubling.
+A model's classic buckets are as fine as the counted ones, so that a quantile is wrong by less than 9 %. The
+series of its versions, meant for comparison, have one bucket for each doubling.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
 _LEAST_SECONDS, _MOST_SECONDS = 2.0**-16, 2.0**4
-"""The classic buckets: 15 µs to 16 s. What is faster or slower still is in the first and the last."""
+"""Range of the classic buckets: 15 µs to 16 s. The first and the last hold anything beyond it."""
 
 
 def classic_bounds(per_octave: int) -> list[tuple[int, str]]:
-    """The classic buckets: how many of the counted ones each holds, and its ``le``.
+    """Return, for each classic bucket, the number of counted buckets up to its bound, and its ``le``.
 
     Args:
-        per_octave: How many buckets for each doubling: 1, 2, 4 or 8.
+        per_octave: Number of buckets for each doubling: 1, 2, 4 or 8.
     """
     step = PER_OCTAVE // per_octave
     return [
@@ -46,12 +46,12 @@ _PLACES_OF_VERSIONS, _LE_OF_VERSIONS = _places(1)
 
 @dataclass(frozen=True, slots=True)
 class LatencySeries:
-    """One series of a family of latencies.
+    """One series of a family of latency histograms.
 
     Attributes:
-        labels: Its labels.
-        counts: By ``BOUNDS_SECONDS``, with one more entry for what is above all.
-        total_seconds: The sum of all latencies.
+        labels: The labels.
+        counts: Counts by ``BOUNDS_SECONDS``, with one more entry for latencies above the last bound.
+        total_seconds: Sum of all latencies.
         fine: Whether its classic buckets are as fine as the counts.
     """
 
@@ -66,7 +66,7 @@ class LatencySeries:
         return _LE_OF_MODELS if self.fine else _LE_OF_VERSIONS
 
     def below(self) -> list[int]:
-        """How many latencies each classic bucket has: all up to its bound."""
+        """Return the cumulative count of each classic bucket: all latencies up to its bound."""
         below = list(accumulate(self.counts))
         return [below[place] for place in (_PLACES_OF_MODELS if self.fine else _PLACES_OF_VERSIONS)]
 
@@ -74,15 +74,15 @@ class LatencySeries:
 def add_latencies(
     family: Family, labels: Mapping[str, str], latencies: Latencies, total_seconds: float, *, fine: bool
 ) -> None:
-    """Add a series to a family of histograms; it is read with ``latency_series``, and is none of its samples.
+    """Add a series to a family of histograms; read it with ``latency_series``.
 
-    A sample is an object, and a model has as many as a hundred buckets.
+    It is not added as samples: each sample is an object, and a model has up to a hundred buckets.
 
     Args:
-        family: From ``metrics.family``.
-        labels: The series' labels, in the family's order.
+        family: A family from ``metrics.family``.
+        labels: The labels, in the family's order.
         latencies: The counts.
-        total_seconds: The sum of all latencies.
+        total_seconds: Sum of all latencies.
         fine: Whether the classic buckets are as fine as the counts.
     """
     if not hasattr(family, _SERIES):
@@ -94,15 +94,15 @@ _SERIES = "headrace_latency_series"
 
 
 def latency_series(family: Family) -> list[LatencySeries]:
-    """The series of a family that ``add_latencies`` has added; empty for others."""
+    """Return the series that ``add_latencies`` added to a family; empty if there are none."""
     found: list[LatencySeries] = getattr(family, _SERIES, [])
     return found
 
 
 def fill_native(message: protos.Message, series: LatencySeries) -> None:
-    """Write a native histogram into a ``Histogram`` message.
+    """Write a series into a ``Histogram`` message as a native histogram.
 
-    What is at or below the first bound is its zero bucket; what is above the last one has one bucket more.
+    Latencies up to the first bound are its zero bucket; those above the last bound have one more bucket.
     """
     message.sample_count = sum(series.counts)
     message.sample_sum = series.total_seconds

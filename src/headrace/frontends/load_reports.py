@@ -18,22 +18,22 @@ METADATA = "endpoint-load-metrics-bin"
 """The key of gRPC's trailing metadata."""
 
 HEADER = "endpoint-load-metrics"
-"""The header of HTTP."""
+"""The name of the HTTP header."""
 
 _DOUBLE = 1
 _RPS_FRACTIONAL, _EPS, _APPLICATION_UTILIZATION = (number << 3 | _DOUBLE for number in (6, 7, 9))
-# A multiple of three bytes: base64 needs no padding, which gRPC does not send and Envoy does not do without.
+# A multiple of three bytes, so base64 needs no padding. gRPC sends none, and Envoy requires it.
 _MESSAGE = struct.Struct("<BdBdBd")
 _DECIMALS = 6
 
 
 class Encoded(NamedTuple):
-    """A report as answers carry it.
+    """A load report in the encodings that answers carry.
 
     Attributes:
-        metadata: For a gRPC library, which encodes the bytes itself.
+        metadata: Trailing metadata for a gRPC library, which encodes the bytes itself.
         trailer: The same on the wire, in base64.
-        header: For HTTP, as JSON.
+        header: The HTTP header, in JSON.
     """
 
     metadata: tuple[str, bytes]

@@ -1,4 +1,4 @@
-"""What a metric is, without anything that it is measured on."""
+"""The declaration of a metric, independent of its source."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a metric is called and means.
+    """The name and meaning of a metric.
 
     Attributes:
-        name: Its name, without the suffixes that Prometheus' text format adds.
-        kind: What Prometheus makes of it.
-        help: What it counts or measures, and its unit.
-        labels: By what it is divided.
+        name: Name without the suffixes that Prometheus' text format adds.
+        kind: Prometheus' type.
+        help: What it counts or measures, and the unit.
+        labels: Names of its labels.
     """
 
     name: str

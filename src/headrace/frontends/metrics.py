@@ -1,7 +1,7 @@
-"""Every metric, declared in one place, and read from the counters that the engine keeps anyway.
+"""All metrics, declared in one place and read from the engine's own counters.
 
-Nothing is counted here: a scrape reads plain numbers. So a metric costs a request nothing. The series of a
-version go when it is unloaded; those of its model go on.
+Nothing is counted here: a scrape reads plain numbers, so metrics cost requests nothing. The series of a
+version end when it is unloaded; those of its model continue.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 REQUESTS = Metric("headrace_requests", "counter", "Requests answered.")
 ROWS = Metric("headrace_rows", "counter", "Rows of the requests answered.")
 FAILURES = Metric(
-    "headrace_failures", "counter", "Requests that ended in an error of the model, or too late."
+    "headrace_failures", "counter", "Requests that failed in the model or missed their deadline."
 )
 REFUSED = Metric(
     "headrace_refused", "counter", "Requests refused at once: queue full, or deadline out of reach."
@@ -46,7 +46,7 @@ CACHE_REQUESTS = Metric(
     ("model", "version", "result"),
 )
 CACHE_BYTES = Metric(
-    "headrace_cache_bytes", "gauge", "What a prediction cache holds, requests and answers together."
+    "headrace_cache_bytes", "gauge", "Bytes held by a prediction cache, requests and answers together."
 )
 REQUEST_SECONDS = Metric(
     "headrace_request_seconds", "histogram", "Time from a request's arrival to its answer."
@@ -60,7 +60,7 @@ COMPUTE_SECONDS = Metric(
 BATCHES = Metric(
     "headrace_batches",
     "counter",
-    "Batches computed, by why they were released.",
+    "Batches computed, by the reason for their release.",
     ("model", "version", "release"),
 )
 BATCH_ROWS = Metric("headrace_batch_rows", "histogram", "Rows computed per batch, padding included.")
@@ -68,16 +68,18 @@ QUEUED_ROWS = Metric("headrace_queued_rows", "gauge", "Rows waiting in the queue
 OUTSTANDING = Metric(
     "headrace_outstanding_requests",
     "gauge",
-    "Requests that hold the version: large ones that are being read, queued ones, and those being computed.",
+    "Requests in flight that keep the version loaded: being read, queued or being computed.",
 )
 VERSION_STATE = Metric(
-    "headrace_version_state", "gauge", "1 for the state that a version is in.", ("model", "version", "state")
+    "headrace_version_state", "gauge", "1 for the current state of a version.", ("model", "version", "state")
 )
-LOAD_ATTEMPTS = Metric("headrace_load_attempts", "gauge", "How often loading a version has been tried.")
+LOAD_ATTEMPTS = Metric("headrace_load_attempts", "gauge", "Attempts to load a version.")
 DEFAULT_VERSION = Metric(
-    "headrace_default_version", "gauge", "The version that answers unnamed requests.", ("model",)
+    "headrace_default_version", "gauge", "The version that answers requests that name no version.", ("model",)
 )
-AGE = Metric("headrace_model_age_seconds", "gauge", "Time since the version was published, by its manifest.")
+AGE = Metric(
+    "headrace_model_age_seconds", "gauge", "Time since the version was published, according to its manifest."
+)
 MAX_AGE = Metric(
     "headrace_model_max_age_seconds", "gauge", "The staleness objective of the model's settings.", ("model",)
 )
@@ -90,14 +92,14 @@ STALE = Metric(
 MODEL_REQUESTS = Metric(
     "headrace_model_requests",
     "counter",
-    "Requests answered by all versions of a model together, those that are unloaded included.",
+    "Requests answered by all versions of a model, unloaded ones included.",
     ("model",),
 )
 MODEL_ROWS = Metric("headrace_model_rows", "counter", "Rows of the requests answered.", ("model",))
 MODEL_FAILURES = Metric(
     "headrace_model_failures",
     "counter",
-    "Requests to all versions that ended in an error, or too late.",
+    "Requests to all versions that failed or missed their deadline.",
     ("model",),
 )
 MODEL_REFUSED = Metric("headrace_model_refused", "counter", "Requests refused at once.", ("model",))
@@ -110,7 +112,7 @@ MODEL_DEFAULT_ANSWERS = Metric(
 MODEL_CACHE_REQUESTS = Metric(
     "headrace_model_cache_requests",
     "counter",
-    "Requests to the versions of a model that have a prediction cache, by what came of them.",
+    "Requests to versions with a prediction cache, by result.",
     ("model", "result"),
 )
 MODEL_REQUEST_SECONDS = Metric(
@@ -122,55 +124,57 @@ MODEL_REQUEST_SECONDS = Metric(
 OBJECTIVE_REQUESTS = Metric(
     "headrace_objective_requests",
     "counter",
-    "Requests to models with a latency objective: kept it, or were late, failed or refused.",
+    "Requests to models with a latency objective: kept it, late, failed or refused.",
     ("model", "result"),
 )
 OBJECTIVE_SECONDS = Metric(
     "headrace_objective_seconds", "gauge", "The latency objective of the model's settings.", ("model",)
 )
 OBJECTIVE_TARGET = Metric(
-    "headrace_objective_target", "gauge", "The share of requests that is to keep the objective.", ("model",)
+    "headrace_objective_target", "gauge", "The share of requests that should keep the objective.", ("model",)
 )
 ISOLATED_RESTARTS = Metric(
     "headrace_isolated_restarts",
     "counter",
-    "Processes of an isolated version that had to be replaced, by why.",
+    "Replaced processes of isolated versions, by reason.",
     ("model", "version", "reason"),
 )
 ISOLATED_READY = Metric(
-    "headrace_isolated_ready", "gauge", "How many processes of an isolated version answer: alert on 0."
+    "headrace_isolated_ready", "gauge", "Processes of an isolated version that are ready: alert on 0."
 )
 ISOLATED_MEMORY = Metric(
-    "headrace_isolated_memory_bytes", "gauge", "What the processes of an isolated version hold of their own."
+    "headrace_isolated_memory_bytes",
+    "gauge",
+    "Memory that the processes of an isolated version do not share with others.",
 )
 OBJECTIVE_BUDGET = Metric(
     "headrace_objective_budget_remaining",
     "gauge",
-    "The share of the error budget that is left of the objective's window; below 0 it is overdrawn.",
+    "The share of the error budget left in the objective's window; below 0 it is overdrawn.",
     ("model",),
 )
 OBJECTIVE_BURN = Metric(
     "headrace_objective_burn_rate",
     "gauge",
-    "How fast the error budget is used up, in the last twelfth of the window: 1 is as fast as is allowed.",
+    "Burn rate of the error budget in the last twelfth of the window: 1 uses up the budget exactly.",
     ("model",),
 )
 LOAD = Metric(
     "headrace_load",
     "gauge",
-    "What is asked of the server, as a fraction of what it can answer within the objectives of its models.",
+    "Load as a fraction of the load at which the server still keeps its models' objectives.",
     (),
 )
 SERVING_THREAD = Metric(
     "headrace_serving_thread_busy",
     "gauge",
-    "The share of its time that the serving thread works beside models, or waits for a processor.",
+    "The share of time in which the serving thread works outside models or waits for a processor.",
     (),
 )
 MODEL_LOAD = Metric(
     "headrace_model_load",
     "gauge",
-    "The fraction of the processors that requests for a model need.",
+    "The fraction of the processors that requests for a model use.",
     ("model",),
 )
 CALLS = Metric(
@@ -182,10 +186,10 @@ CALLS = Metric(
 ERRORS = Metric(
     "headrace_errors",
     "counter",
-    "Calls that ended without an answer, those that no model has seen (400, 404, 413, …) included.",
+    "Calls that ended without an answer, including those that reached no model (400, 404, 413, …).",
     ("protocol", "code"),
 )
-READY = Metric("headrace_ready", "gauge", "1 when the server says that it is ready.", ())
+READY = Metric("headrace_ready", "gauge", "1 when the server reports ready.", ())
 
 METRICS = (
     REQUESTS, ROWS, FAILURES, REFUSED, CANCELLED, DEFAULT_ANSWERS, CACHE_REQUESTS, CACHE_BYTES,
@@ -201,21 +205,21 @@ _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 Families = Iterator["Family | None"]
-"""Families, and None in between where others may go on."""
+"""Families, with None where other work may run."""
 
 
 def families(
     engine: Engine, *, ready: bool, others: Iterable[Collector] = (), sampler: Sampler | None = None
 ) -> Families:
-    """All metrics, as they are when each is asked for.
+    """Yield all metrics, each with its current values.
 
     Args:
-        engine: What they are read from.
-        ready: Whether the server says that it is ready.
-        others: What else has metrics.
-        sampler: Knows of the last seconds; None where nobody has looked.
+        engine: The engine whose counters are read.
+        ready: Whether the server reports that it is ready.
+        others: Further collectors.
+        sampler: Measures rates over the last seconds; None to leave those metrics out.
     """
-    # Imported at the first scrape: a server that nobody scrapes starts without it.
+    # Imported at the first scrape, which keeps it out of the start of servers that are never scraped.
     from prometheus_client import ProcessCollector  # noqa: PLC0415
 
     yield from ProcessCollector(registry=None).collect()
@@ -228,12 +232,12 @@ def families(
 
 
 class _Counted(NamedTuple):
-    """A loaded version, and what it has done.
+    """A loaded version with its statistics.
 
     Attributes:
         loaded: The version.
         labels: The values of ``model`` and ``version``.
-        statistics: What it has done, added up once for all metrics.
+        statistics: Its statistics, summed once for all metrics.
     """
 
     loaded: LoadedVersion
@@ -281,7 +285,7 @@ def _versions(manager: Manager[LoadedVersion]) -> Families:
 
 
 def _objectives(manager: Manager[LoadedVersion]) -> Families:
-    """The objectives of the versions that answer unnamed requests."""
+    """Yield the objectives of the default versions."""
     seconds, target = family(OBJECTIVE_SECONDS), family(OBJECTIVE_TARGET)
     for loaded in manager.all_loaded():
         yield None
@@ -324,7 +328,7 @@ def _of_last_seconds(sampler: Sampler) -> Families:
 
 
 def family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
-    """An empty family of a metric, in prometheus_client's own class for its kind."""
+    """Return an empty family of a metric, of prometheus_client's class for its kind."""
     from prometheus_client import core  # noqa: PLC0415 - as above
 
     kinds = {
@@ -408,7 +412,7 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Families:
 
 
 def _cache_results(statistics: VersionStatistics) -> dict[str, int]:
-    """What came of requests to a prediction cache; nothing where there is none."""
+    """Return the results of requests to a prediction cache; empty where there is none."""
     found = {
         "hit": statistics.cache_hits,
         "joined": statistics.cache_joined,
@@ -454,18 +458,18 @@ def _histograms(versions: Iterable[_Counted]) -> Families:
 
 
 def _batch_buckets(counts: Mapping[int, int]) -> list[tuple[str, float]]:
-    """How many batches have up to so many rows, from how many have just so many."""
+    """Return the cumulative number of batches for each bound, from the number of batches of each size."""
     buckets = [
         (str(bound), sum(n for rows, n in counts.items() if rows <= bound)) for bound in _BATCH_BUCKETS
     ]
     return [*buckets, ("+Inf", sum(counts.values()))]
 
 
-# --- the names that existing boards use; on request, beside our own ---
+# --- Triton's names, which existing dashboards use; on request, in addition to headrace's own ---
 
 
 def _triton(versions: Iterable[_Counted]) -> Families:
-    from headrace.frontends import triton_metrics  # noqa: PLC0415 - only where they are wanted
+    from headrace.frontends import triton_metrics  # noqa: PLC0415 - only if enabled
 
     for name, counters in triton_metrics.by_name():
         labels = ("model", "version", "reason") if counters[0].reason else ("model", "version")

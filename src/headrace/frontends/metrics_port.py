@@ -1,4 +1,4 @@
-"""A port on which Prometheus is answered, for what goes on for long and serves nothing else."""
+"""A port for Prometheus scrapes, for long-running commands that serve nothing else."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 def listen(collector: Collector, host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Answer scrapes, in threads of their own.
+    """Answer scrapes in threads.
 
     Args:
-        collector: Gives the metrics; the process's own are added.
+        collector: Provides the metrics; the process's own are added.
         host: The address.
         port: The port; 0 for any free one.
 
     Returns:
-        The port, and what ends it.
+        The port, and a function that closes it.
 
     Raises:
-        ConfigError: The port cannot be had.
+        ConfigError: The port cannot be opened.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -34,7 +34,7 @@ def listen(collector: Collector, host: str, port: int) -> tuple[int, Callable[[]
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"metrics-port: {host}:{port} cannot be listened on: {error}") from error
+        raise ConfigError(f"metrics-port: cannot listen on {host}:{port}: {error}") from error
 
     def close() -> None:
         server.shutdown()
@@ -46,16 +46,16 @@ def listen(collector: Collector, host: str, port: int) -> tuple[int, Callable[[]
 
 @contextmanager
 def answering(collector: Collector, host: str, port: int, errors: TextIO) -> Iterator[None]:
-    """Answer scrapes as long as this is entered, and say where.
+    """Answer scrapes while the context is active, and announce the address.
 
     Args:
         collector: As for ``listen``.
         host: As for ``listen``.
         port: As for ``listen``.
-        errors: Where people are told where.
+        errors: The stream to which the address is written.
 
     Raises:
-        ConfigError: The port cannot be had.
+        ConfigError: The port cannot be opened.
     """
     port, close = listen(collector, host, port)
     try:

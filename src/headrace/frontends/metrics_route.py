@@ -1,4 +1,4 @@
-"""The paths at which Prometheus scrapes: our own, and TensorFlow Serving's."""
+"""The paths that Prometheus scrapes: headrace's own, and TensorFlow Serving's."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _PROTOBUF = ((b"content-type", scraped_protobuf.CONTENT_TYPE),)
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
-    """The routes of the metrics.
+    """Return the routes of the metrics.
 
     Args:
-        service: What is measured.
+        service: Provides the metrics.
     """
 
     async def metrics(call: HttpCall) -> HttpReply:

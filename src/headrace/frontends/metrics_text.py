@@ -1,6 +1,7 @@
-"""Metrics in Prometheus' text format, in pieces: requests are answered between them.
+"""Metrics in Prometheus' text format, written in pieces with requests answered in between.
 
-prometheus_client writes it too, all at once and at 20 µs a line. A server of 1,000 models has 200,000 lines.
+prometheus_client writes this format too, but in one step and at 20 µs a line. A server of 1,000 models has
+200,000 lines.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _PIECE_SAMPLES = 100
 
 
 def pieces(families: Iterable[Family | None]) -> Iterator[str]:
-    """Write families.
+    """Write families in the text format.
 
     Args:
-        families: As ``metrics.families`` gives them: counters, gauges and histograms.
+        families: Counters, gauges and histograms, as yielded by ``metrics.families``.
 
     Yields:
-        The text, each piece the work of some tenths of a millisecond; "" where others may go on as well.
+        The text, in pieces that take a few tenths of a millisecond each; "" where other work may run.
     """
     for family in families:
         if family is None:
@@ -57,7 +58,7 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 
 def escaped(value: str) -> str:
-    """The value of a label as it stands between its quotes."""
+    """Return the value of a label, escaped for use between quotes."""
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

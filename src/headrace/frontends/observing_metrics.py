@@ -1,4 +1,4 @@
-"""The metrics of what is told of single calls: of traces, and of the access log."""
+"""Metrics of the observers of single calls: traces and the access log."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from headrace.frontends.metric import Metric
 TRACED_CALLS = Metric(
     "headrace_traced_calls",
     "counter",
-    "Calls that were to be recorded as spans: sent to the collector, not taken by it, dropped as too many "
-    "waited, or over the limit of so many a second.",
+    "Calls to be recorded as spans: sent to the collector, rejected by it, dropped from a full queue, or "
+    "over the limit per second.",
     ("result",),
 )
 LINES = Metric(

@@ -1,4 +1,4 @@
-"""An answer in pieces that are never joined: what is large is sent from where it lies."""
+"""Answers in pieces that are never joined, so that large arrays are sent without a copy of the whole."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import numpy as np
 from headrace.tensors import Array
 
 SLICE_BYTES = 256 * 1024
-"""How much of an answer is copied, and given to the transport, at once."""
+"""Size of the slices in which an answer is copied and given to the transport."""
 
 
 class Pieces:
     """A serialized message whose large parts are arrays.
 
     Attributes:
-        parts: In order: bytes, or arrays that are C-contiguous and stay as they are.
+        parts: The parts in order: bytes, or C-contiguous arrays, which must not change.
     """
 
     __slots__ = ("_size", "parts")
 
     def __init__(self, parts: list[bytes | Array]) -> None:
-        """Answer with these parts, one after the other."""
+        """Store the parts."""
         self.parts = parts
         self._size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
 
     def __len__(self) -> int:
-        """How many bytes all parts have."""
+        """Return the size of all parts in bytes."""
         return self._size
 
 
 def joined(answer: bytes | Pieces) -> bytes:
-    """The whole of an answer: for transports that take nothing else, and for answers that are small."""
+    """Return an answer as bytes, for transports that take nothing else and for small answers."""
     return (
         answer
         if isinstance(answer, bytes)
@@ -41,7 +41,7 @@ def joined(answer: bytes | Pieces) -> bytes:
 
 
 def slices(answer: bytes | Pieces) -> Iterator[bytes]:
-    """Cut an answer into slices that are sent one after the other; each is copied when its turn comes."""
+    """Yield an answer in slices, each copied when it is requested."""
     waiting: list[bytes] = []
     room = SLICE_BYTES
     for part in answer.parts if isinstance(answer, Pieces) else [answer]:

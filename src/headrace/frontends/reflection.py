@@ -1,6 +1,7 @@
-"""gRPC's server reflection: tools such as grpcurl ask here what services and messages there are.
+"""gRPC's server reflection, from which tools such as grpcurl learn the services and messages.
 
-It tells of the private pool, so of everything in ``proto/``, and of nothing else that the process has loaded.
+It covers the private descriptor pool, which holds everything in ``proto/`` and nothing else that the process
+has loaded.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
 
 PACKAGES = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
-"""The versions of the protocol; they differ in nothing but the name."""
+"""The versions of the protocol, which differ only in their names."""
 
 
 def grpc_methods(service: Service) -> list[GrpcMethod]:
-    """The methods of both versions.
+    """Return the methods of both versions.
 
     Args:
-        service: Says which gRPC services are served.
+        service: Lists the gRPC services that are served.
     """
     return [
         GrpcMethod(
@@ -63,11 +64,9 @@ def _answer(request: protos.Message, service: Service) -> dict[str, object]:
         elif asked == "file_containing_symbol":
             file = _file_of(request.file_containing_symbol)
         else:
-            return _error(
-                Unsupported("proto3 messages have no extensions, so there is nothing to ask about them")
-            )
+            return _error(Unsupported("proto3 messages have no extensions"))
     except KeyError:
-        return _error(NotFound(f"{asked}: {getattr(request, str(asked))!r:.200} is not here"))
+        return _error(NotFound(f"{asked}: {getattr(request, str(asked))!r:.200} does not exist"))
     serialized = [one.serialized_pb for one in _with_imports(file, set())]
     return {"file_descriptor_response": {"file_descriptor_proto": serialized}}
 
@@ -75,7 +74,7 @@ def _answer(request: protos.Message, service: Service) -> dict[str, object]:
 def _file_of(symbol: str) -> protos.Message:
     try:
         return protos.POOL.FindFileContainingSymbol(symbol)
-    except KeyError:  # some versions know methods and fields by this name only from their service or message
+    except KeyError:  # some versions of protobuf find methods and fields only by their service or message
         return protos.POOL.FindFileContainingSymbol(symbol.rpartition(".")[0])
 
 

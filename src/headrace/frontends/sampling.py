@@ -1,8 +1,7 @@
-"""What a server knows of the last seconds: its load, and what is left of error budgets.
+"""Measurements over the last seconds: the load of a server, and what remains of its error budgets.
 
-Counters are read once a second, in the serving thread, from the first scrape on; where nobody has scraped for
-some minutes, no more, unless answers report the load. So it costs requests nothing, and a server that nobody
-watches nothing at all.
+Counters are read once a second in the serving thread, from the first scrape until some minutes after the last
+one, or always if answers report the load. So requests pay nothing, and neither does a server without scrapes.
 """
 
 from __future__ import annotations
@@ -34,27 +33,27 @@ from headrace.loaded import LoadedVersion
 
 _TICK_SECONDS = 1.0
 _MEMORY_SECONDS = 3.0
-"""Rates forget with this time constant: a load that doubles is seen after two or three seconds."""
+"""Time constant of the rates in seconds: a doubled load shows after two or three seconds."""
 
 _WATCHED_SECONDS = 300.0
-"""For so long after a scrape the counters are read."""
+"""Time after the last scrape during which counters are read, in seconds."""
 
 _SLOTS, _BURN_SLOTS = 60, 5
-"""An objective's window is kept in so many parts; how fast its budget burns is told of the last few."""
+"""Number of slots of an objective's window, and of the last slots from which the burn rate is computed."""
 
 _QUIET_ROWS_PER_SECOND = 1e-3
 
 _SLICE_SECONDS, _PAUSE_SECONDS = 5e-4, 2e-3
-"""A thousand models take some 30 ms: they are read for so long at a time, with requests between."""
+"""Length of a slice of reading, and of the pause for requests after it: 1,000 models take about 30 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How an objective fares over its window.
+    """The state of an objective over its window.
 
     Attributes:
-        remaining: The share of the error budget that is left; below 0 it is overdrawn.
-        burn_rate: How fast it is used up, in the last twelfth of the window: 1 is as fast as is allowed.
+        remaining: Share of the error budget that is left; below 0 it is overdrawn.
+        burn_rate: Rate at which it is used up in the last twelfth of the window; 1 is the rate allowed.
     """
 
     remaining: float
@@ -66,12 +65,12 @@ class Sampler:
 
     Attributes:
         load: The load of the server, see ``headrace.batching.capacity``; None until it is known.
-        serving_busy: The share of its time that the serving thread works beside models.
-        model_loads: The part of the processors that the requests to each model ask for.
+        serving_busy: Share of its time that the serving thread works on anything but models.
+        model_loads: Share of the processors that the requests to each model need.
     """
 
     def __init__(self, engine: Engine) -> None:
-        """Begin when somebody watches."""
+        """Prepare; reading begins with ``watch`` or ``report_to``."""
         self.load: float | None = None
         self.serving_busy = 0.0
         self.model_loads: dict[str, float] = {}
@@ -84,7 +83,7 @@ class Sampler:
         self._meter = _Meter()
 
     def watch(self) -> None:
-        """Somebody reads the metrics: go on for some minutes, or begin."""
+        """Note that metrics are being read: start reading counters, or continue for some minutes."""
         self._watched = time.monotonic()
         if self._timer is None:
             self._flows.clear()
@@ -92,16 +91,16 @@ class Sampler:
             self._go_on(self._sample())
 
     def report_to(self, on_report: Callable[[LoadReport], object]) -> None:
-        """Read the counters from now on, whether or not anybody scrapes.
+        """Read the counters from now on, with or without scrapes.
 
         Args:
-            on_report: Is called with a report each time that the load is known.
+            on_report: Called with a report each time the load is computed.
         """
         self._on_report = on_report
         self.watch()
 
     def budgets(self) -> Iterator[tuple[str, Budget]]:
-        """How the objectives of models fare, one model after the other."""
+        """Yield the models with an objective and the state of each."""
         for model, history in list(self._objectives.items()):
             yield model, history.budget()
 
@@ -112,7 +111,7 @@ class Sampler:
             self.load, self.model_loads, self._timer = None, {}, None
 
     def _go_on(self, sampling: Iterator[None]) -> None:
-        """Read for a slice of time, and plan what comes next."""
+        """Read for one slice of time, and schedule the next."""
         loop, until = asyncio.get_running_loop(), time.monotonic() + _SLICE_SECONDS
         for _ in sampling:
             if time.monotonic() >= until:
@@ -121,7 +120,7 @@ class Sampler:
         self._timer = loop.call_later(_TICK_SECONDS, self._tick)
 
     def _sample(self) -> Iterator[None]:
-        """Read all counters, one model after the other."""
+        """Read all counters, one model at a time."""
         computed = inline = requests = errors = 0.0
         demands, loads = list[ModelDemand](), dict[str, float]()
         processors = cpus.available()
@@ -155,7 +154,7 @@ class Sampler:
                 self._on_report(LoadReport(self.load, requests, errors))
 
     def _gone(self, versions: Sequence[LoadedVersion]) -> dict[str, list[_Flow]]:
-        """Take out the flows of versions that are no longer there, by model."""
+        """Remove the flows of versions that no longer exist, and return them by model."""
         there, gone = {ref(loaded) for loaded in versions}, dict[str, list[_Flow]]()
         for key in self._flows.keys() - there:
             flow = self._flows.pop(key)
@@ -163,7 +162,7 @@ class Sampler:
         return gone
 
     def _run_out(self, versions: Sequence[LoadedVersion]) -> None:
-        """Let time pass for objectives of models without a version, and forget those of no model."""
+        """Advance the objectives of models without a version, and drop those of unknown models."""
         manager, served = self._engine.manager, {loaded.name for loaded in versions}
         for model in self._objectives.keys() - served:
             if manager.knows(model):
@@ -172,7 +171,7 @@ class Sampler:
                 del self._objectives[model]
 
     def _count_objective(self, loaded: LoadedVersion, flow: _Flow, now: float) -> None:
-        """Count what has ended; the objective of a model is that of its default version."""
+        """Count ended requests; a model's objective is that of its default version."""
         model, policy, ended = loaded.name, loaded.config.objective, flow.objective_delta(loaded)
         manager, history = self._engine.manager, self._objectives.get(model)
         if manager.knows(model) and manager.default_version(model) == loaded.version:
@@ -186,10 +185,10 @@ class Sampler:
 
 
 class _Flow:
-    """The rates of one version, from its counters.
+    """The rates of one version, computed from its counters.
 
     Attributes:
-        model: The name of its model.
+        model: Name of its model.
     """
 
     __slots__ = (
@@ -220,8 +219,8 @@ class _Flow:
         """Read the counters.
 
         Returns:
-            The processor seconds that the model has taken since the last time, and those of them that the
-            serving thread has spent.
+            The processor seconds that the model used since the last reading, and the seconds that the serving
+            thread spent in the model.
         """
         after, queued = _counters(loaded), loaded.queued_rows
         elapsed, self._read_at = now - self._read_at, now
@@ -247,13 +246,13 @@ class _Flow:
         return seconds * self.threads, max(0.0, seconds - aside)
 
     def go_on_from(self, before: _Flow) -> None:
-        """Add the rates of a version that is gone: its requests come to this one now."""
+        """Add the rates of a version that no longer exists, whose requests now come to this one."""
         self.rows_per_second += before.rows_per_second
         self.requests_per_second += before.requests_per_second
         self.errors_per_second += before.errors_per_second
 
     def demand(self, loaded: LoadedVersion) -> ModelDemand | None:
-        """What is asked of the version; None while that is nothing, or nobody knows what it costs."""
+        """Return the demand on the version; None while there is none, or its cost is unknown."""
         batcher, policy = loaded.batcher, loaded.config.batching
         if not self.rows_per_second or not batcher.cost.known:
             return None
@@ -271,7 +270,7 @@ class _Flow:
         )
 
     def objective_delta(self, loaded: LoadedVersion) -> ObjectiveCounts:
-        """How requests have ended since the last time."""
+        """Return how requests ended since the last reading."""
         after = _objective(loaded)
         delta = ObjectiveCounts(*(new - old for new, old in zip(after, self._objective, strict=True)))
         self._objective = after
@@ -279,7 +278,7 @@ class _Flow:
 
 
 def _counters(loaded: LoadedVersion) -> tuple[float, ...]:
-    """Requests, rows, errors, cancelled requests, batches, seconds in the model, those beside the thread."""
+    """Return the sums of requests, rows, errors, cancellations, batches, compute and aside seconds."""
     requests = rows = errors = cancelled = batches = 0
     seconds = aside = 0.0
     for part in loaded.all_statistics():
@@ -301,7 +300,7 @@ def _objective(loaded: LoadedVersion) -> ObjectiveCounts:
 
 
 class ObjectiveHistory:
-    """How the requests of the last window ended.
+    """Counts of how the requests of the last window ended.
 
     Attributes:
         policy: The objective.
@@ -325,18 +324,18 @@ class ObjectiveHistory:
         slot[1] += sum(ended) - ended.kept
 
     def budget(self) -> Budget:
-        """What is left, and how fast it goes."""
+        """Return the rest of the error budget and its burn rate."""
         slots = list(self._slots)
         return Budget(1.0 - self._used(slots), self._used(slots[-_BURN_SLOTS:]))
 
     def _used(self, slots: list[list[int]]) -> float:
-        """The share of requests that broke the objective, in parts of what is allowed."""
+        """Return the share of requests that broke the objective, relative to the share allowed."""
         kept, broken = (sum(column) for column in zip(*slots, strict=True))
         return broken / (kept + broken) / (1.0 - self.policy.target) if broken else 0.0
 
 
 class _Meter:
-    """How busy the serving thread and the process are, beside the models."""
+    """Measures how busy the serving thread and the process are, apart from the models."""
 
     def __init__(self) -> None:
         self._file = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat")
@@ -348,8 +347,8 @@ class _Meter:
         """Read the clocks.
 
         Args:
-            computed: Processor seconds that models have taken since the last time.
-            inline: Those of them that the serving thread has spent.
+            computed: Processor seconds that models used since the last reading.
+            inline: Seconds that the serving thread spent in models.
         """
         serving, process, now = self._serving_seconds(), time.process_time(), time.monotonic()
         elapsed, self._read_at = max(now - self._read_at, _PAUSE_SECONDS), now
@@ -361,7 +360,7 @@ class _Meter:
         self._serving_before, self._process_before = serving, process
 
     def _serving_seconds(self) -> float:
-        """The time for which this thread has run, or has waited for a processor."""
+        """Return the seconds for which this thread has run or waited for a processor."""
         try:
             running, waiting, _ = self._file.read_text().split()
         except (OSError, ValueError):  # a kernel without schedstat
@@ -369,5 +368,5 @@ class _Meter:
         return (int(running) + int(waiting)) / 1e9
 
     def demand(self, processors: float) -> ServerDemand:
-        """What is measured, smoothed."""
+        """Return the smoothed measurements."""
         return ServerDemand(self._serving, self._working, processors)

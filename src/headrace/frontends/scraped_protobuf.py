@@ -1,4 +1,4 @@
-"""Metrics as Prometheus' protobuf messages, the only form in which it reads native histograms."""
+"""Metrics as Prometheus' protobuf messages, the only format in which it reads native histograms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEP_SAMPLES = 100
 
 
 def wanted(accept: bytes) -> bool:
-    """Whether a scraper would rather have protobuf than text.
+    """Return whether a scraper prefers protobuf to text, or takes both alike.
 
     Args:
         accept: The header ``Accept``.
@@ -47,13 +47,13 @@ def _weight(media_range: str) -> float:
 
 
 def pieces(families: Iterable[Family | None]) -> Iterator[bytes]:
-    """Each family as a message with its length in front.
+    """Serialize each family as a message with its length in front.
 
     Args:
-        families: As ``metrics.families`` gives them.
+        families: Families, as yielded by ``metrics.families``.
 
     Yields:
-        The messages, with nothing in between where others may go on.
+        The messages, with ``b""`` where other work may run.
     """
     for family in families:
         for message in _messages(family) if family is not None else (None,):
@@ -65,7 +65,7 @@ def pieces(families: Iterable[Family | None]) -> Iterator[bytes]:
 
 
 def _messages(family: Family) -> Iterator[protos.Message | None]:
-    """Its messages, and None in between where others may go on."""
+    """Yield the messages of a family, with None where other work may run."""
     if series := latency_series(family):
         made = _family(family.name, family.documentation, _HISTOGRAM)
         for one in series:

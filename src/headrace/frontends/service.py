@@ -1,4 +1,4 @@
-"""The Service: what every protocol's codec asks, and nothing that knows a protocol."""
+"""The Service that every protocol's codec calls, which knows no protocol itself."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """What clients can ask of a server. Serving thread only.
+    """Everything that clients can ask of a server. Serving thread only.
 
     Attributes:
-        name: What the server calls itself.
-        version: The version of headrace.
-        limits: What a request may cost.
-        lane: Where large bodies are decoded, one at a time.
-        at_once_bytes: Up to how many bytes JSON is decoded at once.
-        loaded: The loaded version that a request means, by model, version and label; see ``Engine.loaded``.
-        predict: Predicts and is awaited; see ``Engine.answer``.
-        outcomes: Where calls end.
-        guarded: Whether callers are asked who they are.
-        services: The full names of the gRPC services that are served.
-        as_protobuf: Whether metrics are also told as protobuf messages.
-        tensorflow_metrics: Counts as TensorFlow Serving does; None where nobody asks for it.
+        name: Name of the server.
+        version: Version of headrace.
+        limits: Limits on the cost of a request.
+        lane: Decodes large bodies, one at a time.
+        at_once_bytes: Largest JSON body in bytes that is decoded in one step.
+        loaded: Finds the loaded version for a model and a version or label; see ``Manager.get``.
+        predict: Answers checked inputs; see ``Engine.answer``.
+        outcomes: Counts and records how calls end.
+        guarded: Whether callers are identified and their models checked.
+        services: Full names of the gRPC services that are served.
+        as_protobuf: Whether metrics are also served as protobuf messages.
+        tensorflow_metrics: TensorFlow Serving's own metrics; None unless the operator enables them.
     """
 
     name = "headrace"
@@ -48,7 +48,7 @@ class Service:
     guarded = False
 
     def __init__(self, engine: Engine) -> None:
-        """Stand before an engine."""
+        """Serve the models of an engine."""
         self._engine = engine
         self._draining = self._going = False
         self.outcomes = engine.outcomes
@@ -61,44 +61,44 @@ class Service:
         self.limits = engine.config.limits
         self.lane, self._scrape_lane = Lane(), Lane()
         self.at_once_bytes = at_once_bytes(self.limits)
-        # Handed through rather than wrapped: these are on every request's way.
+        # Assigned rather than wrapped: every request calls these.
         self.loaded = engine.manager.get
         self.predict = engine.answer
 
     def also_serves(self, service: str, collector: Collector) -> None:
-        """Serve something beside models, from the start.
+        """Serve something besides models; call this before serving starts.
 
         Args:
-            service: The full name of its gRPC service.
-            collector: Gives its metrics.
+            service: Full name of its gRPC service.
+            collector: Provides its metrics.
         """
         self.services = tuple(sorted((*self.services, service)))
         self.also_measures(collector)
 
     def also_measures(self, collector: Collector) -> None:
-        """Give further metrics, from the start."""
+        """Serve further metrics; call this before serving starts."""
         self._collectors.append(collector)
 
     def report_load(self, on_report: Callable[[LoadReport], object]) -> None:
         """Report the load of the server about once a second from now on.
 
         Args:
-            on_report: Is called with each report.
+            on_report: Called with each report.
         """
         self._sampler.report_to(on_report)
 
     # --- health ---
 
     def live(self) -> bool:
-        """Whether the process answers; it does, if it gets to say so."""
+        """Return whether the process answers: always true, as this call is an answer."""
         return True
 
     def ready(self) -> bool:
-        """Whether requests should be sent here: each model has been tried, and the server is not stopping."""
+        """Return whether requests should be sent here: startup is complete and the server not stopping."""
         return not self._draining and self._engine.manager.ready()
 
     def model_ready(self, model: str, version: int | None = None) -> bool:
-        """Whether a model, or one version of it, answers.
+        """Return whether a model, or one version of it, answers.
 
         Raises:
             NotFound: There is no such model, or no such version of it.
@@ -113,7 +113,7 @@ class Service:
         raise NotFound(f"Servable not found for request: Specific({model}, {version})")
 
     def answers(self, model: str) -> bool:
-        """Whether any version of a model answers.
+        """Return whether any version of a model answers.
 
         Raises:
             NotFound: There is no such model.
@@ -122,25 +122,25 @@ class Service:
 
     @property
     def going(self) -> bool:
-        """Whether the server answers what it has, and ends: streams without an end are to end."""
+        """Whether the server is stopping and streams without an end of their own must end."""
         return self._going
 
     def drain(self) -> None:
-        """From now on say that no more requests should be sent here; those that come are answered."""
+        """Report from now on that no more requests should be sent here; those that arrive are answered."""
         self._draining = True
 
     def go(self) -> None:
-        """From now on end streams that have no end of their own; they would keep the server."""
+        """End streams that have no end of their own from now on; they would keep the server from stopping."""
         self._going = True
 
-    # --- what there is ---
+    # --- models and metrics ---
 
     def models(self) -> list[str]:
-        """The names of the models that are, or shall be, served."""
+        """Return the names of the models that are, or are to be, served."""
         return self._engine.manager.models()
 
     def status(self, model: str) -> list[VersionStatus]:
-        """The versions of a model, newest first.
+        """Return the versions of a model, newest first.
 
         Raises:
             NotFound: There is no such model.
@@ -148,7 +148,7 @@ class Service:
         return self._engine.manager.status(model)
 
     def problem(self, model: str) -> str:
-        """Why a model has no versions, or is not served as the operator asked for; "" if nothing is wrong.
+        """Return why a model has no versions or is not served as configured; "" if nothing is wrong.
 
         Raises:
             NotFound: There is no such model.
@@ -156,7 +156,7 @@ class Service:
         return "; ".join(self._engine.manager.warnings(model))
 
     def labels(self, model: str) -> Mapping[str, int]:
-        """Where the labels of a model point.
+        """Return the labels of a model with their versions.
 
         Raises:
             NotFound: There is no such model.
@@ -164,21 +164,21 @@ class Service:
         return self._engine.manager.labels(model)
 
     def default_version(self, model: str) -> int | None:
-        """The version that answers when a request names none; None while there is none."""
+        """Return the version that answers when a request names none; None while there is none."""
         return self._engine.manager.default_version(model)
 
     async def metrics(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return await self.own_metrics()
 
     async def own_metrics(self) -> bytes:
-        """Those of this process. Requests are answered while they are put together."""
+        """Return the metrics of this process. Requests are answered while they are collected."""
         text = metrics_text.pieces(self._families())
         counted = () if self.tensorflow_metrics is None else self.tensorflow_metrics.pieces()
         return await self._in_slices(map(str.encode, chain(text, counted)))
 
     async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
-        """What one version has done, all ready versions of a model, or those of all models.
+        """Return the counts of one version, of all ready versions of a model, or of all models.
 
         Raises:
             HeadraceError: There is no such model or version, or it is not ready.
@@ -186,7 +186,7 @@ class Service:
         return self._own_counts([model] if model else self.models(), version)
 
     def _own_counts(self, models: Iterable[str], version: int | None) -> list[VersionCounts]:
-        """Those of this process, of models that may be told of: nobody is asked here whether they may."""
+        """Return the counts of this process, without checking whether the caller may see the models."""
         manager = self._engine.manager
         asked = [
             (model, number)
@@ -197,7 +197,7 @@ class Service:
         return [VersionCounts.of(one.name, one.version, one.statistics) for one in found]
 
     async def metrics_as_protobuf(self) -> bytes:
-        """The same as Prometheus' protobuf messages, with native histograms."""
+        """Return the metrics as Prometheus' protobuf messages, with native histograms."""
         families = self._families()
         if self.tensorflow_metrics is not None:
             families = chain(families, self.tensorflow_metrics.families())
@@ -219,20 +219,20 @@ class Service:
     # --- administration ---
 
     def reload(self, model: str) -> None:
-        """Look at a model's directory anew and try what failed again.
+        """Take a model back into service and retry its failed versions at once.
 
         Raises:
-            FailedPrecondition: The operator has not opened the administration.
+            FailedPrecondition: Administration is off.
             NotFound: There is no such model.
         """
         self._check_admin()
         self._engine.manager.reload(model)
 
     def unload(self, model: str) -> None:
-        """Unload all versions of a model, until it is loaded again.
+        """Unload all versions of a model until it is loaded again.
 
         Raises:
-            FailedPrecondition: The operator has not opened the administration.
+            FailedPrecondition: Administration is off.
             NotFound: There is no such model.
         """
         self._check_admin()

@@ -1,9 +1,9 @@
-"""TensorFlow Serving's own metrics, so that the boards and alerts that read them go on working.
+"""TensorFlow Serving's own metrics, so that existing dashboards and alerts keep working.
 
-Names, labels, values and buckets are those of its source (``servables/tensorflow/util.cc``, where they are
-declared and counted; ``util/prometheus_exporter.cc``, which writes them), and so is what counts: requests of
-its own API only, latencies of those that were answered. What differs: a model that is not here is not counted
-under the name that the caller made up. Counted only where the operator asks for it.
+Names, labels, values and buckets are those of its source: ``servables/tensorflow/util.cc`` declares and
+counts them, ``util/prometheus_exporter.cc`` writes them. As there, only requests of its own API are counted,
+and only the latencies of answered ones. Unlike there, requests for an unknown model are not counted under the
+name that the caller sent. The metrics are off unless the operator enables them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 class Predicts(Protocol):
-    """What is measured of a Service: that it predicts."""
+    """The part of a Service whose calls are measured: its predictions."""
 
     @property
     def predict(self) -> Callable[..., Awaitable[Answer]]:
@@ -43,10 +43,10 @@ class Predicts(Protocol):
 ServiceT = TypeVar("ServiceT", bound=Predicts)
 
 BUCKETS = tuple(10 * 1.8**power for power in range(33))
-"""Microseconds; a latency that equals a limit counts in the next bucket, as there."""
+"""Bucket limits in microseconds; as in TensorFlow Serving, a latency equal to one is in the next bucket."""
 
 _LIMITS = (*(f"{limit:g}" for limit in BUCKETS), "+Inf")
-_RUNTIME = "TF1"  # the value of its own server, whatever runs the model here
+_RUNTIME = "TF1"  # TensorFlow Serving's own value, whichever Runtime is used here
 _MICROSECONDS = 1e6
 
 
@@ -66,13 +66,13 @@ class _Latencies:
 
 
 class TensorFlowMetrics:
-    """The counters, which grow for as long as the server runs, whatever becomes of versions."""
+    """The counters, kept for as long as the server runs, also when versions are unloaded."""
 
     def __init__(self, known: Callable[[str], bool]) -> None:
-        """Start at nothing.
+        """Start with all counters at zero.
 
         Args:
-            known: Whether there is a model of a name.
+            known: Returns whether a model of this name exists.
         """
         self._known = known
         self._requests: dict[tuple[str, str], int] = {}
@@ -86,12 +86,12 @@ class TensorFlowMetrics:
         api: str,
         entrypoint: str,
     ) -> Callable[..., Awaitable[ReplyT]]:
-        """A handler whose requests are counted.
+        """Return a handler that counts the requests it passes to ``handler``.
 
         Args:
-            handler: Answers.
+            handler: Answers the requests.
             model_of: Reads the model's name from the handler's first argument.
-            api: ``Predict``, or as REST has it in its path, ``predict``.
+            api: ``Predict``, or ``predict`` as in REST's paths.
             entrypoint: ``GRPC`` or ``REST``.
         """
 
@@ -121,16 +121,16 @@ class TensorFlowMetrics:
             self._request_latency.setdefault((model, api, entrypoint), _Latencies()).add(seconds)
 
     def watching(self, service: ServiceT, api: str) -> ServiceT:
-        """The same service, with the time of its predictions measured.
+        """Return the service with the duration of its predictions measured.
 
         Args:
-            service: What predicts.
+            service: The service that predicts.
             api: ``Predict``, ``Classify`` or ``Regress``.
         """
         return cast("ServiceT", _Watched(service, api, self._runtime_latency))
 
     def pieces(self) -> Iterator[str]:
-        """The metrics as its exporter writes them, in short pieces; requests may be counted in between."""
+        """Yield the metrics as its exporter writes them, in short pieces; counts may change in between."""
         yield "# TYPE :tensorflow:serving:request_count counter\n"
         for (model, status), count in list(self._requests.items()):
             labels = f'model_name="{escaped(model)}",status="{status}"'
@@ -139,7 +139,7 @@ class TensorFlowMetrics:
             yield from _histogram(name, last, measured)
 
     def families(self) -> Families:
-        """The same as families of numbers."""
+        """Yield the metrics as families, with None where other work may run."""
         counted = _family("request_count", "untyped")  # a counter's name would get _total at its end
         for (model, status), count in list(self._requests.items()):
             counted.add_sample(counted.name, {"model_name": model, "status": status}, count)
@@ -157,13 +157,13 @@ class TensorFlowMetrics:
             yield made
 
     def _histograms(self) -> Iterator[tuple[str, str, dict[tuple[str, str, str], _Latencies]]]:
-        """Each with its name, and the name of its last label."""
+        """Yield each histogram's name, the name of its last label, and its latencies."""
         yield "request_latency", "entrypoint", self._request_latency
         yield "runtime_latency", "runtime", self._runtime_latency
 
 
 def _family(name: str, kind: str) -> Family:
-    from prometheus_client.core import Metric  # noqa: PLC0415 - as metrics do
+    from prometheus_client.core import Metric  # noqa: PLC0415 - imported at the first scrape
 
     return Metric(f":tensorflow:serving:{name}", "", kind)
 
@@ -183,7 +183,7 @@ def _histogram(name: str, last: str, measured: dict[tuple[str, str, str], _Laten
 
 
 class _Watched:
-    """A Service whose predictions are measured; everything else is handed through."""
+    """A Service whose predictions are measured; everything else is passed through."""
 
     def __init__(self, service: Predicts, api: str, measured: dict[tuple[str, str, str], _Latencies]) -> None:
         self._service = service
@@ -200,7 +200,7 @@ class _Watched:
         deadline: float = NO_DEADLINE,
         call: Call | None = None,
     ) -> asyncio.Future[Answer]:
-        """Hand over at once, as the service itself does; what is measured comes later."""
+        """Call the service at once, as its own ``predict`` does; measure when the answer arrives."""
         answer = asyncio.ensure_future(self._service.predict(loaded, inputs, deadline, call))
         answer.add_done_callback(partial(self._measure, loaded.name, time.monotonic()))
         return answer
@@ -211,19 +211,19 @@ class _Watched:
             self._measured.setdefault(key, _Latencies()).add(time.monotonic() - started)
 
 
-_MODEL_SPEC = _NAME = b"\x0a"  # field 1 of each request that is measured, and field 1 of that
+_MODEL_SPEC = _NAME = b"\x0a"  # field 1 of each measured request, and field 1 of that field
 _VARINT = 0x80
 
 
 def model_name(message: bytes | memoryview) -> str:
-    """The model that a Predict, Classify or Regress message names; "" if it does not begin with that."""
+    """Return the model that a Predict, Classify or Regress message names first, or ""."""
     spec = _embedded(message, _MODEL_SPEC)
     name = _embedded(spec, _NAME)
     return str(name, errors="replace")
 
 
 def _embedded(message: bytes | memoryview, tag: bytes) -> bytes | memoryview:
-    """What the first field holds, up to 16 KiB of it."""
+    """Return the contents of the first field; empty if it is another field, or has 16 KiB or more."""
     if len(message) < 2 or message[:1] != tag:
         return b""
     size, start = message[1], 2

@@ -1,7 +1,7 @@
-"""Triton's names for what headrace counts, so that the boards and alerts that read them go on working.
+"""Triton's names for headrace's counters, so that existing dashboards and alerts keep working.
 
-Names and labels are those of its documentation (``docs/user_guide/metrics.md``); docs/metrics.md says which
-are not given, and why. Made only where the operator asks for them.
+Names and labels are those of its documentation (``docs/user_guide/metrics.md``). docs/metrics.md lists those
+that are missing, with the reasons. They are off unless the operator enables them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _MICROSECONDS = 1e6
 
 
 class Counter(NamedTuple):
-    """One of its counters.
+    """One of Triton's counters.
 
     Attributes:
-        name: As there.
-        value: What it counts.
-        reason: The label of a failure; "" for none.
+        name: Name in Triton.
+        value: Reads its value from the statistics.
+        reason: Value of the label ``reason`` for a failure; "" for none.
         of_cache: Whether only versions with a prediction cache have it.
     """
 
@@ -37,7 +37,8 @@ def _microseconds(seconds: float) -> int:
 FAILURE = "nv_inference_request_failure"
 COUNTERS = (
     Counter("nv_inference_request_success", lambda of: of.requests),
-    # REJECTED is there what waited for too long in the scheduler. Nothing waits so long here: it is refused.
+    # Triton's REJECTED means a timeout in the scheduler's queue. Requests never wait that long here: they are
+    # refused at once.
     Counter(FAILURE, lambda of: of.refused, "REJECTED"),
     Counter(FAILURE, lambda of: of.cancelled, "CANCELED"),
     Counter(FAILURE, lambda of: of.failures, "BACKEND"),
@@ -46,7 +47,7 @@ COUNTERS = (
     Counter("nv_inference_exec_count", lambda of: of.batches),
     Counter("nv_inference_request_duration_us", lambda of: _microseconds(of.request_seconds)),
     Counter("nv_inference_queue_duration_us", lambda of: _microseconds(of.queue_seconds)),
-    # Summed over requests, as there: each of a batch has waited for the whole of it.
+    # Summed over requests, as in Triton: each request waits for its whole batch.
     Counter(
         "nv_inference_compute_infer_duration_us",
         lambda of: _microseconds(of.request_seconds) - _microseconds(of.queue_seconds),
@@ -57,7 +58,7 @@ COUNTERS = (
 
 
 def by_name() -> Iterator[tuple[str, list[Counter]]]:
-    """The counters of each name, which come one after another in a scrape."""
+    """Yield each name with its counters, which must be adjacent in a scrape."""
     names = dict.fromkeys(one.name for one in COUNTERS)
     for name in names:
         yield name, [one for one in COUNTERS if one.name == name]

@@ -1,4 +1,4 @@
-"""Refusing a request before its inputs are decoded, where decoding them costs about as much as answering."""
+"""Refusal of requests before their inputs are decoded, as decoding may cost as much as answering."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from headrace.loaded import LoadedVersion
 
 
 def refuse_unread(loaded: LoadedVersion, call: Call) -> None:
-    """Refuse a call with a deadline whose answer would come too late, whatever its inputs are.
+    """Refuse a call that cannot be answered by its deadline, whatever its inputs are.
 
-    Those who have a default, or a cache, have answers even so: they are asked.
+    Versions with a default or a prediction cache are exempt, as they may answer anyway.
 
     Args:
-        loaded: The version that it means.
-        call: Its deadline is that of its headers.
+        loaded: The version that the call asks for.
+        call: The call, with the deadline from its headers.
 
     Raises:
-        Overloaded: What is ahead of it takes longer than its deadline leaves.
+        Overloaded: The rows ahead of it take longer than its deadline allows.
     """
     if loaded.predictor is not loaded.batcher:
         return

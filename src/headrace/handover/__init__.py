@@ -1,7 +1,7 @@
-"""One server takes the ports of another one over, on the same machine, and no request is lost.
+"""Hand the ports of a running server over to a new one on the same machine without losing a request.
 
-The running server waits at a path (``giving``). One that starts with the same path takes the listening
-sockets (``taking``), loads, and takes connections when all is ready there that is ready in the other
-(``readiness``, which is pure). They talk in messages with a version of their own (``messages``), over a Unix
-socket (``conversation``).
+The running server listens on a Unix socket at a path (``giving``). A server that starts with the same path
+receives its listening sockets (``taking``) and loads. It accepts connections once everything that is ready in
+the running server is ready in it (``readiness``, which is pure). The two exchange messages of a versioned
+protocol (``messages``) over the Unix socket (``conversation``).
 """

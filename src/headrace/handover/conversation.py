@@ -1,4 +1,4 @@
-"""A Unix socket between two servers as messages, each with its length in front, and descriptors."""
+"""Exchange length-prefixed messages and descriptors with another server over a Unix socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.errors import HeadraceError, Unavailable
 from headrace.handover.messages import LARGEST_MESSAGE_BYTES, Message, decoded, encoded
 
 ANSWER_SECONDS = 10.0
-"""How long an answer may take of a server that is not stuck."""
+"""Timeout for one answer of the other server."""
 
 _LENGTH = struct.Struct("<I")
 _PEER = struct.Struct("3i")
@@ -24,13 +24,13 @@ _ONE = b"d"
 
 
 class Conversation:
-    """One end. Whatever goes wrong is ``Unavailable``."""
+    """One end of the connection. Every failure is raised as ``Unavailable``."""
 
     def __init__(self, end: socket.socket) -> None:
-        """Begin to talk.
+        """Take over a connected socket.
 
         Args:
-            end: Connected; it belongs to the conversation from now on.
+            end: The socket; owned by the conversation from now on.
         """
         end.setblocking(False)
         self._end = end
@@ -38,7 +38,7 @@ class Conversation:
 
     @property
     def user(self) -> int:
-        """The number of the other end's user, as the kernel tells it."""
+        """The user id of the other end, as reported by the kernel."""
         told = self._end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         user: int = _PEER.unpack(told)[1]
         return user
@@ -47,7 +47,7 @@ class Conversation:
         """Send a message.
 
         Raises:
-            Unavailable: The other end is gone, or reads nothing.
+            Unavailable: The other end has closed, or does not read.
         """
         content = encoded(message)
         try:
@@ -60,13 +60,13 @@ class Conversation:
         """Wait for a message.
 
         Args:
-            seconds: How long.
+            seconds: Timeout.
 
         Returns:
             The message; None if the other end has closed.
 
         Raises:
-            Unavailable: Nothing came in time, or something that is no message.
+            Unavailable: The timeout expired, or the bytes are not a message.
         """
         try:
             async with asyncio.timeout(seconds):
@@ -75,10 +75,12 @@ class Conversation:
                     return None
                 (size,) = _LENGTH.unpack(head)
                 if size > LARGEST_MESSAGE_BYTES:
-                    raise Unavailable(f"the other server sent a message of {size} bytes")
+                    raise Unavailable(f"the other server sent too large a message: {size} bytes")
                 return decoded(await self._read(size))
         except TimeoutError as error:
-            raise Unavailable(f"the other server has said nothing for {seconds:g} s: is it stuck?") from error
+            raise Unavailable(
+                f"the other server has not answered for {seconds:g} s; it may be suspended"
+            ) from error
         except (OSError, msgspec.MsgspecError) as error:
             raise _gone(error) from error
 
@@ -88,7 +90,7 @@ class Conversation:
             piece = await self._loop.sock_recv(self._end, size - len(found))
             if not piece:
                 if found:
-                    raise ConnectionError("it broke off in a message")
+                    raise ConnectionError("it closed the connection within a message")
                 break
             found += piece
         return bytes(found)
@@ -97,7 +99,7 @@ class Conversation:
         """Send copies of descriptors.
 
         Raises:
-            Unavailable: The other end is gone, or reads nothing.
+            Unavailable: The other end has closed, or does not read.
         """
         try:
             for start in range(0, len(descriptors), _DESCRIPTORS_AT_ONCE):
@@ -106,13 +108,13 @@ class Conversation:
             raise _gone(error) from error
 
     async def take(self, many: int) -> list[int]:
-        """Receive descriptors, which belong to the caller.
+        """Receive descriptors, which the caller must close.
 
         Args:
-            many: How many.
+            many: Number of descriptors.
 
         Raises:
-            Unavailable: They did not come.
+            Unavailable: They did not arrive.
         """
         found: list[int] = []
         try:
@@ -124,7 +126,7 @@ class Conversation:
                     )
                     found += got
                     if not said or not got:
-                        raise ConnectionError("it broke off in its sockets; raise the limit of open files")
+                        raise ConnectionError("it did not send all sockets; raise the limit of open files")
         except (OSError, TimeoutError) as error:
             for one in found:
                 os.close(one)
@@ -140,7 +142,7 @@ class Conversation:
             self._loop.remove_reader(self._end)
 
     async def until_closed(self) -> None:
-        """Wait until the other end is closed, whatever it says."""
+        """Wait until the other end has closed; discard what it sends."""
         with suppress(OSError):
             while await self._loop.sock_recv(self._end, 4096):
                 pass

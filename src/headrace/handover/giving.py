@@ -1,4 +1,4 @@
-"""The running server's part: it waits for another one that takes its place, and gives it the sockets."""
+"""The running server's side of a handover: wait for a successor, and send it the listening sockets."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from headrace.handover.messages import (
 _log = logging.getLogger(__name__)
 
 _SILENCE_SECONDS = 60.0
-"""How long a server that takes over may say nothing; it asks every second while it loads."""
+"""Longest silence of a successor; it asks several times a second while it loads."""
 
 _LONGEST_SECONDS = 3660.0
-"""How long a server may take over for, in all: more than ``handover_seconds`` may be.
+"""Longest duration of a handover; exceeds the maximum of ``handover_seconds``.
 
-Certificates and ages of connections wait for it.
+The transport is not renewed meanwhile, for new certificates or for the age of connections.
 """
 
 _MODE = 0o600
@@ -45,7 +45,7 @@ _BACKLOG = 8
 
 
 class Side(Protocol):
-    """What a running server gives away.
+    """The part of a running server that is handed over.
 
     Attributes:
         listeners: Its listening sockets.
@@ -55,35 +55,35 @@ class Side(Protocol):
 
     @property
     def admin(self) -> list[socket.socket]:
-        """The listening sockets of administration."""
+        """Return the administration sockets."""
 
     def ready(self) -> Mapping[str, tuple[int, ...]]:
-        """The versions of each model that answer."""
+        """Return the ready versions of each model."""
 
     async def hold(self) -> None:
-        """Leave the listening sockets as they are, until ``release``."""
+        """Leave the listening sockets unchanged until ``release``."""
 
     def release(self) -> None:
         """See ``hold``."""
 
     def leave(self) -> None:
-        """Another server takes new connections: begin to go."""
+        """Begin to shut down: a successor gets new connections."""
 
 
 class Giving:
-    """Waits at a path.
+    """Waits at a path for a successor.
 
     Attributes:
-        taken: Has a result once another server has taken the place of this one.
+        taken: Future that is resolved once a successor has taken over.
     """
 
     def __init__(self, socket_at_path: PathSocket, side: Side, release: str) -> None:
         """Begin to wait.
 
         Args:
-            socket_at_path: Where, at its path; it belongs to this from now on.
-            side: What is given.
-            release: Which headrace this is.
+            socket_at_path: The socket to listen on, moved to its path; owned by this object from now on.
+            side: The part of this server to hand over.
+            release: The release of this server.
         """
         self._at_path = socket_at_path
         self._listener = socket_at_path.listener
@@ -98,7 +98,7 @@ class Giving:
     def _accept(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError:  # whoever it was is gone
+        except OSError:  # the peer has closed
             return
         conversation = Conversation(end)
         if len(self._others) >= _BACKLOG:
@@ -130,27 +130,27 @@ class Giving:
             if self.taken.done():
                 await conversation.until_closed()
         except HeadraceError as error:
-            _log.warning("the server that was to take over is given up: %s", error.message)
+            _log.warning("the handover to a new server was aborted: %s", error.message)
         finally:
             conversation.close()
 
     async def _give(self, conversation: Conversation) -> None:
         hello = await conversation.hear()
         if not isinstance(hello, Hello):
-            raise Unavailable("it is no server that takes over")
+            raise Unavailable("it is not a server that takes over")
         spoken = protocol(hello.protocols)
         if spoken is None:
             theirs = ", ".join(map(str, hello.protocols))
-            why = f"headrace {self._release} speaks the protocol {PROTOCOLS[0]} of handing over, not {theirs}"
+            why = f"headrace {self._release} speaks handover protocol {PROTOCOLS[0]}, not {theirs}"
             await conversation.say(Refused(f"{why}: stop the running server, and start the new one"))
-            raise Unavailable(f"headrace {hello.headrace} speaks another protocol: {theirs}")
+            raise Unavailable(f"headrace {hello.headrace} speaks another handover protocol: {theirs}")
         _log.info("another server is about to take over", extra={"release": hello.headrace})
         await self._give_sockets(conversation, spoken)
         while (message := await conversation.hear(_SILENCE_SECONDS)) is not None:
             await self._answer(conversation, message)
             if self.taken.done():
                 return
-        raise Unavailable("it has ended, or given up")
+        raise Unavailable("it has ended or given up")
 
     async def _give_sockets(self, conversation: Conversation, spoken: int) -> None:
         listeners, admin = self._side.listeners, self._side.admin
@@ -179,14 +179,14 @@ class Giving:
             self._close_path()
             self._side.leave()
         else:
-            raise Unavailable(f"it says what was not asked: {type(message).__name__}")
+            raise Unavailable(f"it sent an unexpected message: {type(message).__name__}")
 
     def _close_path(self) -> None:
         self._loop.remove_reader(self._listener)
         self._at_path.close()
 
     async def close(self) -> None:
-        """Wait no more; a server that is about to take over is told so by the end of the conversation."""
+        """Stop waiting. A handover in progress is aborted by closing its conversation."""
         if not self.taken.done():
             self._close_path()
         going = [one for one in (self._busy, *self._others) if one is not None]
@@ -196,49 +196,51 @@ class Giving:
 
 
 async def _refuse(conversation: Conversation, why: str) -> None:
-    """Hear what it says first: who is refused before that cannot tell why."""
+    """Refuse a peer, after reading its first message: refused earlier, it could not read the reason."""
     try:
         await conversation.hear()
         await conversation.say(Refused(why))
     except HeadraceError as error:
-        _log.warning("a server that wanted to take over is refused (%s), and does not listen: %s", why, error)
+        _log.warning(
+            "refused a server that wanted to take over (%s), but could not tell it why: %s", why, error
+        )
     finally:
         conversation.close()
 
 
 def expect_own_directory(path: Path) -> None:
-    """Check that nobody else can put anything at a path.
+    """Check that no other user can replace the file at a path.
 
     Raises:
-        ConfigError: The directory is another user's, or others may write there.
+        ConfigError: The directory belongs to another user, or others may write to it.
     """
     directory = path.absolute().parent
     try:
         found = directory.stat()
     except OSError as error:
-        raise ConfigError(f"handover: cannot look at {directory}: {error.strerror or error}") from error
+        raise ConfigError(f"handover: cannot access {directory}: {error.strerror or error}") from error
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
         raise ConfigError(
-            f"handover: expected a directory that only this user can write, but {directory} is another "
-            "user's, or open to others: make one (mkdir -m 700), and name a path in it"
+            f"handover: expected a directory that only this user can write, but {directory} belongs to "
+            "another user or is writable by others: create one (mkdir -m 700), and use a path in it"
         )
 
 
 class PathSocket:
-    """Listens beside a path first, and then at it, without a moment at which nothing is there.
+    """Listens beside a path, and is then renamed to it, so that the path is never without a socket.
 
     Attributes:
         listener: The socket.
     """
 
     def __init__(self, path: Path) -> None:
-        """Listen beside a path: what can fail fails now, mostly.
+        """Listen beside a path, so that most failures occur now.
 
         Args:
-            path: In a directory that only this user can write.
+            path: A path in a directory that only this user can write.
 
         Raises:
-            ConfigError: The path cannot be had.
+            ConfigError: The socket cannot be created.
         """
         expect_own_directory(path)
         self._path, self._beside = path, path.with_name(f".{path.name}.{os.getpid()}")
@@ -258,10 +260,10 @@ class PathSocket:
             raise ConfigError(f"handover: cannot listen at {path}: {error.strerror or error}") from error
 
     def move(self) -> None:
-        """Be at the path, in the place of what is there.
+        """Rename the socket to the path, replacing what is there.
 
         Raises:
-            ConfigError: The path cannot be had; then it is closed.
+            ConfigError: The rename failed; the socket is closed.
         """
         try:
             os.replace(self._beside, self._path)
@@ -271,7 +273,7 @@ class PathSocket:
             raise ConfigError(f"handover: {expected}") from error
 
     def close(self) -> None:
-        """Listen no more; what others have put at the path stays."""
+        """Stop listening, and remove the path unless another process has replaced it."""
         self.listener.close()
         for one in (self._beside, self._path):
             with suppress(OSError):

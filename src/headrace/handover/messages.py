@@ -1,8 +1,7 @@
-"""What two servers tell each other while one takes the ports of the other: JSON, of a numbered protocol.
+"""Messages between two servers during a handover: JSON, in a numbered protocol.
 
-The two may be of different releases. ``Hello`` and ``Refused`` stay as they are for ever; whatever else
-changes in a way that the other side has to know gets a new number. Fields that one side does not know are
-left unread.
+The two servers may be of different releases. ``Hello`` and ``Refused`` never change. Any other change that
+the other side must know about gets a new protocol number. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ from __future__ import annotations
 import msgspec
 
 PROTOCOLS = (1,)
-"""The protocols that are spoken here, the best first."""
+"""The protocols supported here, the preferred one first."""
 
 LARGEST_MESSAGE_BYTES = 2**24
-"""The largest message: the versions of many thousands of models."""
+"""Size limit of a message; enough for the versions of many thousands of models."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """From the new server, first.
+    """The first message of the new server.
 
     Attributes:
         headrace: Its release.
-        protocols: Those that it speaks, the best first.
+        protocols: The protocols that it supports, the preferred one first.
     """
 
     headrace: str
@@ -29,29 +28,29 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """From the running server: it gives nothing, now or ever.
+    """The running server refuses the handover.
 
     Attributes:
-        why: For people.
+        why: The reason, for people.
     """
 
     why: str
 
 
 class Given(msgspec.Struct, frozen=True, tag="given"):
-    """From the running server: its listening sockets, whose descriptors follow.
+    """The running server's reply to ``Hello``; the descriptors of its listening sockets follow.
 
-    First come the sets, in the order of their numbers in the kernel, each with a socket for REST and one for
-    gRPC; then those of administration.
+    The sets come first, in the order of their numbers in the kernel, each with a socket for REST and one for
+    gRPC. The administration sockets follow.
 
     Attributes:
-        protocol: The protocol that is spoken from now on.
-        headrace: Its release.
-        sets: How many sets there are.
-        free: The sets at which nobody accepts.
+        protocol: The protocol used from now on.
+        headrace: The release of the running server.
+        sets: Number of sets.
+        free: The sets that no process accepts on.
         leading: The sets that get new connections.
-        has_many: Whether sets can be added, and connections led to some of them.
-        admin: How many sockets of administration there are.
+        has_many: Whether sets can be added and connections steered to some of them.
+        admin: Number of administration sockets.
     """
 
     protocol: int
@@ -64,29 +63,29 @@ class Given(msgspec.Struct, frozen=True, tag="given"):
 
 
 class Ask(msgspec.Struct, frozen=True, tag="ask"):
-    """From the new server, again and again while it loads: what is ready there?"""
+    """The new server asks which versions are ready; sent repeatedly while it loads."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """From the running server: what is ready.
+    """The running server's reply to ``Ask``.
 
     Attributes:
-        models: The versions of each model that answer.
+        models: The ready versions of each model.
     """
 
     models: dict[str, tuple[int, ...]]
 
 
 class Take(msgspec.Struct, frozen=True, tag="take"):
-    """From the new server: it accepts, and is about to lead connections to itself."""
+    """The new server accepts connections and is about to steer them to itself."""
 
 
 class Go(msgspec.Struct, frozen=True, tag="go"):
-    """From the running server: the new one may lead connections; it does so itself no more."""
+    """The running server's reply to ``Take``: it no longer steers connections, so the new one may."""
 
 
 class Taken(msgspec.Struct, frozen=True, tag="taken"):
-    """From the new server: new connections come to it. The other one ends, and with it the conversation."""
+    """The new server gets all new connections; the running one shuts down, which ends the conversation."""
 
 
 Message = Hello | Refused | Given | Ask | Ready | Take | Go | Taken
@@ -96,27 +95,27 @@ _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 
 def encoded(message: Message) -> bytes:
-    """A message's bytes."""
+    """Return the encoded message."""
     return _encoder.encode(message)
 
 
 def decoded(content: bytes) -> Message:
-    """The message of some bytes.
+    """Decode a message.
 
     Raises:
-        msgspec.MsgspecError: They are none.
+        msgspec.MsgspecError: The bytes are not a message.
     """
     try:
         return _decoder.decode(content)
     except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"a text that is no UTF-8: {error}") from error
+        raise msgspec.DecodeError(f"a text is not UTF-8: {error}") from error
 
 
 def protocol(theirs: tuple[int, ...], ours: tuple[int, ...] = PROTOCOLS) -> int | None:
-    """The best protocol that both speak; None if there is none.
+    """Return the best protocol that both servers support; None if there is none.
 
     Args:
-        theirs: Those of the new server.
-        ours: Those that are spoken here.
+        theirs: The protocols of the new server.
+        ours: The protocols supported here.
     """
     return max(set(theirs) & set(ours), default=None)

@@ -1,4 +1,4 @@
-"""A server takes the place of another one, step by step, and then gives its own place away."""
+"""Start a server, in place of a running one if there is one, and wait for a successor."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Candidate(Protocol):
         """Begin to load.
 
         Args:
-            ports: The listening sockets of the running server; None to open some.
+            ports: The listening sockets of the running server; None to open new ones.
         """
 
     def here(self) -> Mapping[str, Sequence[VersionStatus]] | None:
-        """What can be told about the versions of all models; None as long as they have not been tried."""
+        """Return the status of the versions of all models; None until each model has been tried."""
 
     async def serve(self) -> None:
-        """Accept connections, which are not led here yet if another server runs."""
+        """Accept connections. None are steered here yet if another server is running."""
 
     def side(self) -> Side:
-        """What it gives away, once it serves."""
+        """Return what this server hands over once it serves."""
 
 
 async def _unless(stopping: asyncio.Future[signal.Signals], task: asyncio.Task[None]) -> bool:
-    """Wait for a task, or until the process is to stop; returns whether the task has ended first."""
+    """Wait for a task; on a stop signal, cancel it. Return whether the task ended first."""
     await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
     if task.done():
         task.result()
@@ -51,19 +51,19 @@ async def _unless(stopping: asyncio.Future[signal.Signals], task: asyncio.Task[N
 
 
 class Handover:
-    """Starts a server, in the place of another one if there is one, and waits for one that follows.
+    """Starts a server, in place of a running one if there is one, and waits for a successor.
 
     Attributes:
-        taken: Has a result once another server has taken the place of this one.
+        taken: Future that is resolved once a successor has taken over.
     """
 
     def __init__(self, candidate: Candidate, config: ServerConfig, release: str) -> None:
-        """Prepare.
+        """Store the server and its settings.
 
         Args:
-            candidate: Not started.
+            candidate: The server, not started.
             config: Its settings.
-            release: Which headrace it is.
+            release: Its release of headrace.
         """
         self._candidate = candidate
         self._config = config
@@ -74,20 +74,20 @@ class Handover:
 
     @property
     def has_taken(self) -> bool:
-        """Whether this server, once started, has the place of another one."""
+        """Whether this server, once started, has replaced another one."""
         return self._taking is not None
 
     async def start(self, stopping: asyncio.Future[signal.Signals]) -> bool:
-        """Start the server; returns when new connections come to it.
+        """Start the server; return when new connections come to it.
 
         Args:
-            stopping: Has a result when it is to stop: then a running server goes on as it was.
+            stopping: Future that is resolved when this server must stop; a running server then keeps serving.
 
         Returns:
-            Whether it serves.
+            Whether the server serves.
 
         Raises:
-            HeadraceError: It cannot start, or not take the running one's place.
+            HeadraceError: The server cannot start, or cannot take over from the running one.
         """
         if self._config.handover is None:
             raise ValueError("there is no path to hand over at")
@@ -121,7 +121,7 @@ class Handover:
     async def _follow(self, taking: Taking, path: Path) -> None:
         await self._candidate.prepare(taking.ports)
         await taking.until_ready(self._candidate.here, self._config.handover_seconds)
-        at_path = PathSocket(path)  # before the other server goes: whoever fails now costs nothing
+        at_path = PathSocket(path)  # before the running server stops, so that a failure costs nothing
         try:
             await self._candidate.serve()
             await taking.take()
@@ -130,13 +130,13 @@ class Handover:
             raise
         try:
             at_path.move()
-        except ConfigError as error:  # nobody else serves now
-            _log.error("%s; this server serves, and no other one can take its place", error.message)
+        except ConfigError as error:  # the other server has stopped: keep serving
+            _log.error("%s; this server serves, but no other server can take over from it", error.message)
         else:
             self._wait_at(at_path)
 
     async def close(self) -> None:
-        """Wait for no server that follows, any more, and talk to none."""
+        """Stop waiting for a successor, and end any conversation."""
         if self._giving is not None:
             await self._giving.close()
         if self._taking is not None:

@@ -1,4 +1,4 @@
-"""Whether a server may take another one's place: when all is ready here that is ready there. Pure."""
+"""Decide whether a new server may take over: once all that is ready in the old one is ready here. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ _GONE = (State.DRAINING, State.UNLOADED)
 
 
 def lacking(there: Mapping[str, Iterable[int]], here: Mapping[str, Sequence[VersionStatus]]) -> list[str]:
-    """Say what is ready there and not yet here.
+    """Return the versions that are ready in the running server and not yet here.
 
-    A version that is not wanted here does not count, as long as another one of its model answers: on the
-    disk, or in the settings, the model has moved on.
+    A version that is not wanted here is skipped while another version of its model is ready: the directories
+    or the settings have moved on.
 
     Args:
-        there: The versions of each model that answer in the running server.
-        here: What can be told about each model's versions in the new one; its directories were looked at.
+        there: The ready versions of each model in the running server.
+        here: The status of each model's versions in the new server, once each model has been tried.
 
     Returns:
-        Models and versions that are still on their way, as ``model/number``; none if the place may be taken.
+        The missing versions, as ``model/number``; empty if the new server may take over.
 
     Raises:
-        FailedPrecondition: Something will not be ready here: it has failed, or is not served at all.
+        FailedPrecondition: A version will not become ready: it has failed, or its model is not served here.
     """
     waits: list[str] = []
     for model, numbers in sorted(there.items()):
         if model not in here:
             raise FailedPrecondition(
-                f"{model} is served by the running server, and not by this one: expected the same models; "
+                f"{model} is served by the running server, but not by this one: expected the same models; "
                 "remove the model there first, or give this server the directory or settings that have it"
             )
         waits += _lacking_versions(model, numbers, here[model])
@@ -65,6 +65,6 @@ def _is_on_the_way(status: VersionStatus) -> bool:
 
 def _never(model: str, number: int, why: str) -> FailedPrecondition:
     return FailedPrecondition(
-        f"{model}: version {number} is ready in the running server, and not here: {why}; the running server "
-        "goes on as it was"
+        f"{model}: version {number} is ready in the running server, but not here: {why}; the running server "
+        "keeps serving"
     )

@@ -1,4 +1,4 @@
-"""The new server's part: it takes the sockets of a running one, and its place when all is ready."""
+"""The new server's side of a handover: receive the listening sockets, and take over when all is ready."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ _log = logging.getLogger(__name__)
 
 _MessageT = TypeVar("_MessageT", bound=Message)
 _ASK_SECONDS = 0.2
-_GOES_ON = "the running server goes on as it was"
+_GOES_ON = "the running server keeps serving"
 
 
 async def running_at(path: Path) -> Conversation | None:
-    """Ask whether a server waits at a path for another one that takes its place.
+    """Connect to the server that listens at a path.
 
     Returns:
-        A conversation with it; None if nobody is there.
+        A conversation with the server; None if none listens there.
 
     Raises:
-        ConfigError: Something else is there, of another user, or in a directory that others can write.
-        Unavailable: It does not take the connection.
+        ConfigError: The path is not a socket, belongs to another user, or others can write to its directory.
+        Unavailable: The server does not accept the connection.
     """
     expect_own_directory(path)
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            expected = "expected a path at which nothing is, or the socket of a running server"
+            expected = "expected an unused path, or the socket of a running server"
             raise ConfigError(f"handover: {expected}, but {path} is something else: remove it")
     except FileNotFoundError:
         return None
@@ -62,12 +62,14 @@ async def running_at(path: Path) -> Conversation | None:
     end.setblocking(False)
     try:
         end.connect(str(path))
-    except (ConnectionRefusedError, FileNotFoundError):  # what a killed server has left
+    except (ConnectionRefusedError, FileNotFoundError):  # the socket file of a killed server
         end.close()
         return None
     except OSError as error:
         end.close()
-        raise Unavailable(f"handover: the server at {path} does not take the connection: {error}") from error
+        raise Unavailable(
+            f"handover: the server at {path} does not accept the connection: {error}"
+        ) from error
     conversation = Conversation(end)
     if conversation.user != os.geteuid():
         conversation.close()
@@ -76,10 +78,10 @@ async def running_at(path: Path) -> Conversation | None:
 
 
 class Taking:
-    """Takes the place of a running server, step by step. Until the last one, that goes on as it was.
+    """Takes over from a running server, step by step. Until the last step that server keeps serving.
 
     Attributes:
-        ports: The sockets.
+        ports: The listening sockets.
     """
 
     def __init__(self, conversation: Conversation, given: Given, ports: Ports) -> None:
@@ -94,16 +96,16 @@ class Taking:
 
     @classmethod
     async def begin(cls, config: ServerConfig, release: str) -> Taking | None:
-        """Take the sockets of the server that runs, if there is one.
+        """Receive the listening sockets of the running server; return None if there is none.
 
         Args:
             config: The settings of the new server.
-            release: Which headrace it is.
+            release: The release of the new server.
 
         Raises:
-            ConfigError: The running server listens elsewhere than these settings say.
-            Unavailable: It does not answer.
-            FailedPrecondition: It refuses.
+            ConfigError: The running server listens on another host or port than these settings name.
+            Unavailable: The running server does not answer.
+            FailedPrecondition: The running server refuses.
         """
         if config.handover is None:
             return None
@@ -116,7 +118,7 @@ class Taking:
             if isinstance(given, Refused):
                 raise FailedPrecondition(f"handover: the running server refuses: {given.why}")
             if not isinstance(given, Given) or given.protocol not in PROTOCOLS or given.sets < 1:
-                raise Unavailable("handover: what runs at the path does not answer as a server would")
+                raise Unavailable("handover: the process at the path does not answer like a headrace server")
             descriptors = await conversation.take(2 * given.sets + given.admin)
             ports = _ports(given, [socket.socket(fileno=one) for one in descriptors])
             _expect_same_place(ports.listeners.sets[0], config)
@@ -127,7 +129,7 @@ class Taking:
         return cls(conversation, given, ports)
 
     async def _ask(self) -> None:
-        """Ask again and again what is ready there; fails when the running server does."""
+        """Ask repeatedly which versions are ready there; fail when the running server fails."""
         while not self._enough.is_set():
             await self._conversation.say(Ask())
             answer = _expected(await self._conversation.hear(), Ready)
@@ -139,18 +141,18 @@ class Taking:
     async def until_ready(
         self, here: Callable[[], Mapping[str, Sequence[VersionStatus]] | None], seconds: float
     ) -> None:
-        """Wait until all is ready here that is ready there.
+        """Wait until everything that is ready in the running server is ready here.
 
         Args:
-            here: Tells of the models' versions here; None as long as they have not been tried.
-            seconds: How long.
+            here: Returns the status of the versions here; None until each model has been tried.
+            seconds: Timeout.
 
         Raises:
-            FailedPrecondition: Something has failed here.
-            Unavailable: It took too long, or the running server is gone or stuck.
+            FailedPrecondition: A version failed to load here.
+            Unavailable: The timeout expired, or the running server has ended or hangs.
         """
         until = time.monotonic() + seconds
-        waits = ["the first look at the models"]
+        waits = ["the first scan of the models"]
         while waits:
             if self._asking.done():
                 self._asking.result()
@@ -164,10 +166,10 @@ class Taking:
                 await asyncio.wait({self._asking}, timeout=_ASK_SECONDS)
 
     async def take(self) -> None:
-        """Have new connections come here, once they are accepted; the other server goes.
+        """Steer new connections to this server, which must accept them by now; the other one shuts down.
 
         Raises:
-            Unavailable: The running server is gone or stuck, and was not taken over.
+            Unavailable: The running server has ended or hangs before it was taken over.
         """
         self._enough.set()
         await self._asking
@@ -176,12 +178,12 @@ class Taking:
         self.ports.listeners.resume()
         try:
             await self._conversation.say(Taken())
-        except Unavailable as error:  # it has ended in this very moment
+        except Unavailable as error:  # it ended at this very moment
             _log.warning("the server that was taken over has ended early: %s", error.message)
         self._leaving = asyncio.create_task(self._until_gone())
 
     async def _until_gone(self) -> None:
-        """When the other server is gone, its sets are free."""
+        """Wait for the other server to end, then reclaim its sets."""
         await self._conversation.until_closed()
         self._conversation.close()
         used = [one for one in range(self._given.sets) if one not in self._given.free]
@@ -192,7 +194,7 @@ class Taking:
         _log.info("the server that was taken over has ended")
 
     async def close(self) -> None:
-        """End the conversation. A server that was not taken over by then goes on as it was."""
+        """End the conversation. A server that was not taken over keeps serving."""
         for task in (self._asking, self._leaving):
             if task is not None:
                 task.cancel()
@@ -205,17 +207,17 @@ def _expected(message: Message | None, kind: type[_MessageT]) -> _MessageT:
     if isinstance(message, kind):
         return message
     if message is None:
-        raise Unavailable(
-            "handover: the running server has ended, or gave this one up, before it was taken over"
-        )
-    raise Unavailable(f"handover: the running server said {type(message).__name__}, not {kind.__name__}")
+        raise Unavailable("handover: the running server ended or gave up before this one could take over")
+    raise Unavailable(
+        f"handover: expected {kind.__name__} from the running server, got {type(message).__name__}"
+    )
 
 
 def _ports(given: Given, sockets: list[socket.socket]) -> Ports:
     if not given.has_many and given.sets > 1:
         raise Unavailable(
-            "handover: the workers' sockets can only be handed over where Linux leads connections (BPF), "
-            "which it does not here: stop the running server, and start this one"
+            "handover: the sockets of several workers can only be handed over where Linux can steer new "
+            "connections (BPF), but it cannot here: stop the running server, and start this one"
         )
     sets = [sockets[2 * number : 2 * number + 2] for number in range(given.sets)]
     listeners = Listeners(sets, may_join=given.has_many, free=given.free, leading=given.leading)
@@ -229,15 +231,15 @@ def _expect_same_place(sockets: Sequence[socket.socket], config: ServerConfig) -
         host, found = one.getsockname()[:2]
         if port not in (0, found):
             raise ConfigError(
-                f"{setting}: expected {found}, as of the running server whose place is taken, not {port}; to "
-                "serve elsewhere, start without --handover"
+                f"{setting}: expected {found}, the port of the running server, got {port}; to serve "
+                "elsewhere, start without --handover"
             )
         try:
             named = {info[4][0] for info in socket.getaddrinfo(config.host, port, type=socket.SOCK_STREAM)}
         except OSError as error:
-            raise ConfigError(f"host: {config.host} is no address: {error.strerror or error}") from error
+            raise ConfigError(f"host: {config.host} is not an address: {error.strerror or error}") from error
         if host not in named:
             raise ConfigError(
-                f"host: expected {host}, as of the running server whose place is taken, not {config.host}; "
-                "to serve elsewhere, start without --handover"
+                f"host: expected {host}, the address of the running server, got {config.host}; to "
+                "serve elsewhere, start without --handover"
             )

@@ -1,1 +1,1 @@
-"""Versions in processes of their own: a crash, a leak or a hang of one takes nobody along."""
+"""Versions in processes of their own, so that a crash, leak or hang of one does not affect the server."""

@@ -1,4 +1,4 @@
-"""Memory that two processes share: a file in memory, mapped by both, which only grows."""
+"""Memory shared by two processes: a memory file mapped by both, which only grows."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ _ALIGNED = 64
 
 
 def aligned(offset: int) -> int:
-    """The first offset from here on at which any kernel likes an array to begin."""
+    """Return the next offset that is aligned for any kernel, a multiple of 64 bytes."""
     return (offset + _ALIGNED - 1) & ~(_ALIGNED - 1)
 
 
 class Area:
-    """One process's view of it.
+    """One process's mapping of a shared memory file.
 
     Attributes:
-        fd: The file; closed with this.
-        size: How many bytes are mapped here.
-        view: All of them. A new one when it has grown: who holds the old one keeps the old mapping.
+        fd: Descriptor of the file; closed by ``close``.
+        size: Number of bytes mapped in this process.
+        view: The mapped bytes. Replaced when the area grows; an old view keeps the old mapping.
     """
 
     __slots__ = ("_most_bytes", "fd", "size", "view")
 
     def __init__(self, fd: int, most_bytes: int) -> None:
-        """Map nothing yet.
+        """Create an area without mapping the file.
 
         Args:
-            fd: A file in memory, from ``new_file``.
-            most_bytes: How large it may become.
+            fd: Descriptor of a memory file from ``new_file``.
+            most_bytes: Size limit of the file.
         """
         self.fd = fd
         self._most_bytes = most_bytes
@@ -42,17 +42,17 @@ class Area:
         self.view = memoryview(b"")
 
     def grow(self, size: int) -> None:
-        """Have room for this many bytes, by at least doubling: whoever writes calls it.
+        """Grow the file to at least this many bytes, at least doubling it; called by the writer.
 
         Raises:
-            TooLarge: It may not become that large.
+            TooLarge: The size exceeds the limit.
         """
         if size <= self.size:
             return
         if size > self._most_bytes:
             raise TooLarge(
-                f"a batch takes {size} bytes on its way to or from the model's process, and at most "
-                f"isolation.shared_bytes = {self._most_bytes} are shared with it; send fewer rows at once, "
+                f"a batch takes {size} bytes of the memory shared with the model's process, and at most "
+                f"isolation.shared_bytes = {self._most_bytes} are allowed; send fewer rows at once, "
                 "or raise it in the model's settings"
             )
         size = min(max(size, 2 * self.size, _LEAST_BYTES), self._most_bytes)
@@ -61,10 +61,10 @@ class Area:
         self.see(size)
 
     def see(self, size: int) -> None:
-        """Map what the other side has made it, if that is more: whoever reads calls it.
+        """Map the file at the size set by the other side, if it has grown; called by the reader.
 
         Raises:
-            ValueError: The file is not that large, or larger than it may be.
+            ValueError: The file is smaller than that, or the size exceeds the limit.
         """
         if size > self.size:
             if size > self._most_bytes + _PAGE:
@@ -73,19 +73,19 @@ class Area:
             self.size = size
 
     def close(self) -> None:
-        """Close the file; the memory goes when nobody views it any more."""
+        """Close the file; the memory is freed when the last view is gone."""
         self.view = memoryview(b"")
         os.close(self.fd)
 
 
 def new_file(name: str) -> int:
-    """A new file in memory that nobody can make shorter: what is mapped stays there.
+    """Create a memory file that is sealed against shrinking, so that mappings stay valid.
 
     Args:
-        name: What it is called in ``/proc``.
+        name: Name of the file in ``/proc``.
 
     Returns:
-        Its descriptor.
+        The file descriptor.
     """
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)

@@ -1,7 +1,7 @@
-"""A model's process: ``python -m headrace.isolation.child``, started by a server and by nobody else.
+"""A model's process: ``python -m headrace.isolation.child``, to be started by a server only.
 
-It loads one version and answers for it, each call in the thread that its slot has here. It ends when its
-server says so, closes its end of the socket, or dies, however that comes about.
+It loads one version and answers its calls, each in the thread of its slot. It exits when the server orders
+it, closes its end of the socket, or dies for any reason.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _OOM_SCORE = "500"
 
 
 class Model:
-    """What all slots answer for."""
+    """The model of this process, called through all slots."""
 
     def __init__(self) -> None:
-        """Nothing is loaded yet."""
+        """Begin without a loaded version."""
         self._servable: Servable | None = None
         self._slots: list[Slot] = []
 
     @property
     def servable(self) -> Servable:
-        """The version.
+        """The loaded version.
 
         Raises:
             FailedPrecondition: It is not loaded.
@@ -81,14 +81,14 @@ class Model:
         return self._servable
 
     def open_slot(self, descriptors: list[int], most_bytes: int) -> None:
-        """Answer what comes by a slot, in a new thread."""
+        """Open a slot, and answer its calls in a new thread."""
         requests, answers, memory = descriptors
         slot = Slot(self, requests, answers, Area(memory, most_bytes))
         self._slots = [one for one in self._slots if one.is_open] + [slot]
         threading.Thread(target=slot.run, name="slot", daemon=True).start()
 
     def load(self, setup: Setup, slot: Slot) -> Servable:
-        """Load the version that this process is for."""
+        """Load the version, and return it."""
         logging.getLogger().setLevel(setup.log_level)
         _limit_memory(setup.memory_bytes)
 
@@ -98,12 +98,12 @@ class Model:
                 take_less()
             try:
                 ended.append(registry.load(Path(setup.path), options))
-            except BaseException as error:  # noqa: BLE001  # It is raised again where it is waited for.
+            except BaseException as error:  # noqa: BLE001  # raised again in the waiting thread
                 ended.append(error)
 
         ended: list[Servable | BaseException] = []
         options = replace(options_of(setup), call=self.call)
-        # A thread that takes less cannot take that back, and what it starts takes as little.
+        # A thread cannot raise its priority again after `take_less`, and threads that it starts inherit it.
         loading = threading.Thread(target=loads, name="load")
         loading.start()
         loading.join()
@@ -112,47 +112,47 @@ class Model:
             raise loaded
         self._servable = loaded
         gc.collect()
-        gc.freeze()  # as the server does with what is there for good
+        gc.freeze()  # excludes permanent objects from collections, as in the server
         return loaded
 
     def call(self, name: str, inputs: Tensors) -> Tensors:
-        """Ask another model, for this one: the server does it, in the thread that waits for this process.
+        """Call another model on behalf of this one; the server does so in the thread that waits for a slot.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: The call failed, or no thread of the server waits.
         """
         slot: Slot | None = getattr(_here, "slot", None)
         for one in [slot] if slot is not None else self._slots:
             found = one.call(name, inputs)
             if found is not None:
                 return found
-        raise FailedPrecondition(f"cannot call {name!r}: nobody waits for an answer of this model now")
+        raise FailedPrecondition(f"cannot call {name!r}: no request to this model is being answered")
 
     def close(self) -> None:
-        """Close the version, and end the process."""
+        """Close the version, and exit."""
         if self._servable is not None:
             try:
                 self._servable.close()
-            except Exception:  # noqa: BLE001 - the boundary to a model's own code; the process ends all the same
+            except Exception:  # noqa: BLE001 - the process exits all the same
                 _log.exception("closing the model failed")
         _end(0)
 
 
 class Slot:
-    """Where one call at a time comes in.
+    """The process's side of a slot, which carries one call at a time.
 
     Attributes:
-        is_open: Whether more calls may come.
+        is_open: Whether more calls may arrive.
     """
 
     def __init__(self, model: Model, requests: int, answers: int, area: Area) -> None:
-        """Answer for a model.
+        """Create a slot of a model.
 
         Args:
             model: The model.
-            requests: The descriptor of the pipe that calls come by.
-            answers: The descriptor of the pipe that answers go by.
-            area: What both sides share.
+            requests: Descriptor of the pipe for requests.
+            answers: Descriptor of the pipe for answers.
+            area: Memory shared by both sides.
         """
         self.is_open = True
         self._model = model
@@ -165,12 +165,12 @@ class Slot:
         self._layouts = Layouts()
 
     def run(self) -> None:
-        """The thread."""
+        """Answer calls until the server closes the slot; the main function of its thread."""
         _here.slot = self
-        with suppress(BrokenPipeError):  # nobody waits any more
+        with suppress(BrokenPipeError):  # the server has closed the slot
             while said := os.read(self._requests, SIZE):
                 answer = self._answer(Note.of(said))
-                with self._lock:  # another thread of the model may be asking through this slot
+                with self._lock:  # another thread of the model may be making a call through this slot
                     self._inside = False
                 os.write(self._answers, answer.packed())
         self.is_open = False
@@ -179,7 +179,7 @@ class Slot:
         os.close(self._answers)
 
     def _answer(self, note: Note) -> Note:
-        """Answer a call; whatever the model raises is its answer."""
+        """Answer a call; an exception of the model becomes the answer."""
         if note.kind == Kind.PREDICT | KNOWN:
             return self._answer_known(self._layouts.told[note.offset])
         self._area.see(note.area_bytes)
@@ -187,20 +187,20 @@ class Slot:
         nobody = sys.getrefcount(root)
         try:
             answer = self._asked(note, root)
-        except BaseException as error:  # noqa: BLE001  # The boundary to a model's own code.
+        except BaseException as error:  # noqa: BLE001  # a model may raise anything
             answer = self._failure(error)
-        if sys.getrefcount(root) > nobody:  # the model, or what it started, has kept an array
+        if sys.getrefcount(root) > nobody:  # the model or one of its threads has kept an array
             answer = answer._replace(kind=answer.kind | RETAINED)
         return answer
 
     def _answer_known(self, known: Known) -> Note:
-        """Answer a batch of a layout that came before."""
+        """Answer a batch of a known layout."""
         self._floor, self._inside = known.end, True
         try:
             outputs = self._model.servable.predict(dict(known.tensors), known.about)
             answer = self._layouts.write(self._area, known.end, Kind.ANSWER, "", outputs)
-            del outputs  # it may be views of the inputs
-        except BaseException as error:  # noqa: BLE001  # The boundary to a model's own code.
+            del outputs  # may hold views of the inputs, which `is_retained` would count
+        except BaseException as error:  # noqa: BLE001  # a model may raise anything
             answer = self._failure(error)
         return answer._replace(kind=answer.kind | RETAINED) if known.is_retained else answer
 
@@ -227,12 +227,12 @@ class Slot:
             _log.error("the model raised an unexpected error", exc_info=error)
         try:
             return write_bytes(self._area, self._floor, Kind.FAILURE, failure_of(error))
-        except TooLarge:  # what is wrong with very many rows
+        except TooLarge:  # errors of very many rows: send the text only
             short = failure_of(ModelError(str(error)))
             return write_bytes(self._area, self._floor, Kind.FAILURE, short)
 
     def call(self, name: str, inputs: Tensors) -> Tensors | None:
-        """Ask another model; None if nobody waits at this slot."""
+        """Call another model; return None if no call is in progress in this slot."""
         with self._lock:
             if not self._inside:
                 return None
@@ -246,18 +246,18 @@ class Slot:
 
 
 def main() -> None:
-    """Serve one server until it has enough of it."""
+    """Run the process until the server ends it or is gone."""
     control = socket.socket(fileno=int(sys.argv[1]))
     _end_with(int(sys.argv[2]))
-    if sys.argv[3:] != [RELEASE]:  # before anything is read: it may not be understood
+    if sys.argv[3:] != [RELEASE]:  # before any message is decoded: the format may differ
         _end(ANOTHER_RELEASE_CODE)
     faulthandler.enable()
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
-    # A terminal, or whoever stops a service, sends these to all processes at once: but the server still needs
-    # this one, for what it has accepted. A handler, unlike ignoring, is not passed on to other programs.
+    # A terminal or a service manager sends these to all processes, but the server still needs this one for
+    # accepted requests. A handler, unlike SIG_IGN, is not inherited by programs that the model starts.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, lambda *_: None)
-    with suppress(OSError):  # the system ends this before it ends the server
+    with suppress(OSError):  # the OOM killer then chooses this process before the server
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     model = Model()
     while True:
@@ -271,15 +271,15 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Be killed when the server dies, even while a model's native code holds on to everything."""
+    """Have the kernel kill this process when the server dies, even while native code holds the GIL."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # the server died before the call
             _end(1)
 
 
 def _end(code: int) -> NoReturn:
-    """End at once: threads may compute, or hang."""
+    """Exit without waiting for other threads, which may compute or hang."""
     logging.shutdown()
     with suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -287,7 +287,7 @@ def _end(code: int) -> NoReturn:
 
 
 def _limit_memory(memory_bytes: int) -> None:
-    """Let no allocation take much more than the model may: twice as much, beside what is there already."""
+    """Limit the process's data memory to its current size plus twice the model's limit."""
     if not memory_bytes:
         return
     told = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())

@@ -1,4 +1,4 @@
-"""What a model's process is told to load, and what it says of it."""
+"""The setup sent to a model's process, and the description of the model that it returns."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headrace.tensors import BY_NUMPY, Array, Tensors
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be loaded: the part of ``RuntimeOptions`` that can travel, and what is the process's own.
+    """The version to load: the serializable part of ``RuntimeOptions``, and settings of the process.
 
     Attributes:
         path: The version directory.
-        memory_bytes: What the model may take before its process is replaced; 0 for any.
-        log_level: The least severe level that is logged.
+        memory_bytes: Memory above which the process is replaced; 0 for no limit.
+        log_level: Level of the root logger.
         gently: Whether loading takes only a small share of the processor.
         Others: As in ``RuntimeOptions``.
     """
@@ -55,14 +55,14 @@ class _Way(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What is told of a Servable.
+    """Serializable description of a Servable.
 
     Attributes:
-        platform: As the Servable's.
-        takes_packed: As the Servable's.
-        explains: Whether it can explain itself.
-        metadata: As the Servable's, if it has some.
-        ways: Its signatures.
+        platform: The Servable's platform.
+        takes_packed: Whether the Servable takes packed texts.
+        explains: Whether the Servable has ``explain``.
+        metadata: The Servable's metadata; empty if it has none.
+        ways: The Servable's signatures.
     """
 
     platform: str
@@ -73,7 +73,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 def describe(servable: Servable) -> tuple[str, Tensors]:
-    """A Servable in words, and the rows that its signatures give as samples."""
+    """Return a Servable's description as JSON, and the sample rows of its signatures."""
     signatures = servable.signatures.values()
     said = Description(
         servable.platform,
@@ -91,18 +91,18 @@ def describe(servable: Servable) -> tuple[str, Tensors]:
 
 
 def described(text: str, samples: Tensors) -> tuple[Description, Mapping[str, Signature]]:
-    """A Servable's description and signatures, of what ``describe`` has said.
+    """Decode the result of ``describe`` into the description and the signatures.
 
     Raises:
-        ValueError: It is no description.
-        KeyError: It tells of a dtype that there is not.
+        ValueError: The text is not a description.
+        KeyError: It names an unknown dtype.
     """
     found = msgspec.json.decode(text, type=Description)
     return found, {way.name: _signature(way, number, samples) for number, way in enumerate(found.ways)}
 
 
 def options_of(setup: Setup) -> RuntimeOptions:
-    """The options that a setup holds, without what only the process itself can add."""
+    """Return the options in a setup, without those that only the process itself can add."""
     return RuntimeOptions(
         kind=setup.kind,
         threads=setup.threads,

@@ -1,7 +1,7 @@
-"""Batches of a layout that came before are written to where those lay: their head is not made and read again.
+"""Cache of message layouts: a batch with a known layout is written without encoding and decoding its head.
 
-Each side of a slot remembers the layouts that it has told the other of, by number, and those that it was told
-of. Arrays of numbers only: texts differ in length each time.
+Each side of a slot keeps the layouts that it has announced to the other side, and those announced to it, by
+number. Only numeric arrays are cached, because the lengths of texts differ each time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from headrace.packed.columns import PackedTensors
 from headrace.tensors import STRING, Array, Tensors
 
 _MOST = 512
-"""How many layouts are remembered; others have a head each time."""
+"""The most layouts that are cached; batches of others have a head each time."""
 
 
 class Known(NamedTuple):
-    """A layout.
+    """A cached layout.
 
     Attributes:
-        number: What it is called.
+        number: Number of the layout.
         about: As in ``Head``.
-        tensors: The arrays where they lie.
-        views: The same.
-        end: Where the area is free behind them.
-        references: How many references the arrays have while nobody holds on to one.
+        tensors: Views of the arrays in the area, by name.
+        views: The same views as a list.
+        end: Offset of the free space behind them in the area.
+        references: Total number of references to the views while nothing else refers to them.
     """
 
     number: int
@@ -41,35 +41,35 @@ class Known(NamedTuple):
 
     @property
     def is_retained(self) -> bool:
-        """Whether somebody holds on to one of the arrays."""
+        """Whether a reference to one of the views is held elsewhere."""
         return sum(map(getrefcount, self.views)) > self.references
 
 
 class Layouts:
-    """What one side of a slot knows.
+    """The layouts known to one side of a slot.
 
     Attributes:
-        told: The layouts that the other side has told of, by number.
+        told: Layouts announced by the other side, by number.
     """
 
     def __init__(self) -> None:
-        """Know none."""
+        """Begin without layouts."""
         self.told: dict[int, Known] = {}
         self._own: dict[object, Known] = {}
 
     def write(self, area: Area, floor: int, kind: Kind, about: str, tensors: Tensors) -> Note:
-        """Put tensors into an area, as ``messages.write`` does, shortly where their layout is known.
+        """Write tensors to an area like ``messages.write``, without a head if their layout is known.
 
         Args:
-            area: It grows if it must.
-            floor: Where it is free from.
-            kind: What the message is about.
-            about: What its head says besides.
-            tensors: What it says.
+            area: The area; grows if necessary.
+            floor: Offset of its free space.
+            kind: Kind of the message.
+            about: As in ``Head``.
+            tensors: The tensors.
 
         Raises:
-            TooLarge: The area may not become that large.
-            ModelError: A tensor is of a dtype that cannot be passed on.
+            TooLarge: The area would exceed its limit.
+            ModelError: A tensor has a dtype that cannot be passed on.
         """
         if isinstance(tensors, PackedTensors):
             return write(area, floor, kind, about, tensors)[0]
@@ -86,14 +86,14 @@ class Layouts:
         return note
 
     def hear(self, area: Area, head: Head, note: Note) -> None:
-        """Remember the layout of a message that came, if it has a number.
+        """Store the layout of a received message, if it has a number.
 
         Raises:
-            ValueError: It is one that nobody may tell of.
+            ValueError: The layout has texts or empty arrays.
         """
         if head.layout >= 0 and len(self.told) < _MOST:
             if any(piece.dtype == STRING.str or not piece.size for piece in head.pieces):
-                raise ValueError("a layout of something else than numbers")  # objects are pointers
+                raise ValueError("a layout of something else than numbers")  # object arrays hold pointers
             self.told[head.layout] = known = _known(area, head, note)
             for view in known.views:
                 view.flags.writeable = False

@@ -1,4 +1,4 @@
-"""Loads a version into a process of its own, with all that the server has to do for it."""
+"""Load a version into a process of its own, with the preparations needed in the server."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: Model
 
     Args:
         which: The version.
-        recorded_in: The version directory that recorded requests are looked for in.
-        options: As for a runtime.
+        recorded_in: Version directory in which recorded requests are looked up.
+        options: Options as for a runtime.
         config: The model's settings.
 
     Raises:
-        LoadError: It cannot be loaded, or its process ended over it.
+        LoadError: The version cannot be loaded, or its process ended meanwhile.
     """
 
     def warm(started: Servable) -> None:
-        # With inputs from the archive, requests are recorded as they came: with keys in place of those.
+        # With inputs from the archive, recorded requests hold keys in place of the model's inputs.
         warm_up(started, config, None if config.inputs else recorded_in, BatchCost())
 
     loaded = IsolatedServable(which, options, config, warm=warm)
@@ -39,7 +39,7 @@ def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: Model
 
 
 def _ready_to_pack() -> None:
-    """Have what front ends pack texts with compiled, as a click model does that is loaded in the server."""
-    from headrace.packed import kernels  # noqa: PLC0415 - an extra, and only where texts are packed
+    """Compile the kernels with which front ends pack texts, as a click model in the server does."""
+    from headrace.packed import kernels  # noqa: PLC0415 - an extra, needed for packed texts only
 
     kernels.run_once()

@@ -1,8 +1,9 @@
-"""What goes between a server and a model's process, and how it lies in the memory that they share.
+"""Messages between a server and a model's process, and their format in shared memory.
 
-A message is a few bytes in a pipe, which wake whoever waits, and say where in the area its head lies. The
-head is MessagePack, and says where the arrays lie behind it. Numbers lie as they are; texts as how long each
-is, and then all of them. Nothing here trusts the other side: a head that does not fit its area is an error.
+A message is a few bytes in a pipe that wake the reader and give the position of its head in the area. The
+head is MessagePack and gives the positions of the arrays behind it. Numeric arrays are stored as raw values.
+Text arrays are stored as the length of each text, followed by all texts. The other side is not trusted: a
+head that does not fit its area is an error.
 """
 
 from __future__ import annotations
@@ -30,50 +31,50 @@ from headrace.servable import Signature
 from headrace.tensors import BY_DTYPE, BY_NUMPY, STRING, Array, Tensors, describe
 
 RELEASE = f"{installed_version('headrace')}/1"
-"""Of which release messages are; the number behind it grows when they change. Told before any message is."""
+"""Release of the message format, compared before any message; its last number grows with each change."""
 
 _FORM = struct.Struct("<BQQQ")
 SIZE = _FORM.size
-"""How many bytes of a pipe a message takes."""
+"""Size of a message in the pipe in bytes."""
 
 NEW_SLOT = struct.Struct("<cQ")
-"""An order to a model's process, beside the pipes: a letter; and of a slot, how large its area may become."""
+"""Order on the control socket of a model's process: a letter, and the size limit of a new slot's area."""
 
 SLOT, CLOSE = b"s", b"c"
-"""The orders: to answer by three more descriptors (calls, answers, memory); and to end."""
+"""The orders: open a slot from three attached descriptors (requests, answers, memory); and exit."""
 
 _MOST_CAUSES = 16
 
 
 class Kind(enum.IntEnum):
-    """What a message is about."""
+    """Kind of a message."""
 
     LOAD = 1
     PREDICT = 2
     EXPLAIN = 3
     CALL = 4
-    """The model asks another model."""
+    """The model calls another model."""
     ANSWER = 5
     FAILURE = 6
     DIED = 7
-    """Nobody will answer: the process has ended. Said by whoever watches it."""
+    """The process has ended and will not answer; written by its keeper thread in the server."""
 
 
 KNOWN = 0x40
-"""Added to a kind: the arrays lie as in an earlier message, whose layout's number is in the head's place."""
+"""Flag of a kind: the layout is that of an earlier message, and ``offset`` is the layout's number."""
 
 RETAINED = 0x80
-"""Added to an answer's kind: the model holds on to its inputs, so nothing may be written over them."""
+"""Flag of an answer's kind: the model still refers to its inputs, so they must not be overwritten."""
 
 
 class Note(NamedTuple):
-    """A message, as it goes through a pipe.
+    """A message in a pipe.
 
     Attributes:
-        kind: What it is about.
-        offset: Where its head begins in the area.
-        size: How many bytes its head has.
-        area_bytes: How large the area is.
+        kind: Kind of the message, with flags.
+        offset: Offset of its head in the area; with ``KNOWN``, the layout's number.
+        size: Size of its head in bytes.
+        area_bytes: Size of the area in bytes.
     """
 
     kind: int
@@ -82,15 +83,15 @@ class Note(NamedTuple):
     area_bytes: int
 
     def packed(self) -> bytes:
-        """Its bytes."""
+        """Return its bytes."""
         return _FORM.pack(*self)
 
     @classmethod
     def of(cls, message: bytes) -> Note:
-        """From its bytes.
+        """Decode a message.
 
         Raises:
-            ValueError: They are none.
+            ValueError: The number of bytes is wrong.
         """
         if len(message) != SIZE:
             raise ValueError(f"expected {SIZE} bytes, got {len(message)}")
@@ -98,14 +99,14 @@ class Note(NamedTuple):
 
 
 class Piece(msgspec.Struct, array_like=True, gc=False):
-    """Where one array lies.
+    """Position of one array.
 
     Attributes:
-        name: Its tensor's name.
-        dtype: As NumPy writes it; ``|O`` for texts.
-        shape: Its shape.
-        offset: Where it begins, from the end of the head on.
-        size: How many bytes it takes.
+        name: The tensor's name.
+        dtype: NumPy's name of the dtype; ``|O`` for texts.
+        shape: The shape.
+        offset: Offset from the aligned end of the head.
+        size: Size in bytes.
     """
 
     name: str
@@ -116,15 +117,15 @@ class Piece(msgspec.Struct, array_like=True, gc=False):
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """What a message says.
+    """Head of a message.
 
     Attributes:
-        about: The signature; the name of the model that is called; or what else there is to say.
-        pieces: Its arrays.
-        names: Of a batch with packed texts, the names of all inputs; the pieces are then its places, its
-            messages, and its inputs of numbers.
-        rows: Of such a batch, how many rows it has, and how many the model shall see.
-        layout: What its layout is called from now on; -1 for nothing.
+        about: The signature, the name of the called model, or other text.
+        pieces: Positions of the arrays.
+        names: Names of all inputs of a batch with packed texts, whose pieces are its places, its messages and
+            its numeric inputs; otherwise empty.
+        rows: Rows of such a batch, without and with padding.
+        layout: Number that the layout has from now on; -1 for none.
     """
 
     about: str
@@ -135,16 +136,16 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct):
-    """An error of ``headrace.errors``, on its way.
+    """Serializable form of an error of ``headrace.errors``.
 
     Attributes:
-        kind: The name of its class.
-        message: Its text.
-        field: An InvalidRequest's.
-        rows: An InvalidRows' rows.
-        retry_after_seconds: A Refused's.
-        errno: What of the system was behind it; 0 for nothing.
-        told: What callers are told of it; "" for its text.
+        kind: Name of the class.
+        message: The text.
+        field: The field of an InvalidRequest.
+        rows: The rows of an InvalidRows.
+        retry_after_seconds: The retry delay of a Refused.
+        errno: Number of the system error that caused it; 0 for none.
+        told: Text for callers; "" for ``message``.
     """
 
     kind: str
@@ -167,22 +168,22 @@ _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 def write(
     area: Area, floor: int, kind: Kind, about: str, tensors: Tensors, *, layout: int = -1
 ) -> tuple[Note, Head]:
-    """Put tensors into an area.
+    """Write tensors to an area.
 
     Args:
-        area: It grows if it must.
-        floor: Where it is free from.
-        kind: What the message is about.
-        about: What its head says besides.
-        tensors: What it says.
-        layout: What its layout is to be called.
+        area: The area; grows if necessary.
+        floor: Offset of its free space.
+        kind: Kind of the message.
+        about: As in ``Head``.
+        tensors: The tensors.
+        layout: As in ``Head``.
 
     Returns:
-        What goes through the pipe, and the head.
+        The message for the pipe, and the head.
 
     Raises:
-        TooLarge: The area may not become that large.
-        ModelError: A tensor is of a dtype that cannot be passed on.
+        TooLarge: The area would exceed its limit.
+        ModelError: A tensor has a dtype that cannot be passed on.
     """
     names: tuple[str, ...] = ()
     rows = (0, 0)
@@ -215,7 +216,7 @@ def write(
 
 
 def write_bytes(area: Area, floor: int, kind: Kind, said: bytes) -> Note:
-    """Put bytes into an area, as ``write`` does tensors."""
+    """Write bytes to an area, and return the message for the pipe."""
     area.grow(floor + len(said))
     area.view[floor : floor + len(said)] = said
     return Note(kind, floor, len(said), area.size)
@@ -243,7 +244,7 @@ def _put(view: memoryview, at: int, array: Array | list[bytes]) -> None:
 
 
 def read_bytes(area: Area, note: Note) -> bytes:
-    """The bytes that a message's head is.
+    """Return the bytes of a message's head.
 
     Raises:
         ValueError: They are not in the area.
@@ -255,13 +256,13 @@ def read_bytes(area: Area, note: Note) -> bytes:
 
 
 def read_head(area: Area, note: Note) -> Head:
-    """What a message says.
+    """Return a message's head.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The head is malformed.
     """
     head, end = _decode_head(read_bytes(area, note)), 0
-    for piece in head.pieces:  # one after the other: what is copied is no larger than the area
+    for piece in head.pieces:  # without overlaps, copies are no larger than the area
         if piece.offset < end or piece.size < 0:
             raise ValueError(f"an array within another one: {piece}")
         if piece.dtype not in BY_NUMPY:
@@ -271,27 +272,27 @@ def read_head(area: Area, note: Note) -> Head:
 
 
 def start_of(note: Note) -> int:
-    """Where a message's arrays begin."""
+    """Return the offset of a message's first array."""
     return aligned(note.offset + note.size)
 
 
 def end_of(head: Head, note: Note) -> int:
-    """Where the area is free behind a message."""
+    """Return the offset of the free space behind a message."""
     last = head.pieces[-1] if head.pieces else None
     return aligned(start_of(note) + (last.offset + last.size if last is not None else 0))
 
 
 def view_tensors(view: memoryview, head: Head, note: Note, signatures: Mapping[str, Signature]) -> Tensors:
-    """The tensors of a message where they lie: to be read only, and only until it is answered.
+    """Return read-only views of a message's tensors, valid until the message is answered.
 
     Args:
-        view: The area; each array of numbers holds on to this very object.
-        head: From ``read_head``.
+        view: The area's bytes; each numeric array keeps a reference to this object.
+        head: The head from ``read_head``.
         note: The message.
-        signatures: The model's.
+        signatures: The model's signatures, by name.
 
     Raises:
-        ValueError: An array does not fit.
+        ValueError: An array does not fit the area.
     """
     start = start_of(note)
     tensors: dict[str, Array] = {piece.name: _view(view, start, piece) for piece in head.pieces}
@@ -302,10 +303,10 @@ def view_tensors(view: memoryview, head: Head, note: Note, signatures: Mapping[s
 
 
 def copy_tensors(view: memoryview, head: Head, note: Note) -> dict[str, Array]:
-    """The tensors of a message, for whoever keeps them.
+    """Return copies of a message's tensors.
 
     Raises:
-        ValueError: An array does not fit.
+        ValueError: An array does not fit the area.
     """
     start = start_of(note)
     return {
@@ -342,7 +343,7 @@ def _texts(view: memoryview, at: int, piece: Piece, count: int) -> Array:
 
 
 class SharedPacked(PackedTensors):
-    """A batch with packed texts, as it lies in an area."""
+    """A batch with packed texts in an area."""
 
     def __init__(
         self, head: Head, signature: Signature, numbers: Tensors, places: Array, data: Array
@@ -350,27 +351,27 @@ class SharedPacked(PackedTensors):
         """View a batch.
 
         Args:
-            head: Its names, and how many rows it has.
-            signature: How the model is called.
-            numbers: The inputs of numbers.
-            places: As the attribute.
-            data: As the attribute.
+            head: Head of its message, with the names and the numbers of rows.
+            signature: The signature with which the model is called.
+            numbers: The numeric inputs.
+            places: See the property.
+            data: See the property.
         """
         super().__init__(head.names, (), head.rows, numbers)
         self._signature, self._places, self._data = signature, places, data
 
     @cached_property
     def data(self) -> Array:
-        """All messages, one after the other."""
+        """All messages, concatenated."""
         return self._data
 
     @cached_property
     def places(self) -> Array:
-        """The places of all requests, one after the other."""
+        """The places of all requests, concatenated."""
         return self._places
 
     def _texts(self, name: str) -> Array:
-        """An input of texts, as objects."""
+        """Return a text input as an array of objects."""
         specs = [spec for spec in self._signature.inputs if spec.dtype == STRING and spec.name in self._names]
         index = next((at for at, spec in enumerate(specs) if spec.name == name), None)
         if index is None:
@@ -401,7 +402,7 @@ def _pairs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def failure_of(error: BaseException) -> bytes:
-    """An error's bytes; what is no HeadraceError becomes a ModelError, and should have been logged."""
+    """Encode an error; any other than a HeadraceError becomes a ModelError and should have been logged."""
     if not isinstance(error, HeadraceError):
         said = f"the model failed with {type(error).__name__}; the server's log says more"
         return _encode(Failure("ModelError", said, told="the model failed; the server's log says more"))
@@ -420,10 +421,10 @@ def failure_of(error: BaseException) -> bytes:
 
 
 def error_of(said: bytes) -> HeadraceError:
-    """The error of ``failure_of``.
+    """Decode the result of ``failure_of``.
 
     Raises:
-        ValueError: It is none.
+        ValueError: The bytes are not an encoded error.
     """
     failure = _decode_failure(said)
     kind = getattr(errors, failure.kind, None)
@@ -444,12 +445,12 @@ def error_of(said: bytes) -> HeadraceError:
 
 
 def _kind_of(error: HeadraceError) -> str:
-    """The name of its class, or of the first one above it that is in ``headrace.errors``."""
+    """Return the name of its class, or of the nearest base class in ``headrace.errors``."""
     return next(one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__)
 
 
 def _errno_of(error: BaseException) -> int:
-    """The number of the system's error behind one, which decides whether to try again; 0 for none."""
+    """Return the errno of an error's cause, which decides whether to retry; 0 for none."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if cause is None:

@@ -1,4 +1,4 @@
-"""What a model's process prints goes to the server's log, line by line, and never more than it can bear."""
+"""Log the output of a model's process line by line, with limits on the rate and on the length of lines."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Output:
-    """One stream of one process.
+    """One output stream of a process.
 
     Attributes:
-        fd: The end of the pipe that is read here; it does not block.
+        fd: Read end of the pipe, non-blocking.
     """
 
     def __init__(self, fd: int, level: int, about: dict[str, Any]) -> None:
-        """Read nothing yet.
+        """Prepare to read the pipe, and make it non-blocking.
 
         Args:
-            fd: The descriptor.
-            level: What its lines are logged as.
+            fd: Read end of the pipe.
+            level: Log level of its lines.
             about: The model and the version, for the log.
         """
         self.fd = fd
@@ -39,7 +39,7 @@ class Output:
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
-        """Log what has come; False when nothing more can come."""
+        """Log the output available now; return False at the end of the stream."""
         try:
             chunk = os.read(self.fd, _CHUNK_BYTES)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""Which process of a version gets the next call, where each computes one at a time."""
+"""Assign calls to the processes of a version, each of which computes one call at a time."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Member(Protocol):
-    """Whoever is given calls."""
+    """A member of the pool, which takes calls."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes calls just now."""
+        """Whether it takes calls."""
 
 
 MemberT = TypeVar("MemberT", bound=Member)
 
 
 class Pool(Generic[MemberT]):
-    """Gives each call a member that computes nothing else; in any thread.
+    """Gives each call exclusive use of a member. Thread-safe.
 
-    The first idle member is taken, so that under little load the same few stay warm.
+    The first idle member is taken, so that the same few stay warm under low load.
     """
 
     def __init__(self, members: Sequence[MemberT]) -> None:
-        """Nobody computes yet.
+        """Begin with all members idle.
 
         Args:
-            members: Whoever may be given calls.
+            members: The members that take calls.
         """
         self._members = members
         self._busy = [False] * len(members)
         self._changed = threading.Condition()
 
     def take(self) -> MemberT | None:
-        """Wait until a member that is ready is idle, and take it; ``give_back`` must follow.
+        """Wait for an idle member that is ready, and take it; ``give_back`` must follow.
 
-        The wait ends at the latest when the calls that run do, which have a time limit.
+        The wait ends at the latest when a running call ends; calls have a timeout.
 
         Returns:
             The member; None if none is ready.
@@ -54,12 +54,12 @@ class Pool(Generic[MemberT]):
                 self._changed.wait()
 
     def give_back(self, member: MemberT) -> None:
-        """Let others take a member again."""
+        """Return a member to the pool."""
         with self._changed:
             self._busy[self._members.index(member)] = False
             self._changed.notify()
 
     def look(self) -> None:
-        """Let those who wait look again: a member has become ready, or is so no more."""
+        """Wake the waiting threads after a member has become ready or unready."""
         with self._changed:
             self._changed.notify_all()

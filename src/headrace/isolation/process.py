@@ -1,11 +1,12 @@
-"""A model's process as the server sees it: started, called, watched, and ended.
+"""Start, call, watch and end a model's process, from the server's side.
 
-One thread keeps each process: it starts it (the process dies with this very thread), reads what it prints,
-and looks for calls that take too long and for memory that grows. Calls come from any thread. Each has a slot
-to itself: a pipe there, a pipe back, and an area of memory. A slot is made when all that there are are taken.
+Each process has a keeper thread. It starts the process (which is killed when that thread ends), reads its
+output, and checks for calls that exceed their timeout and for growing memory. Calls may come from any thread.
+Each call uses a slot exclusively: two pipes and an area of shared memory. A new slot is created if all are in
+use.
 
-When the process has ended, its keeper says so in the pipe of each call that waits. So nobody has to ask the
-time, or waits for what never comes.
+When the process has ended, the keeper writes that into the pipe of each waiting call. Calling threads
+therefore need no timeouts and never wait for an answer that cannot come.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ Ask = Callable[[str, Tensors], Tensors]
 
 
 class Retired(Exception):
-    """Another process answers by now; nothing was asked of this one."""
+    """This process takes no more calls; nothing was sent to it."""
 
 
 class ModelProcess:
-    """One process.
+    """A model's process.
 
     Attributes:
-        ending: How it ended; None while it has not.
+        ending: How it ended; None while it runs.
     """
 
     def __init__(
@@ -84,13 +85,13 @@ class ModelProcess:
         on_end: Callable[[ModelProcess], object],
         on_large: Callable[[ModelProcess], object],
     ) -> None:
-        """Start nothing yet.
+        """Create the object without starting a process.
 
         Args:
             about: The model and the version, for the log.
             policy: The limits.
-            on_end: Called when it has ended, in the thread that keeps it.
-            on_large: Called when it takes more memory than it may, in that thread, once.
+            on_end: Called in the keeper thread when the process has ended.
+            on_large: Called once in the keeper thread when the process exceeds its memory limit.
         """
         self.ending: Ending | None = None
         self._about = dict(about)
@@ -111,11 +112,11 @@ class ModelProcess:
     # --- life ---
 
     def start(self) -> None:
-        """Start it; nothing is loaded yet.
+        """Start the process, without loading anything.
 
         Raises:
-            OSError: The system refuses to.
-            RuntimeError: There is no thread to keep it.
+            OSError: The system refuses to start a process.
+            RuntimeError: The system refuses to start the keeper thread.
         """
         started: Future[None] = Future()
         name = "{model}/{version} keeper".format_map(self._about)
@@ -124,12 +125,12 @@ class ModelProcess:
 
     @property
     def takes_calls(self) -> bool:
-        """Whether it takes calls: not once it is retired, or has ended."""
+        """Whether it takes calls: False once it is retired or has ended."""
         return not self._retired and self.ending is None
 
     @property
     def memory_bytes(self) -> int:
-        """What it takes of memory that nobody else has, 0 when it has ended."""
+        """Unshared resident memory of the process in bytes; 0 when it has ended."""
         process = self._process
         if process is None or self.ending is not None:
             return 0
@@ -140,10 +141,10 @@ class ModelProcess:
         return (int(told[1]) - int(told[2])) * _PAGE
 
     def kill(self, ending: Ending) -> None:
-        """End it at once.
+        """Kill the process.
 
         Args:
-            ending: Why.
+            ending: The reason; ignored if there is one already.
         """
         with self._lock:
             self._killed_for = self._killed_for or ending
@@ -151,10 +152,10 @@ class ModelProcess:
                 self._process.kill()
 
     def retire(self, most_seconds: float) -> None:
-        """Take no more calls, let those that run end, and close.
+        """Take no more calls, wait for those that run, and close the process.
 
         Args:
-            most_seconds: How long to wait for them.
+            most_seconds: Longest wait for running calls in seconds.
         """
         with self._lock:
             self._retired = True
@@ -162,7 +163,7 @@ class ModelProcess:
         self.close()
 
     def close(self) -> None:
-        """Let the model free what it holds, and end the process; nothing is left of it afterwards."""
+        """Close the model, and end the process; kill it if it does not end in time."""
         with self._lock:
             self._retired = True
             self._killed_for = self._killed_for or Ending("closed", "was closed")
@@ -183,18 +184,18 @@ class ModelProcess:
         limit: Limit,
         ask: Ask | None,
     ) -> ResultT:
-        """Ask the model's process something, and wait for the answer.
+        """Send a request to the model's process, and wait for the answer.
 
         Args:
-            write_it: Puts the question into a slot's area.
-            read_it: Makes something of the answer there.
-            limit: How long it may take, before the process is ended.
-            ask: Asks another model, for this one.
+            write_it: Writes the request to a slot's area.
+            read_it: Reads the answer from there.
+            limit: Time limit after which the process is killed.
+            ask: Calls another model for this one; None if that is not possible.
 
         Raises:
-            Retired: Another process is to be asked.
-            ModelDied: It ended meanwhile.
-            HeadraceError: What the model said.
+            Retired: The process takes no more calls; use another one.
+            ModelDied: The process ended during the call.
+            HeadraceError: The model raised this error, or there was no memory for the call.
         """
         slot = self._take(limit)
         try:
@@ -221,8 +222,8 @@ class ModelProcess:
                 "there is no memory for the answer of the model's process; try again"
             ) from error
         except GARBAGE as error:
-            self.kill(Ending("protocol", "was ended because it answered what is no answer"))
-            raise ModelError("the model's process answered what is no answer, and is replaced") from error
+            self.kill(Ending("protocol", "was ended because its answer was malformed"))
+            raise ModelError("the model's process sent a malformed answer, and is replaced") from error
         raise failure
 
     def _died(self) -> ModelDied:
@@ -239,11 +240,11 @@ class ModelProcess:
                 name = "headrace {model}/{version}".format_map(self._about)
                 try:
                     slot = Slot(self._control, name, self._policy.shared_bytes)
-                except (BrokenPipeError, ConnectionResetError) as error:  # it is ending
+                except (BrokenPipeError, ConnectionResetError) as error:  # the process is ending
                     self._retired = True
                     raise Retired from error
                 except OSError as error:
-                    said = f"nothing is left for a call to the model's process: {error.strerror}; try again"
+                    said = f"cannot set up a call to the model's process: {error.strerror}; try again"
                     raise Unavailable(said) from error
             slot.due, slot.limit = time.monotonic() + limit.seconds, limit
             self._busy.add(slot)
@@ -260,18 +261,18 @@ class ModelProcess:
             if not self._busy:
                 self._all_back.notify_all()
 
-    # --- the thread that keeps it ---
+    # --- the keeper thread ---
 
     def _keep(self, started: Future[None]) -> None:
         try:
             self._spawn()
-        except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
             started.set_exception(error)
             return
         started.set_result(None)
         try:
             self._watch()
-        except Exception:  # noqa: BLE001 - the boundary: whatever happens, nobody waits for ever
+        except Exception:  # noqa: BLE001 - waiting calls must be woken all the same
             _log.exception("watching a model's process failed", extra=self._about)
         try:
             self._bury()
@@ -305,9 +306,7 @@ class ModelProcess:
             raise
         finally:
             theirs.close()
-        ours.setblocking(
-            False
-        )  # a process that hangs reads no orders, and nobody may wait for it with the lock
+        ours.setblocking(False)  # a hung process reads no orders: never block on it while holding the lock
         self._control = ours
 
     def _watch(self) -> None:
@@ -324,14 +323,14 @@ class ModelProcess:
         tick = self._tick_seconds()
         while process.poll() is None:
             for fd, _ in poll.poll(tick * 1000):
-                if fd == control.fileno():  # it says nothing here: this is its end
+                if fd == control.fileno():  # it never sends anything here, so it is ending
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_DYING_SECONDS)
                     process.kill()
                 elif not outputs[fd].read():
                     poll.unregister(fd)
             self._look(time.monotonic())
-        for output in outputs.values():  # its last words; a program that it has started may go on for ever
+        for output in outputs.values():  # remaining output, bounded: a program it started may still write
             for _ in range(_LAST_READS):
                 if not (poll_now(output.fd) and output.read()):
                     break
@@ -341,7 +340,7 @@ class ModelProcess:
         return max(_SHORTEST_TICK_SECONDS, min(longest, self._policy.timeout_seconds / _TICKS_A_TIMEOUT))
 
     def _look(self, now: float) -> None:
-        """End it if a call takes too long, or it far too much memory; say so when it takes too much."""
+        """Kill the process at a call's timeout or at the hard memory limit; report the soft memory limit."""
         with self._lock:
             late = next((slot.limit for slot in self._busy if slot.due <= now), None)
         if late is not None:
@@ -381,14 +380,14 @@ class ModelProcess:
 
 
 def poll_now(fd: int) -> bool:
-    """Whether there is something to read right now."""
+    """Return whether a descriptor can be read without blocking."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
-    """Ask another model what this one wants of it, and write down the answer."""
+    """Call another model on behalf of this one, and write its answer or error to the area."""
     head = read_head(area, note)
     inputs = copy_tensors(area.view, head, note)
     floor = start_of(note) + sum(piece.size + 64 for piece in head.pieces)
@@ -398,5 +397,5 @@ def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
                 f"cannot call {head.about!r}: this model was loaded outside of a server or engine"
             )
         return write(area, floor, Kind.ANSWER, "", ask(head.about, inputs))[0]
-    except Exception as error:  # noqa: BLE001  # The boundary to the other model: its error is its answer.
+    except Exception as error:  # noqa: BLE001  # the other model's error is the answer
         return write_bytes(area, floor, Kind.FAILURE, failure_of(error))

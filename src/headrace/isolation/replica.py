@@ -1,7 +1,7 @@
-"""A replica: one process of a version, kept running.
+"""A replica: one process of a version, restarted when necessary.
 
-When its process ends, a new one is loaded in the background. A process that has grown too large is replaced
-by a new one before it ends.
+When its process ends, a new one is loaded in the background. A process that exceeds its memory limit is
+replaced by a new one before it is ended.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ResultT = TypeVar("ResultT")
 
 
 class Which(NamedTuple):
-    """The version that is isolated.
+    """The isolated version.
 
     Attributes:
         model: The model's name.
         version: The version's number.
-        path: Its directory.
-        check: Raises LoadError where what lies there is not what was checked before the first start.
+        path: The version directory.
+        check: Raises LoadError if the files have changed since they were checked before the first start.
     """
 
     model: str
@@ -54,16 +54,16 @@ class Which(NamedTuple):
 
 
 class Recipe(NamedTuple):
-    """How each process of a version is made.
+    """Parameters of each process of a version.
 
     Attributes:
         which: The version.
-        setup: What the process is told to load, encoded.
-        policy: What the process may take.
-        ask: Asks another model, for this one.
-        load_limit: How long loading may take.
-        batch_limit: How long a batch may take.
-        warm: Warms up each process but the first.
+        setup: The encoded ``Setup``.
+        policy: The limits.
+        ask: Calls another model for this one; None if that is not possible.
+        load_limit: Time limit of loading.
+        batch_limit: Time limit of a batch.
+        warm: Warms up each process except the first one.
     """
 
     which: Which
@@ -76,21 +76,21 @@ class Recipe(NamedTuple):
 
 
 class Replica:
-    """One process of a version, and the one that takes its place.
+    """One process of a version, and its replacement.
 
     Attributes:
-        process: The process that answers; None while there is none.
-        back_at: When the next process is started, on the monotonic clock.
-        loaded_in: How many seconds the last process took to load.
+        process: The current process; None while there is none.
+        back_at: Start of the next process on the monotonic clock.
+        loaded_in: Load time of the last process in seconds.
     """
 
     def __init__(self, recipe: Recipe, restarts: Restarts, on_change: Callable[[], object]) -> None:
-        """Start nothing yet.
+        """Create the replica without starting a process.
 
         Args:
-            recipe: How a process is made.
+            recipe: Parameters of its processes.
             restarts: Counts the restarts of all replicas of the version.
-            on_change: Called in any thread when there is a process, or none any more.
+            on_change: Called in any thread when the replica gets or loses its process.
         """
         self.process: ModelProcess | None = None
         self.back_at = self.loaded_in = 0.0
@@ -108,25 +108,28 @@ class Replica:
     def start(self) -> tuple[Description, Mapping[str, Signature]]:
         """Load the version in a first process, in a loader thread.
 
+        Returns:
+            The version's description, and its signatures by name.
+
         Raises:
-            LoadError: It cannot be loaded, or its process ended over it.
+            LoadError: The version cannot be loaded, or its process ended meanwhile.
         """
         self.process, said, signatures = self._started()
         return said, signatures
 
     def start_warm(self) -> None:
-        """Load the version in a first process, and warm that up, in a loader thread.
+        """Load the version in a first process and warm it up, in a loader thread.
 
         Raises:
-            LoadError: It cannot be loaded or warmed up, or its process ended over it.
+            LoadError: The version cannot be loaded or warmed up, or its process ended meanwhile.
         """
         self.process = self._warmed()
 
     def check(self) -> None:
-        """Check that the first process is there still.
+        """Check that the first process still runs.
 
         Raises:
-            LoadError: It has ended already.
+            LoadError: The process has ended already.
         """
         process = self.process
         if process is None or process.ending is not None:
@@ -134,17 +137,17 @@ class Replica:
             raise LoadError(f"its process {said} while it was warmed up")
 
     def serve(self) -> None:
-        """From now on, replace the process when it ends or has grown too large.
+        """Replace the process from now on when it ends or exceeds its memory limit.
 
         Raises:
-            LoadError: It has ended already.
+            LoadError: The process has ended already.
         """
         with self._lock:
             self.check()
             self._serves = True
 
     def close(self) -> None:
-        """Let the model free what it holds, and end the process."""
+        """Close the model, and end the process."""
         with self._lock:
             self._closed.set()
             process, self.process = self.process, None
@@ -160,30 +163,30 @@ class Replica:
 
     @property
     def away(self) -> str:
-        """Why there is no process, and when there is one again."""
+        """Why there is no process, and when the next one starts."""
         seconds = self.back_at - time.monotonic()
         following = f"is started in {seconds:.1f} s" if seconds > 0 else "is being loaded"
         return f"{self._trouble}; a new one {following}"
 
     def call(self, write_it: Callable[[Slot], Note], read_it: Callable[[Slot, Note], ResultT]) -> ResultT:
-        """Ask its process something, as ``ModelProcess.call`` does.
+        """Send a request to its process; see ``ModelProcess.call``.
 
         Raises:
             Retired: There is no process that takes calls.
-            HeadraceError: What the model said, or how its process ended meanwhile.
+            HeadraceError: The model raised this error, or its process ended during the call.
         """
         while (process := self.process) is not None and process.takes_calls:
-            with suppress(Retired):  # another one has taken its place, or it has just ended
+            with suppress(Retired):  # it has just been replaced, or has ended
                 return process.call(write_it, read_it, self._recipe.batch_limit, self._recipe.ask)
         raise Retired
 
     # --- processes ---
 
     def _started(self) -> tuple[ModelProcess, Description, Mapping[str, Signature]]:
-        """A new process, with the version loaded.
+        """Start a process, and load the version in it.
 
         Raises:
-            LoadError: It could not be started, or did not load it.
+            LoadError: The process could not be started, or could not load the version.
         """
         process = ModelProcess(self._about, self._recipe.policy, self._ended, self._grown)
         began = time.monotonic()
@@ -220,7 +223,7 @@ class Replica:
         return found
 
     def _warmed(self) -> ModelProcess:
-        """A new process, with the version loaded and warmed up."""
+        """Start a process, load the version in it, and warm it up."""
         self._recipe.which.check()
         process, said, signatures = self._started()
         try:
@@ -231,7 +234,7 @@ class Replica:
         return process
 
     def _ended(self, process: ModelProcess) -> None:
-        """A process has ended: called in the thread that kept it."""
+        """Handle the end of a process, in its keeper thread."""
         ending = process.ending or Ending("exit", "ended")
         with self._lock:
             if process is not self.process or self._closed.is_set():
@@ -240,11 +243,11 @@ class Replica:
             self._trouble = f"its process {ending.said}"
             serves = self._serves
         self._on_change()
-        if serves:  # else whoever warms it up fails, and says so
+        if serves:  # otherwise its warm-up fails and reports the error
             self._replace_soon(ending.reason)
 
     def _grown(self, process: ModelProcess) -> None:
-        """A process takes more memory than it may: called in the thread that keeps it."""
+        """Handle a process that exceeds its memory limit, in its keeper thread."""
         with self._lock:
             if process is not self.process or not self._serves or self._closed.is_set():
                 return
@@ -257,20 +260,20 @@ class Replica:
 
     def _replace_soon(self, reason: str) -> None:
         with self._lock:
-            if self._replacing:  # who does that now looks, when it is done, whether there is one
+            if self._replacing:  # the running replacement checks at its end whether there is a process
                 return
             self._replacing = True
         name = "{model}/{version} starter".format_map(self._about)
         try:
             threading.Thread(target=self._replace, args=(reason,), name=name, daemon=True).start()
-        except RuntimeError:  # there are no more threads: that of the process will do, if it is over
+        except RuntimeError:  # no thread: use this keeper thread if its process has ended
             if self.process is None:
                 self._replace(reason)
             else:
                 self._replacing = False
 
     def _replace(self, reason: str) -> None:
-        """Start processes until one serves, in a thread of its own."""
+        """Start processes until one serves, in a thread of its own or, without one, in the keeper thread."""
         while not self._closed.is_set():
             pause = self._restarts.count(reason)
             self.back_at = time.monotonic() + pause
@@ -286,13 +289,13 @@ class Replica:
                 if not reason and self.process is not None:
                     self._replacing = False
                     return
-                reason = reason or self._last.reason  # the new one has ended, too
+                reason = reason or self._last.reason  # the new process has ended as well
 
     def _try_to_replace(self) -> str:
-        """Start a process, and let it take over; why it does not, in a word, or ""."""
+        """Start a process and switch to it; return the reason for a failure, "" for success."""
         try:
             process = self._warmed()
-        except Exception as error:  # noqa: BLE001 - the boundary: whatever it is, it is tried again
+        except Exception as error:  # noqa: BLE001 - any failure is retried
             said = error.message if isinstance(error, HeadraceError) else type(error).__name__
             self._trouble = f"its process could not be started again: {said}"
             _log.warning("%s", self._trouble, extra=self._about, exc_info=_unexpected(error))
@@ -312,7 +315,7 @@ class Replica:
 
 
 class _Starting:
-    """A process that does not serve yet, as a Servable: to be warmed up."""
+    """A Servable for the warm-up of a process that does not serve yet."""
 
     def __init__(
         self, process: ModelProcess, platform: str, signatures: Mapping[str, Signature], recipe: Recipe
@@ -332,12 +335,12 @@ class _Starting:
 
 
 def write_call(kind: Kind, signature: str, inputs: Tensors, slot: Slot) -> Note:
-    """Put a batch into a slot's area."""
+    """Write a batch to a slot's area."""
     return slot.layouts.write(slot.area, 0, kind, signature, inputs)
 
 
 def read_tensors(slot: Slot, note: Note) -> Tensors:
-    """Copy the answer to a batch out of a slot's area."""
+    """Return a copy of the answer in a slot's area."""
     if note.kind & KNOWN:
         return {name: view.copy() for name, view in slot.layouts.told[note.offset].tensors.items()}
     head = read_head(slot.area, note)

@@ -1,4 +1,4 @@
-"""When a model's process is started again after it has ended: a pure decision, and the counts it needs."""
+"""Decide when a model's process is restarted: a pure function, and the counts it needs."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 WINDOW_SECONDS = 300.0
-"""How long an end of a process counts."""
+"""Time for which the end of a process counts."""
 
 MOST_AT_ONCE = 5
-"""So many ends in that time, and it is left alone for long before it is tried again."""
+"""Number of ends in that time from which the longest pause applies."""
 
 ANOTHER_RELEASE_CODE = 78
-"""What a process ends with that is of another release than its server."""
+"""Exit code of a process of another release than its server."""
 
 _FIRST_PAUSE_SECONDS = 1.0
 
 
 class Ending(NamedTuple):
-    """How a process ended.
+    """End of a process.
 
     Attributes:
-        reason: In a word: ``crash``, ``exit``, ``killed``, ``memory``, ``hang``, ``start``, ``protocol`` or
+        reason: One of ``crash``, ``exit``, ``killed``, ``memory``, ``hang``, ``start``, ``protocol`` and
             ``closed``.
-        said: What is said of it: "was ended by SIGSEGV".
+        said: Phrase for messages, such as "was ended by SIGSEGV".
     """
 
     reason: str
@@ -35,13 +35,16 @@ class Ending(NamedTuple):
 
 
 def ending_of(code: int) -> Ending:
-    """What an exit code says.
+    """Return the Ending for an exit code.
 
     Args:
-        code: As ``subprocess`` gives it: a signal's number below zero.
+        code: Exit code as in ``subprocess``: negative for a signal.
     """
     if code == ANOTHER_RELEASE_CODE:
-        said = "ended: the installed headrace is another one than this server began with; start that again"
+        said = (
+            "ended: the installed headrace is not the release that this server started with; "
+            "restart the server"
+        )
         return Ending("start", said)
     if code >= 0:
         return Ending("exit", f"ended by itself with exit code {code}")
@@ -49,21 +52,21 @@ def ending_of(code: int) -> Ending:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    if name == "SIGKILL":  # nobody here did it
-        return Ending("killed", "was ended by SIGKILL (by somebody, or by the system when memory was short)")
+    if name == "SIGKILL":  # not by headrace, which records its own reason
+        return Ending("killed", "was ended by SIGKILL (by a user, or by the system when out of memory)")
     return Ending("crash", f"was ended by {name}")
 
 
 def pause_before(ends: Sequence[float], now: float, longest_seconds: float) -> float:
-    """How long to wait before a process is started again, in seconds.
+    """Return the pause before a process is restarted, in seconds.
 
-    The first is started at once, the next ones after a second, two, four; after ``MOST_AT_ONCE`` ends within
-    ``WINDOW_SECONDS`` it is left alone for ``longest_seconds``, each time.
+    The first restart is immediate, and the next ones follow after 1, 2 and 4 s. From ``MOST_AT_ONCE`` ends
+    within ``WINDOW_SECONDS`` the pause is ``longest_seconds``.
 
     Args:
-        ends: When processes of this version have ended, the last one now.
-        now: The time, by the same clock.
-        longest_seconds: The longest pause.
+        ends: Times at which processes of this version ended, including this end.
+        now: Current time on the same clock.
+        longest_seconds: Upper bound of the pause.
     """
     counted = sum(now - end < WINDOW_SECONDS for end in ends)
     if counted <= 1:
@@ -74,18 +77,18 @@ def pause_before(ends: Sequence[float], now: float, longest_seconds: float) -> f
 
 
 class Restarts:
-    """The restarts of all processes of one version.
+    """Counts the restarts of all processes of one version.
 
     Attributes:
-        counts: How many there were, by reason.
+        counts: Number of restarts by reason.
     """
 
     def __init__(self, longest_pause_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
-        """Start at zero.
+        """Begin without restarts.
 
         Args:
-            longest_pause_seconds: The longest pause before a process is started again.
-            now: The clock, in seconds.
+            longest_pause_seconds: Longest pause before a process is restarted.
+            now: Monotonic clock in seconds.
         """
         self.counts: Counter[str] = Counter()
         self._longest_pause_seconds = longest_pause_seconds
@@ -94,13 +97,13 @@ class Restarts:
         self._lock = threading.Lock()
 
     def count(self, reason: str) -> float:
-        """Count the end of a process, in any thread.
+        """Count the end of a process. Thread-safe.
 
         Args:
-            reason: Why it ended, in a word.
+            reason: Reason as in ``Ending``.
 
         Returns:
-            How many seconds to wait before the next one is started.
+            Pause in seconds before the next process is started.
         """
         with self._lock:
             now = self._now()
@@ -110,5 +113,5 @@ class Restarts:
 
     @property
     def lately(self) -> int:
-        """How many of the last ends are remembered."""
+        """Number of the last ends that are kept, at most ``MOST_AT_ONCE``."""
         return len(self._ends)

@@ -1,4 +1,7 @@
-"""Where one call at a time goes to a model's process: a pipe there, a pipe back, and shared memory."""
+"""The server's side of a slot, by which one call at a time reaches a model's process.
+
+A slot consists of a pipe for requests, a pipe for answers, and an area of shared memory.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from headrace.isolation.messages import NEW_SLOT, RETAINED, SIZE, SLOT, Kind, No
 
 
 class Limit(NamedTuple):
-    """How long a call may take.
+    """Time limit of a call.
 
     Attributes:
-        seconds: The time.
-        said: What takes longer than which setting, for people.
+        seconds: The limit in seconds.
+        said: Text that names the operation and the setting it exceeded, for messages.
     """
 
     seconds: float
@@ -30,15 +33,15 @@ _NO_LIMIT = Limit(math.inf, "")
 
 
 class Slot:
-    """Where one call at a time goes.
+    """Server side of a slot, which carries one call at a time.
 
     Attributes:
-        area: What both sides share.
-        layouts: How batches lie in it.
-        due: When the call has taken too long, on the monotonic clock; only meant while it is taken.
-        limit: What it has taken longer than then.
-        is_asking: Whether something was asked that has not been answered.
-        is_spoiled: Whether it must not be used again.
+        area: Memory shared by both sides.
+        layouts: Known layouts of batches in the area.
+        due: Deadline of the running call on the monotonic clock; meaningless while the slot is idle.
+        limit: Time limit of the running call.
+        is_asking: Whether a request has not been answered yet.
+        is_spoiled: Whether the slot must not be used again.
     """
 
     __slots__ = (
@@ -54,12 +57,12 @@ class Slot:
     )
 
     def __init__(self, control: socket.socket, name: str, most_bytes: int) -> None:
-        """Make one, and hand its other side over.
+        """Create a slot and send its other side to the process.
 
         Args:
-            control: The socket to the process.
-            name: What the memory is called.
-            most_bytes: How large it may become.
+            control: Control socket of the process.
+            name: Name of the memory file.
+            most_bytes: Size limit of the area.
         """
         self.due, self.limit = math.inf, _NO_LIMIT
         self.is_asking = self.is_spoiled = False
@@ -79,13 +82,13 @@ class Slot:
         os.close(requests)
 
     def exchange(self, note: Note) -> Note:
-        """Say something, and wait for what is answered.
+        """Send a message, and wait for the answer.
 
         Raises:
-            ValueError: It was no answer.
+            ValueError: The answer is malformed.
         """
         self.is_asking = True
-        with suppress(BrokenPipeError):  # it has ended: whoever watches it says so
+        with suppress(BrokenPipeError):  # the process has ended: its keeper writes DIED to the answers
             os.write(self._requests, note.packed())
         answer = Note.of(os.read(self._answers, SIZE))
         self.is_asking = False
@@ -95,9 +98,9 @@ class Slot:
         return answer
 
     def tell_end(self) -> None:
-        """Let whoever waits for an answer know that none will come; the process has ended.
+        """Wake the thread that waits for an answer, because the process has ended.
 
-        Where the pipe is full, because it has said what nobody asked for, there is an end to that at least.
+        If the pipe is full of unsolicited messages, it is closed instead, so that the reader reaches its end.
         """
         with suppress(OSError):
             if can_write(self._tell):
@@ -107,7 +110,7 @@ class Slot:
         self._tell = -1
 
     def close(self) -> None:
-        """Let go of it; its thread over there ends."""
+        """Close the area and the pipes; the slot's thread in the process ends."""
         self.area.close()
         for fd in (self._requests, self._answers, self._tell):
             if fd >= 0:
@@ -115,7 +118,7 @@ class Slot:
 
 
 def can_write(fd: int) -> bool:
-    """Whether a pipe takes a message right now."""
+    """Return whether a pipe accepts a message without blocking."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return any(event & select.POLLOUT for _, event in poll.poll(0))

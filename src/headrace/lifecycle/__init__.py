@@ -1,1 +1,1 @@
-"""Which versions of which models are loaded, and when: sources, policies, the manager, handles."""
+"""Loading and unloading of model versions: sources, policies, the manager, handles."""

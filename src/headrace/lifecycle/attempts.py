@@ -1,7 +1,7 @@
-"""Attempts to load versions: how many run, which take long, and which are not waited for any more.
+"""Attempts to load versions: how many run, which are slow, and which have been abandoned.
 
-A thread that hangs cannot be ended. An attempt that has taken too long is abandoned: its thread is left alone
-and counted, others take its place, and what it brings at last is thrown away. The serving thread has it all.
+A thread that hangs cannot be ended. An attempt that exceeds its timeout is abandoned: its thread is left
+running and counted, other attempts may start, and a late result is discarded. Serving thread only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.records import ModelRecord, VersionRecord
 
 SLOW_SECONDS = 10.0
-"""After this an attempt holds up no load of another model: it may wait for ever for all we know."""
+"""Time after which an attempt no longer delays loads of other models, because it may never end."""
 
 MOST_HANGING = 3
-"""How many threads of one model may hang before nothing more of it is loaded: the next would hang as well."""
+"""Hanging threads of one model after which no more of it is loaded: the next load would hang as well."""
 
 TOO_MANY_HANG = (
-    f"{MOST_HANGING} loads of it hang: nothing more of it is loaded before one of them ends, "
-    "or the server is started again"
+    f"{MOST_HANGING} loads of this model hang: no further load of it is started until one of them returns "
+    "or the server is restarted"
 )
 
 
@@ -32,17 +32,17 @@ class Attempt(Generic[LoadedT]):
     Attributes:
         model: The model.
         version: The version.
-        limit_seconds: How long it may take.
-        loaded: What has been made of the version so far.
-        awaited: Whether it is still waited for.
-        slow: Whether it has taken so long that it holds up no others.
-        timers: What will say that it takes long, and too long.
+        limit_seconds: Timeout in seconds.
+        loaded: The loaded version; None until it has loaded.
+        awaited: Whether it has not been abandoned.
+        slow: Whether it has taken so long that it no longer delays others.
+        timers: Timers for ``slow`` and for the timeout.
     """
 
     __slots__ = ("awaited", "limit_seconds", "loaded", "model", "slow", "timers", "version")
 
     def __init__(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:
-        """Begin."""
+        """Create the attempt without timers."""
         self.model = model
         self.version = version
         self.limit_seconds = version.place.config.versions.load_timeout_seconds
@@ -53,14 +53,14 @@ class Attempt(Generic[LoadedT]):
 
 
 class Attempts(Generic[LoadedT]):
-    """The attempts that run now."""
+    """The running attempts of all models."""
 
     def __init__(self, clock: Clock, at_once: int) -> None:
-        """Start without any.
+        """Begin without attempts.
 
         Args:
-            clock: Time, and calls in the serving thread.
-            at_once: How many may run at the same time, those left out that have taken long.
+            clock: The serving thread's clock.
+            at_once: The most attempts that may run concurrently, not counting slow ones.
         """
         self._clock = clock
         self._at_once = at_once
@@ -69,20 +69,20 @@ class Attempts(Generic[LoadedT]):
 
     @property
     def is_room(self) -> bool:
-        """Whether one more may begin."""
+        """Whether one more attempt may begin."""
         return sum(not attempt.slow for attempt in self._awaited) < self._at_once
 
     @property
     def hanging(self) -> int:
-        """How many are at work though nobody waits for them any more."""
+        """Number of abandoned attempts that are still running."""
         return self._hanging.total()
 
     def too_many_hang(self, model: str) -> bool:
-        """Whether so many attempts of a model hang that nothing more of it is to be loaded."""
+        """Return whether too many attempts of a model hang to load more of it."""
         return self._hanging[model] >= MOST_HANGING
 
     def awaited(self) -> list[Attempt[LoadedT]]:
-        """Those that are waited for."""
+        """Return the attempts that have not been abandoned."""
         return list(self._awaited)
 
     def begin(
@@ -92,13 +92,13 @@ class Attempts(Generic[LoadedT]):
         on_slow: Callable[[], object],
         on_too_long: Callable[[Attempt[LoadedT]], object],
     ) -> Attempt[LoadedT]:
-        """Begin one.
+        """Begin an attempt and start its timers.
 
         Args:
             model: The model.
             version: Its version.
-            on_slow: Called when it has taken so long that there is room for another.
-            on_too_long: Called when it has taken longer than it may.
+            on_slow: Called when the attempt has become slow, so that another may begin.
+            on_too_long: Called when the attempt has exceeded its timeout.
         """
         attempt = Attempt(model, version)
         self._awaited.add(attempt)
@@ -109,19 +109,19 @@ class Attempts(Generic[LoadedT]):
         return attempt
 
     def end(self, attempt: Attempt[LoadedT]) -> None:
-        """It has ended, well or not."""
+        """Record that an attempt has succeeded or failed."""
         self._awaited.discard(attempt)
         for timer in attempt.timers:
             timer.cancel()
 
     def abandon(self, attempt: Attempt[LoadedT]) -> None:
-        """Wait for it no longer."""
+        """Stop waiting for an attempt and count it as hanging."""
         self.end(attempt)
         attempt.awaited = False
         self._hanging[attempt.model.name] += 1
 
     def come_back(self, attempt: Attempt[LoadedT]) -> None:
-        """One that was abandoned has ended after all."""
+        """Record that an abandoned attempt has ended."""
         self._hanging[attempt.model.name] -= 1
         if not self._hanging[attempt.model.name]:
             del self._hanging[attempt.model.name]

@@ -1,6 +1,6 @@
-"""Threads for loading, warming up, closing and listing: one a call, so that none waits for another.
+"""Threads for loading, warming up, closing and listing: one thread per call, so that no call delays another.
 
-They give way to the requests, except while there are none to give way to: at the start, and at the end.
+They give way to requests, except during start-up and shutdown, when there are none.
 """
 
 from __future__ import annotations
@@ -21,67 +21,69 @@ from headrace.lifecycle.idle import LOOK_SECONDS, IdleCall, IdleTime, answer
 _log = logging.getLogger(__name__)
 
 NO_THREAD = (OSError, RuntimeError)
-"""What an Executor raises when it cannot start a thread; one may be had a little later."""
+"""Exceptions that an Executor raises if it cannot start a thread; a later call may succeed."""
 
 ResultT = TypeVar("ResultT")
 
 
 class Executor(Protocol):
-    """Runs calls in threads of its own."""
+    """Runs functions in threads of its own."""
 
     def submit(self, call: Callable[..., object], /, *args: object) -> object:
-        """Run a call some time soon, in another thread; one of NO_THREAD is raised if there is none."""
+        """Run a function in another thread; raise one of NO_THREAD if none can be started."""
 
     def submit_in_parts(self, call: Callable[..., object], /, *args: object) -> object:
-        """The same for a call that gives way in parts: those that it has run by ``when_idle``."""
+        """Do the same for a function that gives way only in the parts it runs by ``when_idle``."""
 
 
 class LoaderThreads:
-    """Runs each call in a new thread, which keeps no process from ending.
+    """Runs each function in a new thread, which does not keep the process from exiting.
 
-    A pool would do with fewer, but one call that hangs for ever would take one of its threads away for good,
-    and a thread that has given way cannot take that back. Who submits calls bounds how many run.
+    A pool would need fewer threads, but a function that hangs would occupy one of them for ever, and a thread
+    cannot raise its priority again after lowering it. The caller limits the number of threads.
     """
 
     def __init__(self, clock: Clock, gives_way: Callable[[], bool]) -> None:
-        """Start none yet.
+        """Create the executor without starting a thread.
 
         Args:
-            clock: Calls in the serving thread.
-            gives_way: Asked in the thread that submits: whether there are requests to give way to.
+            clock: The serving thread's clock.
+            gives_way: Called in the submitting thread; returns whether there are requests to give way to.
         """
         self._clock = clock
         self._gives_way = gives_way
         self._idle = IdleTime()
 
     def submit(self, call: Callable[..., object], /, *args: object) -> None:
-        """Run a call in a new thread.
+        """Run a function in a new thread.
 
-        On Linux a thread inherits the priority of the one that starts it: whatever starts threads of its own
-        in here, a runtime's pool for example, has them at this thread's priority for good.
+        On Linux a thread inherits the priority of the thread that starts it. Threads started by the function,
+        such as a runtime's pool, therefore keep this thread's priority for good.
 
         Args:
-            call: What to run; what it raises is logged.
+            call: The function; its exceptions are logged.
             args: Its arguments.
         """
         self._start(self._gives_way(), _after_taking_less, (call, args))
 
     def submit_in_parts(self, call: Callable[..., object], /, *args: object) -> None:
-        """Run a call in a new thread that gives way in parts: what it has ``when_idle`` or ``share`` run.
+        """Run a function in a new thread that gives way only in parts run by ``when_idle`` or ``share``.
 
-        In between it holds Python's lock, and whoever holds that must not be put aside for long.
+        In between it holds the GIL, and a thread that holds the GIL must not be suspended for long.
 
         Args:
-            call: What to run; what it raises is logged.
+            call: The function; its exceptions are logged.
             args: Its arguments.
         """
         self._start(self._gives_way(), call, args)
 
     def at_serving_priority(self, call: Callable[..., ResultT], /, *args: object) -> ResultT:
-        """Run a call in a thread with the priority of the serving one, and wait for its result.
+        """Run a function in a thread with the serving thread's priority, and return its result.
+
+        To be called in a loader thread, which cannot raise its own priority again.
 
         Args:
-            call: What to run, from a loader thread: one that has given way cannot take that back.
+            call: The function.
             args: Its arguments.
         """
         result: Future[ResultT] = Future()
@@ -89,14 +91,14 @@ class LoaderThreads:
         return result.result()
 
     def when_idle(self, call: Callable[[], ResultT]) -> ResultT:
-        """Run a call that nearly all the time is without Python's lock, and wait for its result.
+        """Run a function that hardly ever holds the GIL, and return its result.
 
-        Where there is idle time, a thread that gets nothing else runs it: whoever wakes for a request
-        interrupts such a thread at once. If that is too slow, the call is made again with a share of the
-        processor, and the other result is dropped.
+        If there is idle processor time, a thread that gets nothing else runs the function, because a thread
+        that wakes for a request preempts it at once. If that is too slow, the function is run again with a
+        share of the processor, and the first result is dropped. To be called in a loader thread.
 
         Args:
-            call: What to run, from a loader thread; it may run twice side by side.
+            call: The function; it may run twice concurrently.
         """
         if not hasattr(_here, "threads") or not self._idle.is_enough():
             return self.share(call)
@@ -109,10 +111,12 @@ class LoaderThreads:
         return work.result.result()
 
     def share(self, call: Callable[[], ResultT]) -> ResultT:
-        """Run a call with a small share of the processor, and wait for its result.
+        """Run a function with a small share of the processor, and return its result.
+
+        To be called in a loader thread.
 
         Args:
-            call: What to run, from a loader thread.
+            call: The function.
         """
         if not hasattr(_here, "threads") or getattr(_here, "takes_less", False):
             return call()
@@ -128,7 +132,7 @@ class LoaderThreads:
     ) -> None:
         try:
             self._start(False, answer, (result, call, args))
-        except NO_THREAD as error:  # it is raised where it is waited for
+        except NO_THREAD as error:  # raised in the waiting thread
             result.set_exception(error)
 
     def _run(self, gives_way: bool, call: Callable[..., object], args: tuple[object, ...]) -> None:
@@ -137,15 +141,15 @@ class LoaderThreads:
                 _here.threads, _here.since = self, time.monotonic()
                 self._idle.look()
             call(*args)
-        except Exception:  # noqa: BLE001  # The boundary: nobody waits for a result.
+        except Exception:  # noqa: BLE001  # no caller waits for a result
             _log.exception("a loader thread failed")
 
 
 def _start_thread(call: Callable[..., object], args: tuple[object, ...]) -> None:
-    # Thread.start() would wait until the new thread runs: on a busy processor, nobody is answered then.
+    # Thread.start() would block the serving thread until the new thread runs, which takes long under load.
     try:
         _thread.start_new_thread(call, args)
-    except (RuntimeError, MemoryError) as error:  # which says nothing of the reason: it is nearly always this
+    except (RuntimeError, MemoryError) as error:  # neither carries an errno: it is nearly always EAGAIN
         raise OSError(errno.EAGAIN, "no thread can be started") from error
 
 

@@ -1,7 +1,7 @@
-"""Closes what is not served any more, in loader threads: none is lost, and none is waited for without end.
+"""Close versions that no longer serve, in loader threads; every version is closed, with a timeout.
 
-Rule: ``on_closed`` is called exactly once, in the serving thread: when the version is closed, or when that
-has taken too long. A thread that hangs cannot be ended; it is left alone.
+Invariant: ``on_closed`` is called exactly once, in the serving thread, when the version is closed or the
+timeout has passed. A thread that hangs cannot be ended; it is left running.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headrace.lifecycle.handle import LoadedT
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-"""Until a thread is asked for again when there was none."""
+"""Pause before a close is retried for lack of a thread."""
 
 
 class _Close(Generic[LoadedT]):
-    """One that has begun; the serving thread has it, but for what is loaded."""
+    """A close in progress; owned by the serving thread, except for ``loaded``."""
 
     __slots__ = ("loaded", "name", "on_closed", "timer")
 
@@ -34,15 +34,15 @@ class _Close(Generic[LoadedT]):
 
 
 class Closes(Generic[LoadedT]):
-    """The closes that run now."""
+    """Closes versions in loader threads."""
 
     def __init__(self, close: Callable[[LoadedT], object], clock: Clock, executor: Executor) -> None:
-        """Start without any.
+        """Begin without closes.
 
         Args:
-            close: Frees what a version holds, in a loader thread; ``Loader.close``.
-            clock: Time, and calls in the serving thread.
-            executor: The loader threads.
+            close: Frees a version's resources, in a loader thread; ``Loader.close``.
+            clock: The serving thread's clock.
+            executor: Runs the loader threads.
         """
         self._close = close
         self._clock = clock
@@ -55,13 +55,13 @@ class Closes(Generic[LoadedT]):
         limit_seconds: float | None = None,
         on_closed: Callable[[], object] | None = None,
     ) -> None:
-        """Close it in a loader thread; as soon as there is one.
+        """Close a version in a loader thread, as soon as one can be started.
 
         Args:
             name: The model and the version, for the log.
-            loaded: What is to be closed.
-            limit_seconds: How long ``on_closed`` waits for that at most.
-            on_closed: Called when it is closed, or is waited for no longer.
+            loaded: The version to close.
+            limit_seconds: Timeout after which ``on_closed`` is called anyway; None for none.
+            on_closed: Called when the version is closed or the timeout has passed.
         """
         one = _Close(name, loaded, on_closed)
         if limit_seconds is not None:
@@ -69,21 +69,21 @@ class Closes(Generic[LoadedT]):
         self._start(one)
 
     def here(self, name: str, loaded: LoadedT) -> None:
-        """Close it in this thread, a loader's; what goes wrong is logged."""
+        """Close a version in the running loader thread; errors are logged."""
         try:
             self._close(loaded)
-        except BaseException:  # noqa: BLE001  # The boundary: a model may raise anything, and nobody waits.
-            _log.exception("%s could not be closed in good order", name)
+        except BaseException:  # noqa: BLE001  # a model may raise anything, and no caller waits
+            _log.exception("closing %s failed", name)
 
     def _start(self, one: _Close[LoadedT]) -> None:
         try:
             self._executor.submit(self._run, one)
         except NO_THREAD as error:
-            _log.warning("%s cannot be closed now, but soon: %s", one.name, error)
+            _log.warning("cannot close %s now, retrying soon: %s", one.name, error)
             self._clock.call_later(_RETRY_SECONDS, self._start, one)
 
     def _run(self, one: _Close[LoadedT]) -> None:
-        """In a loader thread."""
+        """Close a version in a loader thread, and report back."""
         self.here(one.name, one.loaded)
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             self._clock.call_soon_threadsafe(self._end, one)
@@ -91,7 +91,7 @@ class Closes(Generic[LoadedT]):
     def _abandon(self, one: _Close[LoadedT], limit_seconds: float) -> None:
         limit = f"versions.load_timeout_seconds = {limit_seconds:g}"
         _log.warning(
-            "%s: closing took longer than %s; it is waited for no longer, and keeps what it holds until then",
+            "%s: closing took longer than %s, and was abandoned; its resources stay in use until it returns",
             one.name,
             limit,
         )

@@ -1,14 +1,14 @@
-"""From what is on disk to what is wanted: pure, but for looking at the version directories in question.
+"""Deduce the wanted state from the files on disk; pure except for reading version directories.
 
 The rules, each with a test:
 
-* what cannot be listed, or suddenly lists nothing, keeps what it had: a lost mount unloads no model;
-* a version that appears is wanted once it has stopped changing, or at once when a manifest tells what belongs
-to it; * a failed version is told as changed once it has stopped changing;
-* settings that cannot be followed, or a pin that leads nowhere, leave everything as it was, with the problem
-shown; so does a control record that cannot be read at the start, and later the last good one stays;
-* a model whose default is another model is served without that, too, with the problem shown;
-* whatever goes wrong with one model's files is that model's problem only.
+* a directory that cannot be listed, or is suddenly empty, keeps its versions: a lost mount unloads no model;
+* a new version is wanted once it has stopped changing, or at once if it has a manifest;
+* a failed version is reported as changed once it has stopped changing;
+* invalid settings, or a pin to a missing version, leave everything as it was, and the problem is shown. So
+does a control record that cannot be read at the start; later, the last valid record stays in force;
+* a model whose default model is missing is served without it, and the problem is shown;
+* an error in one model's files affects that model only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from headrace.versions.control import PinnedTo
 from headrace.versions.layout import CONTROL_FILE
 
 _NO_DEFAULT = (
-    "there is no model {0!r} to give its default answers; it is served without them until there is one: "
-    "add it, or correct default.model in its settings"
+    "there is no model {0!r} for its default answers; it is served without them until that model exists: "
+    "add the model, or correct default.model in the settings"
 )
 
 LookAt = Callable[[Path], Look]
@@ -35,11 +35,11 @@ LookAt = Callable[[Path], Look]
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a control record said.
+    """Content of a control record.
 
     Attributes:
-        pin: What the model is pinned to; None if to nothing.
-        revision: How often the record had changed; 0 without one.
+        pin: The model's pin; None if it is not pinned.
+        revision: Revision number of the record; 0 without a record.
     """
 
     pin: PinnedTo | None
@@ -48,18 +48,18 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class Deduced:
-    """What was deduced for one model, and what the next deduction needs to remember.
+    """Result of a deduction for one model, with the state that the next deduction needs.
 
     Attributes:
-        wanted: What is wanted of it.
-        known: The versions that were on disk.
-        changing: Versions that appeared and may still be written, by their fingerprint.
-        seen: The fingerprints of the wanted versions at the last look, settled or not.
-        settings: The settings' text that ``config`` or ``wrong`` is about; None before the first.
-        config: The last good settings; None if there were none.
-        wrong: Why the settings are not good, or "".
-        decided: What the last good control record said; None before the first.
-        listing: What ``wanted`` was deduced from; None if that cannot be said.
+        wanted: The wanted state.
+        known: Versions that were on disk.
+        changing: Fingerprints of new versions that may still be being written.
+        seen: Fingerprints of the wanted versions at the last scan, stable or not.
+        settings: Text of the settings that ``config`` or ``wrong`` refers to; None before the first.
+        config: The last valid settings; None if there were none.
+        wrong: Why the current settings are invalid, or "".
+        decided: Content of the last valid control record; None before the first.
+        listing: The listing from which ``wanted`` was deduced; None if there is none.
     """
 
     wanted: Wanted = field(default_factory=Wanted)
@@ -79,13 +79,14 @@ def deduce(
     overrides: Callable[[str], Table],
     look_at: LookAt,
 ) -> dict[str, Deduced]:
-    """Deduce what is wanted of all models.
+    """Deduce the wanted state of all models.
 
     Args:
-        listing: What is on disk now.
-        before: What was deduced the last time; None at the start, when everything is taken as it is found.
-        overrides: The server's own settings for a model.
-        look_at: Looks at a version directory.
+        listing: The files on disk.
+        before: Result of the previous deduction; None at the start, when all versions on disk are taken as
+            complete.
+        overrides: Returns the server's own settings for a model.
+        look_at: Reads the metadata of a version directory.
     """
     first = before is None
     remembered = before or {}
@@ -96,19 +97,19 @@ def deduce(
             was = replace(was, known=frozenset(model.versions))
         try:
             deduced[name] = deduce_model(name, was, model, overrides(name), look_at)
-        except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
+        except Exception as error:  # noqa: BLE001  # one model's files must not affect others
             problem = "its directory cannot be read; the server's log says more"
             deduced[name] = _keep(was, problem, f"{type(error).__name__}: {error}")
     for name in listing.unreadable.keys() - remembered.keys():
         deduced[name] = _keep(_NOTHING, listing.unreadable[name], listing.details.get(name, ""))
-    # A served directory without a single version is a lost mount rather than the wish to serve nothing.
+    # A served directory without any version is more likely a lost mount than a request to serve nothing.
     believable = not listing.problem and any(model.versions for model in listing.models.values())
     for name, was in remembered.items():
         if name in listing.models:
             continue
         problem = listing.unreadable.get(name) or listing.problem
         if problem or not believable:
-            problem = problem or "the served directory is empty; what is loaded stays"
+            problem = problem or "the served directory is empty; loaded versions keep serving"
             deduced[name] = _keep(was, problem, listing.details.get(name, ""))
     return deduced
 
@@ -116,14 +117,14 @@ def deduce(
 def deduce_model(
     name: str, before: Deduced, model: ModelListing, overrides: Table, look_at: LookAt
 ) -> Deduced:
-    """Deduce what is wanted of one model.
+    """Deduce the wanted state of one model.
 
     Args:
-        name: What it is called.
-        before: What was deduced the last time.
-        model: What is in its directory now.
+        name: The model's name.
+        before: Result of the previous deduction.
+        model: Listing of its directory.
         overrides: The server's own settings for it.
-        look_at: Looks at a version directory.
+        look_at: Reads the metadata of a version directory.
     """
     if _is_as_before(before, model, look_at):
         return before
@@ -131,7 +132,7 @@ def deduce_model(
     if not model.versions:
         if not before.wanted.versions:
             return replace(before, wanted=Wanted(), known=frozenset(), changing={}, listing=None)
-        return _keep(before, "no version is left in its directory; what is loaded stays")
+        return _keep(before, "no version is left in its directory; loaded versions keep serving")
     decided, undecided = _read_decided(before.decided, model)
     changing = _changing(before, model, look_at)
     now = replace(before, known=frozenset(model.versions), changing=changing, decided=decided)
@@ -146,17 +147,17 @@ def deduce_model(
     bound = None if pin is None else pin.version
     numbers = choose(policy, there, bound)
     if pin is not None and pin.version not in there:
-        problem = pin.missing or f"it is pinned to version {bound}, which is not there"
+        problem = pin.missing or f"it is pinned to version {bound}, which does not exist"
         if before.wanted.versions:
             return _keep(now, problem)
     if not numbers and (there or before.wanted.versions):
-        missing = f"none of the versions {sorted(policy.numbers)} is there"
+        missing = f"none of the versions {sorted(policy.numbers)} exists"
         return _keep(now, problem or (missing if there else "its versions are still being written"))
     return _want(now, model, numbers, look_at, problem, bound)
 
 
 def _is_as_before(before: Deduced, model: ModelListing, look_at: LookAt) -> bool:
-    """Whether nothing has changed since all was well and had settled: what follows from that is known."""
+    """Return whether nothing has changed since a deduction without problems or unstable versions."""
     return (
         before.listing == model
         and not before.changing
@@ -174,7 +175,7 @@ def _want(
     problem: str,
     bound: int | None,
 ) -> Deduced:
-    """Want these versions, each told as changed only when two looks in a row saw the same."""
+    """Want these versions; report a changed fingerprint only once two scans in a row saw it."""
     config = now.config or ModelConfig()
     versions = {number: model.versions[number] for number in sorted(numbers)}
     seen = {number: look_at(path).fingerprint for number, path in versions.items()}
@@ -197,11 +198,11 @@ def _want(
 
 
 def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> dict[str, Wanted]:
-    """Tell of models that name another as their default which is not there, or not yet.
+    """Set the problem of models whose default model is missing.
 
     Args:
-        found: What is wanted of each model.
-        others: Models that are there and come from elsewhere.
+        found: Wanted state of each model.
+        others: Names of models from other sources.
     """
     there = {*others, *(name for name, wanted in found.items() if wanted.versions)}
 
@@ -215,7 +216,7 @@ def tell_of_defaults(found: Mapping[str, Wanted], others: Collection[str]) -> di
 
 
 def kept_by_what_is_loaded(before: ModelConfig, now: ModelConfig) -> list[str]:
-    """Which sections of the settings have changed that a version keeps as it was loaded with them."""
+    """Return the changed settings sections that do not affect versions already loaded."""
     sections = [name for name in ModelConfig.__struct_fields__ if name != "versions"]
     return [name for name in sections if getattr(before, name) != getattr(now, name)]
 
@@ -235,18 +236,18 @@ def _read_settings(name: str, before: Deduced, model: ModelListing, overrides: T
 
 
 def _read_decided(before: Decided | None, model: ModelListing) -> tuple[Decided | None, str]:
-    """What the control record says, or said last, and why that is not what it says now."""
+    """Return the control record in force, and why it is not the current one ("" if it is)."""
     if model.undecided:
         return before, model.undecided
     lost = None if before is None or model.pin is not None or model.revision else before
     if lost is not None and lost.revision and lost.pin is not None:
-        gone = f"{CONTROL_FILE} is gone; the pin to version {lost.pin.version} that was in it stays"
-        return lost, f"{gone}: put it back, or pin a version with `headrace rollback` and release it"
+        gone = f"{CONTROL_FILE} is missing; its pin to version {lost.pin.version} stays in force"
+        return lost, f"{gone}: restore the file, or pin a version with `headrace rollback` and release it"
     return Decided(model.pin, model.revision), ""
 
 
 def _changing(before: Deduced, model: ModelListing, look_at: LookAt) -> dict[int, Hashable]:
-    """The versions that were not there before, or were still changing, and have changed since."""
+    """Return the fingerprints of versions without a manifest that are new or have changed again."""
     changing = {}
     for number, path in model.versions.items():
         if number in before.known and number not in before.changing:

@@ -1,4 +1,4 @@
-"""What keeps a version loaded: requests count by themselves; a Lease is for whoever awaits in between."""
+"""Reference counts that keep a version loaded; requests are counted, and a Lease counts across awaits."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Handle(Protocol):
-    """What the Manager needs of what is loaded: the count of those who use it. Serving thread only; no lock.
+    """A loaded version as the Manager sees it: a count of its users. Serving thread only; no lock.
 
-    Whoever gets one from ``Manager.get`` makes it count before the serving thread does something else, by
-    submitting a request to it. Who cannot holds a Lease.
+    A caller of ``Manager.get`` must submit a request to it in the same turn of the event loop, which counts.
+    A caller that awaits first must hold a Lease.
 
     Attributes:
-        on_idle: Called once, and forgotten, when the last user has let go; set while the version drains.
+        on_idle: Called once, and then reset, when the last user is gone; set while the version drains.
     """
 
     on_idle: Callable[[], object] | None
 
     @property
     def outstanding(self) -> int:
-        """How many requests and Leases hold it now."""
+        """Number of requests and Leases that hold it."""
 
     def acquire(self) -> None:
-        """Hold it, once more."""
+        """Increment the count of users."""
 
     def release(self) -> None:
-        """Let go of it, once. It is idle from the next turn of the serving thread on, not in this one."""
+        """Decrement the count of users, effective from the next turn of the event loop."""
 
 
 LoadedT = TypeVar("LoadedT", bound=Handle)
 
 
 class Lease(Generic[LoadedT]):
-    """Keeps a version loaded for as long as its holder wants, also across awaits. Serving thread only.
+    """Keeps a version loaded until it is released, also across awaits. Serving thread only.
 
-    Leaving it as a context manager releases it. What has been submitted by then holds the version itself, and
-    so does what is submitted in the same turn of the event loop.
+    A Lease is a context manager that releases on exit. Requests submitted before the exit, or in the same
+    turn of the event loop, hold the version themselves.
 
     Attributes:
         loaded: The version.
@@ -45,21 +45,21 @@ class Lease(Generic[LoadedT]):
     __slots__ = ("_held", "loaded")
 
     def __init__(self, loaded: LoadedT) -> None:
-        """Hold a version, which was got in this turn of the event loop."""
+        """Hold a version that was obtained in this turn of the event loop."""
         loaded.acquire()
         self.loaded = loaded
         self._held = True
 
     def release(self) -> None:
-        """Let go; a second time changes nothing."""
+        """Release the version; idempotent."""
         if self._held:
             self._held = False
             self.loaded.release()
 
     def __enter__(self) -> LoadedT:
-        """Give the version."""
+        """Return the version."""
         return self.loaded
 
     def __exit__(self, *error: object) -> None:
-        """Let go."""
+        """Release the version."""
         self.release()

@@ -1,7 +1,7 @@
-"""Idle time of the processors: how much there is, and calls that get nothing else.
+"""Idle processor time: how much there is, and calls that run in idle time only.
 
-A thread under SCHED_IDLE is interrupted at once by whoever wakes for a request, which no other priority is
-(docs/decisions/0010). So a load is left to idle time where that is enough for it to arrive in time.
+A thread under SCHED_IDLE is preempted at once by a thread that wakes for a request. No other priority
+guarantees that (docs/decisions/0010). A load therefore runs in idle time if there is enough of it.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from typing import Generic, TypeVar
 from headrace import cpus
 
 LOOK_SECONDS = 1.0
-"""How often who waits for a call in idle time looks whether it is too slow."""
+"""Interval at which the thread that waits for a call in idle time checks whether the call is too slow."""
 
 _SAMPLE_SECONDS = 0.5
 _ENOUGH_SHARE = 0.02
-"""From this part of a processor idle on, idle time is tried. `/proc/stat` cannot tell much less apart."""
+"""Idle share of a processor from which idle time is tried. `/proc/stat` cannot resolve much less."""
 
 _STARVING_SHARE = 0.01
-"""With less of a processor than this, and the rest spent waiting for it, a call starves."""
+"""Share of a processor below which a call that wants to run counts as starving."""
 
 _PATIENCE_SECONDS = 5.0
 _SLOW_SHARE = 0.1
-"""A load that has lasted so long goes on in idle time only if it gets about what a share would give it."""
+"""Share below which a load older than ``_PATIENCE_SECONDS`` leaves idle time: a fixed share is as good."""
 
 _NOT_AGAIN_SECONDS = 5.0
-"""So long idle time is not tried after it was too little: one version must not wait for it several times."""
+"""Pause after idle time was too little, so that one version does not wait for it several times."""
 
 ResultT = TypeVar("ResultT")
 
 
 class IdleTime:
-    """How much of a processor nobody wanted, lately."""
+    """Measures the recently idle share of a processor."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Begin without samples."""
         self._seen: deque[tuple[float, float, dict[int, float]]] = deque(maxlen=2)
         self._used = 0.0
         self._not_before = 0.0
 
     def look(self) -> None:
-        """Remember how it is now; called at each look at the model directories, every second or so."""
+        """Take a sample; called at each scan of the model directories, about every second."""
         now = time.monotonic()
         if not self._seen or now - self._seen[-1][0] > _SAMPLE_SECONDS:
             self._seen.append((now, self._used, cpus.idle_seconds()))
 
     def is_enough(self) -> bool:
-        """Whether a call should be left to it."""
+        """Return whether a call should run in idle time."""
         return time.monotonic() >= self._not_before and self._share() >= _ENOUGH_SHARE
 
     def use(self, seconds: float) -> None:
-        """Count as idle what our own calls used of idle time."""
+        """Add the idle time used by headrace's own calls, which still counts as idle."""
         self._used += seconds
 
     def was_too_little(self) -> None:
-        """A call had to be made again elsewhere: leave none to idle time for a while."""
+        """Stop using idle time for a while, after a call had to be repeated elsewhere."""
         self._not_before = time.monotonic() + _NOT_AGAIN_SECONDS
 
     def _share(self) -> float:
-        """The part of the time for which the most idle processor was idle; 0 if that cannot be told."""
+        """Return the idle share of the most idle processor; 0 if it is unknown."""
         if not self._seen:
             return 0.0
         then, used, before = self._seen[0]
@@ -80,12 +80,12 @@ class IdleTime:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a thread had got at some moment.
+    """Processor time of a thread at one moment.
 
     Attributes:
-        at: The moment, in seconds of the monotonic clock.
-        ran: How many seconds it had run.
-        waited: How many seconds it had wanted to run and got no processor.
+        at: The moment, in seconds on the monotonic clock.
+        ran: Seconds for which it had run.
+        waited: Seconds for which it had been runnable without getting a processor.
     """
 
     at: float
@@ -93,40 +93,40 @@ class Progress:
     waited: float
 
     def got_less(self, share: float, before: Progress) -> bool:
-        """Whether since then it wanted to run, and got less than this part of a processor."""
+        """Return whether the thread, since ``before``, mostly waited and got less than ``share``."""
         passed = self.at - before.at
         return self.ran - before.ran < share * passed and self.waited - before.waited > passed / 2
 
 
 def is_too_slow(since: float, began: Progress, before: Progress, now: Progress) -> bool:
-    """Whether a call that is left to idle time would do better with a share of the processor.
+    """Return whether a call in idle time should move to a share of the processor.
 
     Args:
-        since: When the load began that it is a part of.
-        began: The call's beginning.
-        before: When this was asked last.
-        now: The present.
+        since: Start of the load that the call is part of, on the monotonic clock.
+        began: Progress at the start of the call.
+        before: Progress at the last check.
+        now: Current progress.
     """
     lasts_long = now.at - since > _PATIENCE_SECONDS
     return now.got_less(_STARVING_SHARE, before) or (lasts_long and now.got_less(_SLOW_SHARE, began))
 
 
 class IdleCall(Generic[ResultT]):
-    """A call in a thread that only gets idle time.
+    """A call in a thread that gets idle time only.
 
     Attributes:
-        ended: Set when it has its result.
-        result: What it returned or raised.
-        dropped: Whether somebody else does it by now.
+        ended: Set when the result is available.
+        result: The call's return value or exception.
+        dropped: Whether the call has been repeated elsewhere, so that its result is not needed.
     """
 
     def __init__(self, call: Callable[[], ResultT], idle: IdleTime, since: float) -> None:
-        """Start nothing yet.
+        """Create the call without starting it.
 
         Args:
-            call: What to run.
-            idle: Learns what it used, and whether it was too slow.
-            since: When the load began that it is a part of, by the monotonic clock.
+            call: Function to run.
+            idle: Receives the time used, and a report if the call is dropped.
+            since: Start of the load that the call is part of, on the monotonic clock.
         """
         self.ended = threading.Event()
         self.result: Future[ResultT] = Future()
@@ -136,48 +136,48 @@ class IdleCall(Generic[ResultT]):
         self._began = self._before = Progress(time.monotonic(), 0.0, 0.0)
 
     def run(self) -> None:
-        """The thread."""
+        """Run the call; the main function of its thread."""
         self._thread = threading.get_native_id()
         _here.work = self
-        with suppress(OSError, AttributeError):  # not Linux, or forbidden here
+        with suppress(OSError, AttributeError):  # not Linux, or not permitted
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         answer(self.result, self._call, ())
         self._idle.use(time.thread_time())
         self.ended.set()
 
     def is_too_slow(self) -> bool:
-        """Whether it has waited for a processor and hardly got one since this was asked last, or for long."""
+        """Return whether it has got hardly any processor time since the last check, or over a long time."""
         try:
             told = Path(f"/proc/self/task/{self._thread}/schedstat").read_text().split()
             now = Progress(time.monotonic(), int(told[0]) / 1e9, int(told[1]) / 1e9)
         except (OSError, IndexError, ValueError):
-            return True  # it is not told, and took long: the safe answer
+            return True  # unknown, and the call has taken long already
         before, self._before = self._before, now
         return is_too_slow(self._since, self._began, before, now)
 
     def drop(self) -> None:
-        """Somebody else does it from now on."""
+        """Record that the call is repeated elsewhere."""
         self.dropped = True
         self._idle.was_too_little()
 
 
 def answer(result: Future[ResultT], call: Callable[..., ResultT], args: tuple[object, ...]) -> None:
-    """Make a call, and give what it returns or raises to who waits for it in another thread."""
+    """Run a call and set its return value or exception as the result of a future."""
     try:
         result.set_result(call(*args))
-    except BaseException as error:  # noqa: BLE001  # It is raised where it is waited for.
+    except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
         result.set_exception(error)
 
 
 def stop_if_dropped() -> None:
-    """Between two pieces of a call that is left to idle time: stop it if somebody else makes it by now."""
+    """Stop a call in idle time if it has been repeated elsewhere; called between its steps."""
     work: IdleCall[object] | None = getattr(_here, "work", None)
     if work is not None and work.dropped:
         raise _Dropped
 
 
 class _Dropped(BaseException):
-    """Somebody else does the work. No `Exception`: a model's boundary would take it for the model's own."""
+    """Ends a dropped call. Not an `Exception`, so that handlers of a model's errors do not catch it."""
 
 
 _here = threading.local()

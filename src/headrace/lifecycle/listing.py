@@ -1,8 +1,7 @@
-"""What is on disk, read in one go: the model directories, with their versions, settings and control records.
+"""List the model directories on disk, with their versions, settings and control records.
 
-Names that clients send never get here: only what the operator put into the directory is looked at. Symbolic
-links are followed here; what leads out of the directory is refused when it is loaded
-(``headrace.versions.trust``).
+Names sent by clients are never used here; only the operator's directories are read. Symbolic links are
+followed. A link that leads out of the directory is refused at load time (``headrace.versions.trust``).
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ from headrace.versions.layout import (
 _ONLY_ITS_PLACE = getattr(os, "O_PATH", os.O_RDONLY)  # Linux
 _OWN = frozenset({MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE})
 _EMPTY = "no version in it: expected directories named 1, 2, … with the model's files"
-_FLAT = f"{_EMPTY}; move the files that lie in it into a directory 1 in it"
+_FLAT = f"{_EMPTY}; move its files into a subdirectory named 1"
 NO_VERSION = f"versions are whole numbers up to {LARGEST_VERSION}; rename the directory"
-"""What to do about directories that look like versions and are none."""
+"""Advice on directories whose names look like versions but are not valid ones."""
 
 _LIKE_A_VERSION = re.compile(r"[vV]?\d")
 _MOST_TOLD = 5
@@ -45,17 +44,18 @@ _BAD_NAME = (
 
 @dataclass(frozen=True, slots=True)
 class ModelListing:
-    """What is in one model's directory.
+    """Contents of one model's directory.
 
     Attributes:
-        versions: Its version directories.
-        settings: The content of its ``headrace.toml``; "" without one.
-        pin: What it is pinned to; None if to nothing.
-        revision: How often its control record has changed; 0 without one.
-        undecided: Why the control record cannot be read, so that the two before say nothing; or "".
+        versions: Version directories, by number.
+        settings: Content of ``headrace.toml``; "" without one.
+        pin: The model's pin; None if it is not pinned.
+        revision: Revision number of its control record; 0 without one.
+        undecided: Why the control record cannot be read, which makes ``pin`` and ``revision`` meaningless; or
+            "".
         problem: Why the settings cannot be read, or "".
-        empty: Why no version is in it, and the way out; "" if there is one.
-        passed_over: Directories beside versions whose names look like versions' and are none.
+        empty: Why it has no version, with advice; "" if there is one.
+        passed_over: Names of directories beside the versions that look like versions but are not valid ones.
     """
 
     versions: Mapping[int, Path]
@@ -70,13 +70,13 @@ class ModelListing:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What is in all model directories.
+    """Contents of all model directories.
 
     Attributes:
-        models: The models, by name, those without versions included.
-        unreadable: Models whose directory cannot be listed, and why.
-        details: What only the operator is told of some of those.
-        skipped: Names in the served directory that are no models, and why.
+        models: Listings by model name, including models without versions.
+        unreadable: Models whose directory cannot be listed, with the reasons.
+        details: For some of those, details for the operator only.
+        skipped: Names in the served directory that are not models, with the reasons.
         problem: Why the served directory cannot be listed, or "".
     """
 
@@ -89,11 +89,11 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One version directory, looked at.
+    """Metadata of one version directory.
 
     Attributes:
-        fingerprint: What changes when a file in it does, or when it is a link and leads elsewhere.
-        has_manifest: Whether a manifest tells what belongs to it.
+        fingerprint: Value that changes when a file in it changes, or when it is a link with a new target.
+        has_manifest: Whether it has a manifest, which lists its files.
     """
 
     fingerprint: Hashable
@@ -106,14 +106,14 @@ def list_models(
     may_touch: Callable[[str], bool] = lambda _: True,
     recall: Recall | None = None,
 ) -> Listing:
-    """Read what is on disk.
+    """List all models.
 
     Args:
-        root: The served directory: of models, or of one model's versions. None for none.
-        elsewhere: Directories of models that lie elsewhere, by name.
-        may_touch: Told each model's name before its directory is touched, which may take for ever; says
-            whether it may be.
-        recall: What earlier looks have read; nothing if left out.
+        root: The served directory, of models or of one model's versions; None for none.
+        elsewhere: Directories of models outside ``root``, by name.
+        may_touch: Called with each model's name before its directory is accessed, which may hang; returns
+            whether it may be accessed.
+        recall: Cache of earlier scans; empty by default.
     """
     recall = recall or Recall()
     directories, skipped, problem = dict[str, Path](), dict[str, str](), ""
@@ -135,7 +135,7 @@ def list_models(
                 unreadable[name] += f"; correct the path in [models.{name}], or put the model there"
         except OSError as error:
             unreadable[name] = f"its directory cannot be listed: {error.strerror}"
-        except Exception as error:  # noqa: BLE001  # The boundary: what one model holds concerns no other.
+        except Exception as error:  # noqa: BLE001  # one model's files must not affect others
             unreadable[name] = "its directory cannot be listed; the server's log says more"
             details[name] = f"{type(error).__name__}: {error}"
     if not problem:
@@ -144,18 +144,18 @@ def list_models(
 
 
 def look(version_directory: Path, moved: Callable[[], object] = lambda: None) -> Look:
-    """Look at one version directory: names, sizes and times of its files, not their content.
+    """Read the names, sizes and times of a version directory's files, but not their content.
 
     Args:
-        version_directory: Where it is.
-        moved: Called after each file: a look at many may take long without hanging.
+        version_directory: The directory.
+        moved: Called after each file to report progress: many files may take long without a hang.
     """
     path = _real_path(version_directory)
     files = []
     for file in _files_in(path):
         try:
             status = os.stat(file)
-        except OSError:  # gone again, or a link to nothing: that is a difference, too
+        except OSError:  # deleted meanwhile, or a dangling link: part of the fingerprint as well
             files.append((file, -1, -1))
         else:
             files.append((file, status.st_size, status.st_mtime_ns))
@@ -166,7 +166,7 @@ def look(version_directory: Path, moved: Callable[[], object] = lambda: None) ->
 
 
 def _real_path(directory: Path) -> str:
-    """Where a directory lies, links followed: as the system says, not asked for each part of its name."""
+    """Resolve a directory's links, with one look-up in `/proc` instead of one per part of its path."""
     try:
         descriptor = os.open(directory, _ONLY_ITS_PLACE | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -180,7 +180,7 @@ def _real_path(directory: Path) -> str:
 
 
 def _files_in(directory: str) -> Iterator[str]:
-    """All files below a directory but dot files; links to directories are not followed."""
+    """Yield all files below a directory except dot files; links to directories are not followed."""
     folders = [directory]
     while folders:
         try:
@@ -208,14 +208,14 @@ def _model_directories(
     root: Path, may_touch: Callable[[str], bool]
 ) -> tuple[dict[str, Path], dict[str, str]]:
     with os.scandir(root) as listed:
-        entries = list(listed)  # before the first model is named: where this hangs, no model does
+        entries = list(listed)  # before any `may_touch`: a hang here is not attributed to a model
     names = sorted(
         entry.name
         for entry in entries
         if is_visible(entry.name) and (not may_touch(entry.name) or _may_be_directory(entry))
     )
     if _is_one_model(root, names, may_touch):
-        name = os.path.basename(os.path.abspath(root))  # a link keeps its own name, wherever it leads
+        name = os.path.basename(os.path.abspath(root))  # a link's own name, not that of its target
         return _split({name: root})
     return _split({name: root / name for name in names})
 
@@ -223,12 +223,12 @@ def _model_directories(
 def _may_be_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle, a lost mount: listing it says which, and is that model's failure
+    except OSError:  # a circular link, a lost mount: listing it later reports the error for that model
         return True
 
 
 def _is_one_model(root: Path, names: list[str], may_touch: Callable[[str], bool]) -> bool:
-    """Whether a directory holds one model's versions: numbers, and nothing beside them that holds numbers."""
+    """Return whether a directory is one model: it has versions, and no other directory that has some."""
     others = [name for name in names if version_number(name) is None]
     return len(others) < len(names) and not any(
         not may_touch(name) or _holds_versions(root / name) for name in others
@@ -239,7 +239,7 @@ def _holds_versions(directory: Path) -> bool:
     try:
         return bool(version_directories(directory))
     except OSError:
-        return True  # unknown: better a model too many than to take all models for one
+        return True  # unknown: an extra model does less harm than taking all models for one
 
 
 def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
@@ -250,7 +250,7 @@ def _split(found: Mapping[str, Path]) -> tuple[dict[str, Path], dict[str, str]]:
 def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
     with os.scandir(directory) as listed:
         entries = list(listed)
-    # By name: while a file is replaced by renaming, a listing may lack it (btrfs).
+    # Look up by name: while a file is replaced by a rename, a listing may lack it (btrfs).
     looks = {own: looks_of(f"{directory}/{own}") for own in _OWN}
     names = version_names(entries)
     versions = recall.read(
@@ -278,10 +278,10 @@ def _list_model(name: str, directory: Path, recall: Recall) -> ModelListing:
 def _decided(
     name: str, directory: Path, looks: Hashable, versions: Mapping[int, Path], recall: Recall
 ) -> tuple[PinnedTo | None, int]:
-    """What a model is pinned to, and how often its control record has changed.
+    """Return a model's pin, or None, and the revision number of its control record.
 
     Raises:
-        ConfigError: The record cannot be read, or is none.
+        ConfigError: The record cannot be read or is invalid.
     """
     record = recall.read(name, "decided", looks, lambda: read_control(directory))
     if record.pin is None:
@@ -292,13 +292,13 @@ def _decided(
     about = looks, pinned, looks_of(f"{pinned}/{MANIFEST_FILE}")
 
     def is_there(pin: PinnedTo | None) -> bool:
-        return pin is not None and not pin.missing  # an error may pass that is no change of the file
+        return pin is not None and not pin.missing  # an error may pass without a change of the file
 
     return recall.read(name, "pinned", about, lambda: find_pin(record, versions), is_there), record.revision
 
 
 def _directories_beside(entries: Iterable[os.DirEntry[str]]) -> list[str]:
-    """The directories in a model's directory that are no versions."""
+    """Return the names of directories in a model's directory that are not versions, sorted."""
     names = (one.name for one in entries if is_visible(one.name) and _is_directory(one))
     return sorted(name for name in names if version_number(name) is None)
 

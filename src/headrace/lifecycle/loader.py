@@ -1,4 +1,4 @@
-"""The Loader: what the Manager needs from whoever knows models."""
+"""The Loader interface, by which the Manager loads and closes versions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace.lifecycle.handle import LoadedT
 
 
 class Loader(Protocol[LoadedT]):
-    """What makes a version directory into something that serves."""
+    """Turns a version directory into a loaded version."""
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedT:
-        """Check and load a version, in a loader thread; whatever it raises is the version's error."""
+        """Check and load a version, in a loader thread; any exception becomes the version's error."""
 
     def warm_up(self, loaded: LoadedT) -> None:
-        """Answer recorded requests, in a loader thread; whatever it raises is the version's error."""
+        """Warm the version up, in a loader thread; any exception becomes the version's error."""
 
     def attach(self, loaded: LoadedT) -> None:
-        """Make it ready for requests, in the serving thread, just before the first may come."""
+        """Make it ready for requests, in the serving thread, just before the first may arrive."""
 
     def close(self, loaded: LoadedT) -> None:
-        """Free what it holds, in a loader thread, when no request holds it."""
+        """Free its resources, in a loader thread, once no request holds it."""

@@ -1,11 +1,11 @@
-"""The Manager: moves what is loaded towards what is wanted, and hands out what is ready.
+"""The Manager: loads and unloads versions to reach the wanted state, and looks up ready versions.
 
-All of its state belongs to the serving thread; there is no lock. Loading, warming up and closing run in
-loader threads, and their results come back as calls in the serving thread. It waits for events (a new wanted
-set, a load that ended or takes too long, a version that nobody holds, a retry that is due), and never polls.
+All of its state belongs to the serving thread, without a lock. Loading, warming up and closing run in loader
+threads, and their results return as calls in the serving thread. It never polls, but reacts to events: a new
+wanted state, a load that ended or timed out, a version that became idle, a retry that is due.
 
-A swap, in this order: load, warm up, attach, the default moves, the old version drains, is closed. A load
-that fails leaves the old version serving.
+The order of a swap: load, warm up, attach, move the default, drain the old version, close it. If a load
+fails, the old version continues to serve.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Manager(Generic[LoadedT]):
     """Holds the loaded versions of all models.
 
     Attributes:
-        unusable: What its Source found where models belong and cannot use, by name, and why.
+        unusable: Names that its Source found but cannot use as models, with the reasons.
     """
 
     def __init__(
@@ -52,10 +52,10 @@ class Manager(Generic[LoadedT]):
 
         Args:
             loader: Loads, warms up, attaches and closes.
-            clock: Time, and calls in the serving thread.
-            executor: The loader threads: what hangs in one of them must not hold up the others.
-            load_threads: How many versions load at the same time, of different models; those that have taken
-                long do not count.
+            clock: The serving thread's clock.
+            executor: Runs the loader threads; a call that hangs must not delay others.
+            load_threads: The most versions, of different models, that load concurrently, not counting slow
+                loads.
             on_change: Called in the serving thread with a model and the new status of one of its versions.
         """
         self._loader = loader
@@ -72,10 +72,10 @@ class Manager(Generic[LoadedT]):
         self._is_all, self._started, self._closing = True, False, False
         self._on_closed: Callable[[], object] | None = None
 
-    # ---- What requests ask ----
+    # ---- Queries ----
 
     def get(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT:
-        """Find what answers a request; to be submitted to, or leased, in this turn of the serving thread.
+        """Return the version for a request; submit to it or lease it in the same turn of the event loop.
 
         Args:
             model: The model's name.
@@ -84,8 +84,8 @@ class Manager(Generic[LoadedT]):
 
         Raises:
             NotFound: There is no such model, version or label.
-            Unavailable: It is loading, or the server is stopping.
-            FailedPrecondition: It failed to load.
+            Unavailable: The version is loading, or the server is stopping.
+            FailedPrecondition: The version failed to load.
             InvalidRequest: Both a version and a label are given.
         """
         if version is None and label is None:
@@ -95,10 +95,10 @@ class Manager(Generic[LoadedT]):
         return self._find(model, version, label)
 
     def ready_now(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT | None:
-        """What ``get`` finds, in any thread; None where it has to say why there is nothing.
+        """Return what ``get`` returns; None where ``get`` raises. Thread-safe.
 
-        It may go out of service at the next moment. Who counts as holding it, and then still finds it here,
-        holds it: first it goes out of service, and only then it is looked at whether somebody holds it.
+        The version may be taken out of service at any moment. A thread that first counts itself as a user and
+        then still finds the version here holds it, because users are counted after it is out of service.
         """
         if version is None and label is None:
             return self._defaults.get(model)
@@ -110,15 +110,15 @@ class Manager(Generic[LoadedT]):
         return found.loaded if found is not None and found.state is State.READY else None
 
     def models(self) -> list[str]:
-        """The names of all models that are known, those that the operator unloaded included."""
+        """Return the names of all known models, including those that the operator unloaded."""
         return sorted(self._models)
 
     def knows(self, model: str) -> bool:
-        """Whether there is a model of this name, loaded or not."""
+        """Return whether there is a model of this name, loaded or not."""
         return model in self._models
 
     def status(self, model: str) -> list[VersionStatus]:
-        """What can be told about a model's versions, newest first.
+        """Return the status of each of a model's versions, newest first.
 
         Raises:
             NotFound: There is no such model.
@@ -126,7 +126,7 @@ class Manager(Generic[LoadedT]):
         return self._known(model).statuses()
 
     def all_loaded(self) -> list[LoadedT]:
-        """Everything that is loaded, ready or draining, by model and version."""
+        """Return all loaded versions, ready or draining, sorted by model and version."""
         return [
             version.loaded
             for name in sorted(self._models)
@@ -135,7 +135,7 @@ class Manager(Generic[LoadedT]):
         ]
 
     def warnings(self, model: str) -> list[str]:
-        """What is not as the operator asked for, in sentences.
+        """Return messages on how a model differs from what the operator asked for.
 
         Raises:
             NotFound: There is no such model.
@@ -144,7 +144,7 @@ class Manager(Generic[LoadedT]):
         return self._known(model).warnings() + hang
 
     def labels(self, model: str) -> dict[str, int]:
-        """Where a model's labels point now: at ready versions only.
+        """Return the current targets of a model's labels, which are always ready versions.
 
         Raises:
             NotFound: There is no such model.
@@ -152,7 +152,7 @@ class Manager(Generic[LoadedT]):
         return dict(self._known(model).labels)
 
     def default_version(self, model: str) -> int | None:
-        """The version that answers requests that name none; None if there is none.
+        """Return the version that answers requests that name none; None if there is none.
 
         Raises:
             NotFound: There is no such model.
@@ -160,32 +160,32 @@ class Manager(Generic[LoadedT]):
         return self._known(model).default
 
     def ready(self) -> bool:
-        """Whether the start is over: of each model something is ready or has failed, and something is ready.
+        """Return whether start-up is complete: each model has a ready or failed version, and one is ready.
 
-        Once true it stays true, whatever loads or fails later, until ``close``.
+        It is also complete if no model is wanted. Once true, the result stays true until ``close``.
         """
         return self._started and not self._closing
 
     def serving(self) -> bool:
-        """Whether there are requests for loads to give way to: not before it is ready, nor at the end."""
+        """Return whether loads must give way to requests: not during start-up, nor after ``close``."""
         return self._started and not self._closing and bool(self._defaults)
 
     @property
     def hanging(self) -> int:
-        """How many loads are at work that nobody waits for any more: they took too long, or the end came."""
+        """Number of abandoned loads still running, after a timeout or after ``close``."""
         return self._attempts.hanging
 
-    # ---- What operators and Sources say ----
+    # ---- Commands of operators and Sources ----
 
     def want(
         self, models: Mapping[str, Wanted], unusable: Mapping[str, str] | None = None, *, is_all: bool = True
     ) -> None:
-        """Say everything that is wanted; the last word wins. What is left out is drained and unloaded.
+        """Replace the wanted state of all models; models left out are drained and unloaded.
 
         Args:
-            models: What is wanted of each model.
-            unusable: What is no model, by name, and why.
-            is_all: Whether no more follows that belongs to the start.
+            models: Wanted state by model name.
+            unusable: Names that cannot be used as models, with the reasons.
+            is_all: Whether this includes all models wanted at start-up.
         """
         if self._closing:
             return
@@ -200,7 +200,7 @@ class Manager(Generic[LoadedT]):
         self._look_whether_started()
 
     def reload(self, model: str) -> None:
-        """Take a model back into service, and give its failed versions new attempts at once.
+        """Take a model back into service, and retry its failed versions at once.
 
         Raises:
             NotFound: There is no such model.
@@ -226,8 +226,8 @@ class Manager(Generic[LoadedT]):
         """Drain and close everything; requests are refused from now on.
 
         Args:
-            on_closed: Called once when nothing is left: no request holds a version, and all are closed. What
-                is still being loaded is not waited for, but closed when it has been.
+            on_closed: Called once, when no request holds a version and all versions are closed. Loads in
+                progress are not awaited; their versions are closed when they return.
         """
         self._closing = True
         self._on_closed = on_closed
@@ -248,7 +248,7 @@ class Manager(Generic[LoadedT]):
         return record
 
     def _find(self, model: str, version: int | None, label: str | None) -> LoadedT:
-        """The way of ``get`` for all but the plain request."""
+        """Do what ``get`` does for requests that are not answered by a ready default version."""
         if version is not None and label is not None:
             raise InvalidRequest("name a version or a label, not both", field="version")
         if self._closing:
@@ -266,10 +266,10 @@ class Manager(Generic[LoadedT]):
         number = number if label is None else record.labels[label]
         raise not_ready(record, record.versions.get(number) if number is not None else None, asked)
 
-    # ---- Moving towards what is wanted ----
+    # ---- Moving towards the wanted state ----
 
     def _settle(self, model: ModelRecord[LoadedT]) -> None:
-        """Do everything that can be done for a model now."""
+        """Apply the policy's actions to a model until none is left."""
         now = self._clock.now()
         for number in model.match(now):
             _log.warning("%s version %d: %s", model.name, number, OVERWRITTEN)
@@ -282,7 +282,7 @@ class Manager(Generic[LoadedT]):
                     self._to_load.put(model, version, is_replacement=model.name in self._defaults)
                 break
             self._change(model, version, action.event)
-            self._point(model)  # before it is looked at whether threads hold it: see `ready_now`
+            self._point(model)  # before users are counted; see `ready_now`
             if action.event is Event.DRAIN:
                 self._drain(model, version)
         if model.forgettable:
@@ -302,7 +302,7 @@ class Manager(Generic[LoadedT]):
             self._on_change(model.name, status)
 
     def _proceed(self, model: ModelRecord[LoadedT]) -> None:
-        """Go on after something has happened to a version."""
+        """Continue after an event of a version."""
         self._settle(model)
         self._start_loads()
         self._look_whether_started()
@@ -325,7 +325,7 @@ class Manager(Generic[LoadedT]):
     # ---- Loading ----
 
     def _start_loads(self) -> None:
-        """Start loads while there is room: models with nothing ready first, the least tried first."""
+        """Start loads up to the limit: first models without a ready version, then the least tried."""
         while self._to_load and self._attempts.is_room:
             model, version = self._to_load.take()
             version.attempts += 1
@@ -335,27 +335,27 @@ class Manager(Generic[LoadedT]):
             self._start(self._executor.submit_in_parts, attempt, self._load, attempt, version.place)
 
     def _start(self, submit: Callable[..., object], attempt: Attempt[LoadedT], *call: object) -> None:
-        """Let a loader thread go on with an attempt; without one it fails, after what is done now."""
+        """Continue an attempt in a loader thread; if none can be started, fail it in a later callback."""
         try:
             submit(*call)
         except NO_THREAD as error:
-            failure = LoadError("no thread could be started for it")
+            failure = LoadError("could not start a loader thread")
             failure.__cause__ = error
             self._clock.call_soon(self._failed, attempt, failure)
 
     def _load(self, attempt: Attempt[LoadedT], place: Place) -> None:
-        """In a loader thread."""
+        """Load a version, in a loader thread."""
         try:
             attempt.loaded = self._loader.load(
                 attempt.model.name, attempt.version.number, place.path, place.config
             )
-        except BaseException as error:  # noqa: BLE001  # The boundary: a model may raise anything.
+        except BaseException as error:  # noqa: BLE001  # a model may raise anything
             self._tell(attempt, self._failed, attempt, error)
         else:
             self._tell(attempt, self._loaded, attempt)
 
     def _tell(self, attempt: Attempt[LoadedT], call: Callable[..., object], *args: object) -> None:
-        """In a loader thread: call in the serving thread, which may be gone when a load comes back late."""
+        """Call the serving thread from a loader thread; if its loop has ended, close the loaded version."""
         try:
             self._clock.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -369,7 +369,7 @@ class Manager(Generic[LoadedT]):
         model, version = attempt.model, attempt.version
         version.loaded = attempt.loaded
         self._change(model, version, Event.LOADED)
-        # What was wanted may have changed meanwhile: nothing is warmed up only to be drained.
+        # The wanted state may have changed meanwhile: do not warm up a version only to drain it.
         if model.decide(self._clock.now(), suppose_ready=version) == (Event.DRAIN, version.number):
             self._attempts.end(attempt)
             self._change(model, version, Event.DRAIN)
@@ -379,10 +379,10 @@ class Manager(Generic[LoadedT]):
             self._start(self._executor.submit, attempt, self._warm_up, attempt, attempt.loaded)
 
     def _warm_up(self, attempt: Attempt[LoadedT], loaded: LoadedT) -> None:
-        """In a loader thread."""
+        """Warm a version up, in a loader thread."""
         try:
             self._loader.warm_up(loaded)
-        except BaseException as error:  # noqa: BLE001  # The boundary, as in `_load`.
+        except BaseException as error:  # noqa: BLE001  # as in `_load`
             self._tell(attempt, self._failed, attempt, error)
         else:
             self._tell(attempt, self._warmed, attempt, loaded)
@@ -393,7 +393,7 @@ class Manager(Generic[LoadedT]):
             return
         try:
             self._loader.attach(loaded)
-        except Exception as error:  # noqa: BLE001  # The boundary, as in `_load`.
+        except Exception as error:  # noqa: BLE001  # as in `_load`
             self._failed(attempt, error)
             return
         self._attempts.end(attempt)
@@ -414,16 +414,16 @@ class Manager(Generic[LoadedT]):
         self._abandon(attempt)
         version.hanging = True
         limit = f"versions.load_timeout_seconds = {attempt.limit_seconds:g}"
-        self._fail(model, version, LoadError(f"{step} took longer than {limit}; it is waited for no longer"))
+        self._fail(model, version, LoadError(f"{step} took longer than {limit}, and was abandoned"))
         if self._attempts.too_many_hang(model.name):
             _log.warning("%s: %s", model.name, TOO_MANY_HANG)
 
     def _abandon(self, attempt: Attempt[LoadedT]) -> None:
         self._attempts.abandon(attempt)
-        attempt.version.loaded = None  # its thread may be using it: it is closed when that comes back
+        attempt.version.loaded = None  # its thread may still use it: closed when that returns
 
     def _came_too_late(self, attempt: Attempt[LoadedT]) -> None:
-        """What an abandoned attempt brings is closed; what was refused while it hung may be tried now."""
+        """Close the result of an abandoned attempt, and start loads that were refused while it hung."""
         self._attempts.come_back(attempt)
         model, version = attempt.model, attempt.version
         if attempt.loaded is not None:
@@ -437,7 +437,7 @@ class Manager(Generic[LoadedT]):
     def _plan_retry(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> float | None:
-        """Let a failed version be tried again after a pause, if it may be; not while its thread hangs."""
+        """Schedule a retry of a failed version, unless its thread hangs; return the pause, None for none."""
         pause = pause_before_retry(error, version.attempts, version.place.config.versions)
         if pause is not None and not version.hanging:
             version.timer = self._clock.call_later(pause, self._retry, model, version)
@@ -447,14 +447,14 @@ class Manager(Generic[LoadedT]):
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> None:
         text = version.reason = whole_of(error)
-        # The text reaches clients: they are told which version, not where it lies.
+        # Clients see this text: name the version, not its path.
         version.error = told_of(error, version.place.path, f"{model.name}/{version.number}")
         pause = self._plan_retry(model, version, error)
         most = version.place.config.versions.load_attempts
         version.retry_at = None
         following = "the last until its files or settings change"
         if pause is not None:
-            following = "the next when it has come back" if version.hanging else f"the next in {pause:g} s"
+            following = "the next when this one returns" if version.hanging else f"the next in {pause:g} s"
         _log.warning(
             "%s failed to load (attempt %d%s, %s): %s",
             _name(model, version),

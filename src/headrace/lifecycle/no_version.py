@@ -1,4 +1,4 @@
-"""Why a request finds no version: said as TensorFlow Serving says it, with the way out where there is one."""
+"""Errors for requests that find no version, in TensorFlow Serving's wording, with advice where possible."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NAMES_TOLD = 8
 def unknown_model(
     model: str, asked: str, models: Mapping[str, object], unusable: Mapping[str, str]
 ) -> NotFound:
-    """Say that there is no such model: why, or which there are, since mostly a name was misspelt.
+    """Return the error for an unknown model, with the reason or, in case of a misspelt name, other names.
 
     Args:
-        model: The name.
-        asked: What was asked for, as TensorFlow Serving writes it.
-        models: All models, by name; the first few are told.
-        unusable: Why what has a name is no model, by name.
+        model: The requested name.
+        asked: The requested servable in TensorFlow Serving's notation.
+        models: All models by name; the first few names are listed.
+        unusable: Reasons for names that cannot be used as models.
     """
     message = f"Servable not found for request: {asked}"
     if model in unusable:
@@ -37,7 +37,7 @@ def unknown_model(
 
 
 def label_error(model: ModelRecord[LoadedT], label: str) -> HeadraceError:
-    """Say why a label does not answer."""
+    """Return the error for a label that points nowhere."""
     wanted = model.wanted
     if wanted is not None and label in wanted.labels:
         return Unavailable(f"{model.name} version {wanted.labels[label]}, label {label!r}, is not ready yet")
@@ -48,7 +48,7 @@ def label_error(model: ModelRecord[LoadedT], label: str) -> HeadraceError:
 def not_ready(
     model: ModelRecord[LoadedT], version: VersionRecord[LoadedT] | None, asked: str
 ) -> HeadraceError:
-    """Say why a model, or the version asked for, does not answer."""
+    """Return the error for a model, or a requested version, that is not ready."""
     latest = asked.startswith("Latest")
     asked_for = list(model.versions.values()) if latest else [version] if version is not None else []
     if any(one.state in (State.NEW, State.LOADING, State.WARMING) for one in asked_for):
@@ -68,17 +68,18 @@ def not_ready(
 
 
 def whole_of(error: BaseException) -> str:
-    """Why a version failed to load, as its operator is told."""
+    """Return the full text of a load error, for the operator."""
     return error.message if isinstance(error, HeadraceError) else f"{type(error).__name__}: {error}"
 
 
 def told_of(error: BaseException, path: Path, name: str) -> str:
-    """Why a version failed to load, as clients are told: which version, not where it lies.
+    """Return the text of a load error for clients, which names the version but not its path.
 
     Args:
-        error: Why it failed.
-        path: Where it lies. A bare name ("1", from ``headrace serve .``) is a path only in front of a file's.
-        name: What clients call it.
+        error: The error.
+        path: The version's directory. A bare name ("1", from ``headrace serve .``) is replaced only in front
+            of a file name.
+        name: Name of the version for clients.
     """
     if not isinstance(error, HeadraceError):
         return "an unexpected error; the server's log says more"

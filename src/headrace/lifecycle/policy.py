@@ -1,7 +1,7 @@
-"""Which versions to serve, and what to do next to get there: pure decisions, tested as truth tables.
+"""Decide which versions to serve and the next action to get there: pure functions, tested as truth tables.
 
-Each takes the whole situation and gives one answer; the Manager applies it and asks again until nothing is to
-be done.
+Each function takes the whole state and returns one decision. The Manager applies it and calls again until
+there is nothing left to do.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _MOST_CAUSES = 16
 _PASSING = {
     getattr(errno, name, None)
     for name in (
-        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT"),  # something is short
-        *("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN"),  # a disk, a mount
+        *("EMFILE", "ENFILE", "ENOMEM", "EAGAIN", "ENOSPC", "EDQUOT"),  # a resource is exhausted
+        *("EIO", "ESTALE", "ETIMEDOUT", "ENOTCONN", "EHOSTDOWN"),  # a disk or a mount failed
     )
 } - {None}
-"""Errors of the system that say nothing of the files: they pass when somebody has seen to it."""
+"""System errors that do not depend on the files and may pass without a change to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """What a decision sees of one version.
+    """The part of a version's state that decisions depend on.
 
     Attributes:
-        version: Its number.
-        state: Where it is in its life.
+        version: The version number.
+        state: Life-cycle state.
         wanted: Whether it shall be served.
         labelled: Whether a label points at it now.
-        retry_at: When a failed one may be tried again, on the monotonic clock; None for never.
+        retry_at: Time from which a failed version may be retried, on the monotonic clock; None for never.
     """
 
     version: int
@@ -52,8 +52,8 @@ class Action(NamedTuple):
     """The next event for one version: LOAD, RETRY or DRAIN.
 
     Attributes:
-        event: What shall happen.
-        version: To which version.
+        event: The event.
+        version: The version number.
     """
 
     event: Event
@@ -61,15 +61,16 @@ class Action(NamedTuple):
 
 
 def availability_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
-    """Load before unloading: while anything is wanted, what requests may ask for now is not taken away.
+    """Return the next action of the policy that loads before unloading; None if there is nothing to do.
 
-    The lowest unwanted version is drained that is neither the default nor labelled. Then the highest wanted
-    version that can be loaded is loaded. TensorFlow Serving's rule of this name also drains the default as
-    soon as any wanted version is ready; here it stays until the one that is to follow it is ready.
+    While any version is wanted, the default and labelled versions stay. First, the lowest unwanted version
+    that is neither is drained. Then the highest wanted version that can be loaded is loaded. TensorFlow
+    Serving's policy of this name also drains the default as soon as any wanted version is ready; here it
+    stays until its successor is ready.
 
     Args:
         versions: All versions of one model.
-        now: The monotonic time in seconds.
+        now: Monotonic time in seconds.
     """
     ready = [view for view in versions if view.state is State.READY]
     wanted = [view.version for view in versions if view.wanted]
@@ -80,13 +81,14 @@ def availability_preserving(versions: Sequence[VersionView], now: float) -> Acti
 
 
 def resource_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
-    """Unload before loading, for models of which only one version fits. TensorFlow Serving's rule too.
+    """Return the next action of the policy that unloads before loading; None if there is nothing to do.
 
-    Unwanted versions are drained first; nothing is loaded until they are gone.
+    For models of which only one version fits into memory; TensorFlow Serving has the same policy. Unwanted
+    versions are drained first, and nothing is loaded until they are unloaded.
 
     Args:
         versions: All versions of one model.
-        now: The monotonic time in seconds.
+        now: Monotonic time in seconds.
     """
     unwanted_ready = [view.version for view in versions if not view.wanted and view.state is State.READY]
     if unwanted_ready:
@@ -105,15 +107,15 @@ TRANSITION_POLICIES: Mapping[Literal["availability", "resource"], Transition] = 
 
 
 def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = None) -> frozenset[int]:
-    """Say which of the versions that exist shall be served.
+    """Return the versions that shall be served.
 
-    A pin hides every version above it, whatever the policy: what was rolled back from does not serve.
-    ``latest`` and ``all`` also serve what labels point at; ``specific`` also serves the pin.
+    A pin hides every version above it under any policy, so a version that was rolled back does not serve.
+    ``latest`` and ``all`` also serve the targets of labels; ``specific`` also serves the pinned version.
 
     Args:
         policy: The model's version policy.
         numbers: The versions that exist.
-        pin: The version that the operator went back to.
+        pin: The version that the operator has pinned; None for none.
     """
     visible = sorted(number for number in numbers if pin is None or number <= pin)
     if policy.policy == "all":
@@ -125,14 +127,15 @@ def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = No
 
 
 def default_version(ready: Collection[int], wanted: Collection[int]) -> int | None:
-    """Say which version answers requests that name none.
+    """Return the version that answers requests that name none.
 
     Args:
         ready: The versions that are ready.
         wanted: The versions that shall be served.
 
     Returns:
-        The highest wanted version, once it is ready; until then the highest that is ready; None if none is.
+        The highest wanted version once it is ready, until then the highest ready version; None if there is
+        none.
     """
     highest = max(wanted, default=None)
     return highest if highest in ready else max(ready, default=None)
@@ -141,16 +144,16 @@ def default_version(ready: Collection[int], wanted: Collection[int]) -> int | No
 def place_labels(
     labels: Mapping[str, int], previous: Mapping[str, int], ready: Collection[int]
 ) -> dict[str, int]:
-    """Say where labels point: onto ready versions only.
+    """Return the targets of labels, which are ready versions only.
 
     Args:
-        labels: Where they shall point.
-        previous: Where they point now.
+        labels: Wanted targets.
+        previous: Current targets.
         ready: The versions that are ready.
 
     Returns:
-        The labels that point somewhere: at their target if it is ready, else where they pointed before if
-        that is.
+        Each label's wanted target if it is ready, else its current target if that is ready; other labels are
+        left out.
     """
     placed = {}
     for label, target in labels.items():
@@ -161,24 +164,25 @@ def place_labels(
 
 
 def retry_seconds(attempts: int, longest_seconds: float) -> float:
-    """How long to wait before a failed load is tried again: a second, then twice as long each time.
+    """Return the pause before a failed load is retried: 1 s, doubled with each further failure.
 
     Args:
-        attempts: How often it has failed, at least once.
-        longest_seconds: The longest wait.
+        attempts: Number of failures, at least 1.
+        longest_seconds: Upper bound of the pause.
     """
     return float(min(longest_seconds, _FIRST_RETRY_SECONDS * 2 ** min(attempts - 1, _MOST_DOUBLINGS)))
 
 
 def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolicy) -> float | None:
-    """How long to wait before a failed load is tried again, in seconds; None for never.
+    """Return the pause before a failed load is retried, in seconds; None for no retry.
 
-    Never is until its files or its settings change, or it is loaded by hand. What the system is short of may
-    be short for hours: then it is tried again and again, with the longest pause in between.
+    Without a retry, the version stays failed until its files or settings change or it is loaded by hand. A
+    lack of system resources may last for hours, so such loads are retried without limit, with the longest
+    pause.
 
     Args:
-        error: Why it failed.
-        attempts: How often it has failed, at least once.
+        error: The failure.
+        attempts: Number of failures, at least 1.
         policy: The model's version policy.
     """
     if isinstance(error, NotLoadable):
@@ -189,14 +193,14 @@ def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolic
 
 
 def _is_of_the_system(error: BaseException) -> bool:
-    """Whether the system had too little of something, or a disk or store failed: of all, or of one cause."""
+    """Return whether an error or one of its causes is a lack of resources, or a failed disk or store."""
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if isinstance(cause, MemoryError | Unavailable) or (
             isinstance(cause, OSError) and cause.errno in _PASSING
         ):
             return True
-        if type(cause) is RuntimeError and "can't start new thread" in str(cause):  # Python's, without a type
+        if type(cause) is RuntimeError and "can't start new thread" in str(cause):  # has no type of its own
             return True
         if cause is None:
             break

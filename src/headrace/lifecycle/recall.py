@@ -1,11 +1,11 @@
-"""What earlier looks have read, for as long as its files look the same: most looks read no file again.
+"""Cache of the contents of model files between scans, valid while their metadata is unchanged.
 
-A file is what it was when the system says the same of it: which file it is, its size and its times. But times
-are as coarse as the file system's clock, a tick of some milliseconds or up to two seconds: what is written
-twice within one tick may look the same. So what was read counts only if the file had looked the same for
-longer than that before it was read; then a later change has a later time. What that is measured by is the
-clock of this process, not the times of files, which other machines may have given them. And it is read again
-now and then all the same: what a network file system says of a file may be old.
+A file is taken to be unchanged while ``stat`` reports the same inode, size and times. File times are coarse,
+from some milliseconds up to two seconds, so two writes within one tick may leave them equal. Content is
+therefore kept only if the metadata had been unchanged for longer than a tick before the file was read: a
+later change then has a later time. This process's clock measures that time, because other machines may have
+set the file times. Files are read again from time to time all the same, because a network file system may
+report stale metadata.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 SETTLED_SECONDS = 3.0
-"""How long a file must have looked the same before what is read of it is kept: FAT's times have 2 s."""
+"""Time for which metadata must be unchanged before content is kept; FAT's file times have 2 s resolution."""
 
 RENEWED_SECONDS = 10.0
-"""How long that is kept at the least; at the most twice as long, by chance: not all in one look."""
+"""Shortest time to keep content; randomly up to twice as long, so not all expires in the same scan."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Kept:
-    """What was read of something, and what that looked like.
+    """Cached content and the metadata that it belongs to.
 
     Attributes:
-        looks: What the system says of it.
-        since: Since when, on the monotonic clock.
-        value: What was read after it had looked so for long enough.
-        until: Until when that counts; never before it was read.
+        looks: The metadata.
+        since: Time at which this metadata was first seen, on the monotonic clock.
+        value: Content read after the metadata had been unchanged for long enough.
+        until: Expiry time of ``value``; negative infinity before it was read.
     """
 
     looks: Hashable
@@ -46,19 +46,19 @@ class _Kept:
 
 
 class Recall:
-    """Remembers what was read, by model and part.
+    """Cache of file contents by model and part.
 
-    Looks may use one at once: one that comes back after hanging goes on beside a newer one.
+    Scans may use it concurrently: one that resumes after hanging runs beside a newer one.
     """
 
     def __init__(
         self, now: Callable[[], float] = time.monotonic, chance: Callable[[], float] = random.random
     ) -> None:
-        """Remember nothing yet.
+        """Create an empty cache.
 
         Args:
-            now: The time that passes for files, too: no virtual one beside real files.
-            chance: From 0 to 1.
+            now: Monotonic clock; with real files it must be the real one.
+            chance: Returns a random number from 0 to 1.
         """
         self._now = now
         self._chance = chance
@@ -72,14 +72,14 @@ class Recall:
         read: Callable[[], _T],
         keep: Callable[[_T], bool] = lambda _: True,
     ) -> _T:
-        """Give what was read of something that looks as it did then, or read it.
+        """Return cached content if the metadata is unchanged; otherwise read it.
 
         Args:
-            model: The model that it belongs to.
-            part: What it is.
-            looks: What the system says of it now; asked before it is read.
-            read: Reads it; what it raises is not remembered.
-            keep: Whether what it has read may be.
+            model: The model that the content belongs to.
+            part: Name of the content within the model.
+            looks: Current metadata, obtained before reading.
+            read: Reads the content; its exceptions propagate and are not cached.
+            keep: Returns whether the content may be cached.
         """
         parts, now = self._kept.setdefault(model, {}), self._now()
         kept = parts.get(part)
@@ -95,13 +95,13 @@ class Recall:
         return value
 
     def forget_but(self, models: Collection[str]) -> None:
-        """Forget all models but these."""
+        """Drop the content of all models except these."""
         for name in {*self._kept.copy()}.difference(models):
             self._kept.pop(name, None)
 
 
 def looks_of(file: str | Path) -> Hashable:
-    """What the system says of a file, or of what a link leads to: another when its content is another."""
+    """Return the metadata of a file, following links, or the error number; it changes with the content."""
     try:
         status = os.stat(file)
     except OSError as error:

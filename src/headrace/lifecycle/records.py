@@ -1,4 +1,4 @@
-"""What the Manager knows of a model and its versions: state of the serving thread, without any effect."""
+"""State of a model and its versions, owned by the serving thread; methods have no side effects outside it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _IN_HAND = (State.LOADING, State.WARMING)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a version is loaded from; when it changes, a failed version deserves new attempts.
+    """Source of a version's files and settings; when it changes, a failed version may be tried again.
 
     Attributes:
         path: The version directory.
-        fingerprint: What changes when its files do.
+        fingerprint: Value that changes when the files change.
         config: The model's settings.
     """
 
@@ -43,20 +43,20 @@ class Place:
 
 
 class VersionRecord(Generic[LoadedT]):
-    """One version: its state, and what is loaded, if anything is.
+    """One version: its state, and the loaded version if there is one.
 
     Attributes:
-        number: The version.
-        place: What it is, or will be, loaded from.
-        state: Where it is in its life; changed by ``ModelRecord.change`` only.
-        attempts: How often loading has been tried since the place changed.
-        error: Why it failed the last time, or "".
-        reason: The same as only the operator is told it; of no meaning without an error.
-        retry_at: Since when a failed one may be tried again; None while it may not.
-        timer: What will let it be tried again.
+        number: The version number.
+        place: Directory and settings that it is, or will be, loaded from.
+        state: Life-cycle state; changed by ``ModelRecord.change`` only.
+        attempts: Number of load attempts since the place changed.
+        error: The last failure as reported to clients; "" for none.
+        reason: The last failure in full, for the operator; meaningless without ``error``.
+        retry_at: Time from which a failed version may be retried; None while it may not.
+        timer: Timer of the next retry.
         is_overwritten: Whether its files have changed since it was loaded.
-        hanging: Whether a thread hangs that was to load it: it is not tried again before that comes back.
-        loaded: What the Loader made of it.
+        hanging: Whether its loader thread hangs; it is not retried before that thread returns.
+        loaded: The loaded version as returned by the Loader.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class VersionRecord(Generic[LoadedT]):
     )  # fmt: skip
 
     def __init__(self, number: int, place: Place) -> None:
-        """Start a version's life."""
+        """Create a version in state NEW."""
         self.number = number
         self.place = place
         self.state = State.NEW
@@ -77,13 +77,13 @@ class VersionRecord(Generic[LoadedT]):
         self.loaded: LoadedT | None = None
 
     def try_anew(self, now: float) -> None:
-        """Forget the failed attempts: it may be loaded at once."""
+        """Reset the failed attempts, so that the version may be loaded at once."""
         self.attempts = 0
         self.retry_at = now
         self.cancel_timer()
 
     def note_files(self, fingerprint: Hashable) -> bool:
-        """Note what the files are now; say whether they have changed since the version was loaded, once."""
+        """Record the files' fingerprint; return True once, when they first change after the load."""
         before = self.place.fingerprint
         if fingerprint is None or fingerprint == before:
             return False
@@ -94,22 +94,22 @@ class VersionRecord(Generic[LoadedT]):
         return True
 
     def cancel_timer(self) -> None:
-        """Call off the retry that is planned, if one is."""
+        """Cancel the scheduled retry, if there is one."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
 
 class ModelRecord(Generic[LoadedT]):
-    """One model: what is wanted of it, and its versions.
+    """One model: its wanted state, and its versions.
 
     Attributes:
-        name: The model.
-        wanted: What its Source said last; None when the Source left it out.
-        versions: What is known of its versions, by number.
-        labels: Where labels point now.
-        default: The version that answers requests that name none.
-        unloaded: Whether the operator took it out of service.
+        name: The model's name.
+        wanted: The state last wanted by its Source; None if the Source left it out.
+        versions: Records of its versions, by number.
+        labels: Current label targets.
+        default: The version for requests that name none; None if there is none.
+        unloaded: Whether the operator has unloaded the model.
     """
 
     __slots__ = ("default", "labels", "name", "unloaded", "versions", "wanted")
@@ -134,12 +134,12 @@ class ModelRecord(Generic[LoadedT]):
 
     @property
     def problem(self) -> str:
-        """Why what is wanted is not what the operator asked for, or ""."""
+        """Why the wanted state differs from what the operator asked for; "" if it does not."""
         return self._in_force.problem
 
     @property
     def ready(self) -> list[int]:
-        """The versions that are ready."""
+        """Numbers of the ready versions."""
         return [number for number, record in self.versions.items() if record.state is State.READY]
 
     @property
@@ -149,19 +149,19 @@ class ModelRecord(Generic[LoadedT]):
 
     @property
     def forgettable(self) -> bool:
-        """Whether nobody wants it and nothing of it is left."""
+        """Whether it is not wanted and has no versions left."""
         return self.wanted is None and not self.versions
 
     @property
     def settled(self) -> bool:
-        """Whether its start is over: something is ready, something has failed, or nothing can come."""
+        """Whether its start-up is complete: a version is ready or has failed, or none is wanted."""
         wants = self._in_force.versions
         return not wants or any(
             record.state is State.READY or record.error for record in self.versions.values()
         )
 
     def change(self, record: VersionRecord[LoadedT], event: Event) -> VersionStatus:
-        """Let an event happen to a version, and tell its new status.
+        """Apply an event to a version and return its new status.
 
         Raises:
             IllegalTransition: The event is not allowed in its state; nothing has changed.
@@ -170,13 +170,13 @@ class ModelRecord(Generic[LoadedT]):
         return self._status(record)
 
     def match(self, now: float) -> list[int]:
-        """Make the records those of the wanted versions, and of what is not gone yet.
+        """Add records for wanted versions, and delete those of unwanted versions that are not in use.
 
         Args:
-            now: The monotonic time in seconds.
+            now: Monotonic time in seconds.
 
         Returns:
-            The versions whose files are found to have changed since they were loaded.
+            Numbers of the versions newly found to have changed on disk since they were loaded.
         """
         wanted, overwritten = self._in_force, list[int]()
         for number, path in wanted.versions.items():
@@ -204,11 +204,11 @@ class ModelRecord(Generic[LoadedT]):
         self.labels = place_labels(self._in_force.labels, self.labels, ready)
 
     def decide(self, now: float, suppose_ready: VersionRecord[LoadedT] | None = None) -> Action | None:
-        """Ask the policy what to do next.
+        """Return the policy's next action; None if there is nothing to do.
 
         Args:
-            now: The monotonic time in seconds.
-            suppose_ready: A version to be looked at as if it were ready already.
+            now: Monotonic time in seconds.
+            suppose_ready: A version to treat as if it were ready already.
         """
         wanted, labelled = self._in_force.versions, self.labels.values()
         views = [
@@ -224,11 +224,11 @@ class ModelRecord(Generic[LoadedT]):
         return TRANSITION_POLICIES[self.policy.transition](views, now)
 
     def statuses(self) -> list[VersionStatus]:
-        """What can be told about each version, newest first."""
+        """Return the status of each version, newest first."""
         return [self._status(self.versions[number]) for number in sorted(self.versions, reverse=True)]
 
     def warnings(self) -> list[str]:
-        """What is not as the operator asked for, in sentences."""
+        """Return messages on how the model differs from what the operator asked for."""
         wanted = self._in_force
         said = [wanted.problem] if wanted.problem else []
         if self.unloaded and not self.versions:
@@ -242,7 +242,7 @@ class ModelRecord(Generic[LoadedT]):
         return said
 
     def _status(self, record: VersionRecord[LoadedT]) -> VersionStatus:
-        # Only what has a process of its own can be in trouble while it is ready.
+        # Only an isolated version can be ready and unable to answer.
         trouble = getattr(record.loaded, "trouble", "") if record.state is State.READY else ""
         return VersionStatus(
             version=record.number,

@@ -1,4 +1,4 @@
-"""The Source: looks at the model directories again and again, and says what is wanted when it has changed."""
+"""The Source: scans the model directories periodically, and reports the wanted state when it changes."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from headrace.lifecycle.listing import look as look_at
 from headrace.lifecycle.recall import Recall
 from headrace.lifecycle.wanted import Wanted
 
-_NOT_THERE = "the server's settings name it, but no directory does; make it, or give [models.{}] a path"
+_NOT_THERE = "the server's settings name it, but it has no directory; create one, or set path in [models.{}]"
 
 _FOR_LATER = (
-    "versions that are loaded keep the settings that they were loaded with: "
-    "publish a new version, or start the server again"
+    "loaded versions keep the settings that they were loaded with: "
+    "publish a new version, or restart the server"
 )
 
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 10.0
-"""How long a look may stand still before the next ones avoid the model where it does."""
+"""Time without progress after which a scan counts as hanging and further scans avoid that model."""
 
 _MOST_LOOK_SHARE = 0.05
-"""The part of one processor that looks may take: of a thousand models they take a tenth of a second each."""
+"""Share of one processor that scans may take; a scan of a thousand models takes about 0.1 s."""
 
 _FIRST_RETRY_SECONDS = 1.0
-"""Until a first look that found no thread is tried again, where no second one is asked for."""
+"""Pause before a scan is retried for lack of a thread if polling is off."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one look found; nothing is deduced before the served directory could be listed once."""
+    """Result of one scan; ``deduced`` is None until the served directory has been listed once."""
 
     deduced: Mapping[str, Deduced] | None
     wanted: Mapping[str, Wanted]
@@ -48,17 +48,17 @@ class _Seen:
 
 
 class _Look:
-    """One look, as far as it has come; written by its thread, read by the serving one.
+    """Progress of one scan; written by its thread, read by the serving thread.
 
     Attributes:
-        avoided: The models that are not touched, because another look hangs in their directories.
-        at: The model that is being looked at, "" before the first; and since when it has stood still.
-        cpu_seconds: What it took of a processor, once it has ended.
-        outdated: Whether something newer has been told meanwhile; the serving thread's.
+        avoided: Models that are skipped, because another scan hangs in their directories.
+        at: The model being read, "" before the first, and the time of the last progress.
+        cpu_seconds: Processor time of the scan, once it has ended.
+        outdated: Whether a newer result has been reported meanwhile; set by the serving thread.
     """
 
     def __init__(self, avoided: frozenset[str], now: Callable[[], float]) -> None:
-        """Begin."""
+        """Begin a scan."""
         self.avoided = avoided
         self._now = now
         self.at = "", now()
@@ -66,26 +66,26 @@ class _Look:
         self.outdated = False
 
     def may_touch(self, model: str) -> bool:
-        """Note which model comes next, unless it is to be avoided."""
+        """Record the model that is read next, and return True; return False if it must be avoided."""
         if model in self.avoided:
             return False
         self.at = model, self._now()
         return True
 
     def moved(self) -> None:
-        """It is still at the same model, and does not hang."""
+        """Record progress within the same model."""
         self.at = self.at[0], self._now()
 
 
 def pause_after(cpu_seconds: float, poll_seconds: float) -> float:
-    """How long to wait after a look.
+    """Return the pause after a scan in seconds.
 
     Args:
-        cpu_seconds: What it took of a processor.
-        poll_seconds: The pause that is asked for.
+        cpu_seconds: Processor time of the scan.
+        poll_seconds: The configured pause.
 
     Returns:
-        Seconds: as asked for, or longer, where looks would take more than a small part of a processor.
+        The configured pause, or a longer one so that scans take no more than 5 % of a processor.
     """
     return max(poll_seconds, cpu_seconds / _MOST_LOOK_SHARE - cpu_seconds)
 
@@ -93,12 +93,12 @@ def pause_after(cpu_seconds: float, poll_seconds: float) -> float:
 class DirectorySource:
     """Serves ``DIR/NAME/NUMBER/…``, or ``DIR/NUMBER/…`` as one model named after DIR.
 
-    Looking happens in a thread of the executor's, one look at a time; all else in the serving thread. A look
-    that hangs in a model's directory is left behind, and the next ones avoid that model until it comes back;
-    what it has found of that model is taken then. However long a look takes as a whole, what it found is
-    told, unless something newer has been.
+    Scans run in an executor thread, one at a time; everything else runs in the serving thread. A scan that
+    hangs in a model's directory is left running, and further scans avoid that model until it returns. Its
+    result for that model is used then. A slow scan's result is used in full, unless a newer one has been
+    reported meanwhile.
 
-    Rule: until ``stop``, or the one look that is asked for, there is always a timer that goes on.
+    Invariant: until ``stop``, or the end of the only scan if polling is off, a timer is always pending.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class DirectorySource:
         config: ServerConfig,
         others: Collection[str] = (),
     ) -> None:
-        """Get ready; ``start`` begins.
+        """Create the Source; ``start`` begins scanning.
 
         Args:
-            root: The served directory; None if all models lie elsewhere.
-            want: Told everything that is wanted, and what cannot be used, by name, and why: at first and
-                whenever it has changed; ``Manager.want``.
-            clock: Time, and calls in the serving thread.
-            executor: Where to look; what hangs in one of its threads must not hold up the others.
-            config: How often to look, and what is set per model.
-            others: Models that are served and come from elsewhere.
+            root: The served directory; None if all models are outside of one.
+            want: Called with the wanted state of all models and the reasons for unusable names, at first and
+                after each change; ``Manager.want``.
+            clock: The serving thread's clock.
+            executor: Runs the scans; a call that hangs must not delay others.
+            config: The server's settings: the poll interval, and settings per model.
+            others: Names of models from other sources.
         """
         self._root = root
         self._want = want
@@ -138,11 +138,11 @@ class DirectorySource:
         self._stopped = False
 
     def start(self) -> None:
-        """Look for the first time, and then every ``poll_seconds``; less often at very many models."""
+        """Start the first scan; others follow every ``poll_seconds``, less often for very many models."""
         self._submit()
 
     def stop(self) -> None:
-        """Look no more; what was wanted last stays wanted."""
+        """Stop scanning; the last wanted state stays in force."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -152,7 +152,7 @@ class DirectorySource:
         try:
             self._executor.submit(self._look, look, self._seen)
         except NO_THREAD as error:
-            _log.warning("the model directories cannot be looked at now, but soon again: %s", error)
+            _log.warning("cannot scan the model directories now, retrying soon: %s", error)
             self._timer = self._clock.call_later(
                 self._config.poll_seconds or _FIRST_RETRY_SECONDS, self._submit
             )
@@ -160,7 +160,10 @@ class DirectorySource:
             self._timer = self._clock.call_later(LOOK_SECONDS, self._watch, look, False)
 
     def _watch(self, look: _Look, said: bool) -> None:
-        """Where a look hangs in a model, begin another that avoids it. The served directory is waited for."""
+        """Check a scan for progress; if it hangs in a model's directory, start one that avoids the model.
+
+        A scan that hangs in the served directory itself is not replaced.
+        """
         model, since = look.at
         left = since + LOOK_SECONDS - self._clock.now()
         if left <= 0 and model:
@@ -168,17 +171,17 @@ class DirectorySource:
             self._submit()
             return
         if left <= 0 and not said:
-            _log.warning("the served directory does not answer; what is loaded stays")
+            _log.warning("the served directory does not answer; loaded versions keep serving")
         said = said or left <= 0
         self._timer = self._clock.call_later(left if left > 0 else LOOK_SECONDS, self._watch, look, said)
 
     def _look(self, look: _Look, before: _Seen | None) -> None:
-        """In a loader thread."""
+        """Scan, in a loader thread."""
         seen, began = before, time.thread_time()
         try:
             seen = self._find(look, before)
-        except Exception:  # noqa: BLE001  # The boundary: whatever goes wrong, the next look may go well.
-            _log.exception("looking at the model directories failed; what is loaded stays")
+        except Exception:  # noqa: BLE001  # the next scan may succeed
+            _log.exception("scanning the model directories failed; loaded versions keep serving")
         look.cpu_seconds = time.thread_time() - began
         with suppress(RuntimeError):  # the event loop has ended meanwhile
             self._clock.call_soon_threadsafe(self._tell, look, seen, _is_news(seen, before))
@@ -192,7 +195,7 @@ class DirectorySource:
             return _Seen(None, {}, {}, complaints)
 
         def overrides(name: str) -> Table:
-            look.may_touch(name)  # its versions' files are looked at next
+            look.may_touch(name)  # records the model: its versions' files are read next
             return self._config.model(name).overrides
 
         deduced = deduce(listing, remembered, overrides, lambda path: look_at(path, look.moved))
@@ -218,15 +221,15 @@ class DirectorySource:
                 self._take(look, seen, changed)
             elif seen is not None:
                 self._take_of(avoided, look, seen)
-        except Exception:  # noqa: BLE001  # The boundary: as long as this is not taken, each look tells it again.
-            _log.exception("what is wanted could not be set in motion; the next look tells it again")
+        except Exception:  # noqa: BLE001  # the next scan reports it again
+            _log.exception("could not apply the wanted versions; the next scan retries it")
         finally:
             if look is self._current and self._config.poll_seconds > 0:
                 pause = pause_after(look.cpu_seconds, self._config.poll_seconds)
                 self._timer = self._clock.call_later(pause, self._submit)
 
     def _take_of(self, avoided: Collection[str], look: _Look, seen: _Seen) -> None:
-        """Of a look that newer ones have overtaken, take the models in which it hung: they avoided those."""
+        """Use an outdated scan's results only for the models in which it hung, which newer scans avoided."""
         now = self._seen
         if now is None or now.deduced is None or seen.deduced is None:
             return
@@ -243,7 +246,7 @@ class DirectorySource:
         if changed and seen is not None:
             self._want(seen.wanted, seen.unusable)
         self._seen = seen
-        # The others began from what was seen before, and avoid what this one may have looked at.
+        # Other scans started from an older state, and avoid models that this one may have read.
         for other in (self._current, *self._hanging.values()):
             if other is not None and other is not look:
                 other.outdated = True
@@ -263,7 +266,7 @@ def _is_news(seen: _Seen | None, before: _Seen | None) -> bool:
 
 
 def _unusable(listing: Listing, wanted: Mapping[str, Wanted], settings: Iterable[str]) -> dict[str, str]:
-    """What looks like a model to its operator and is none, and why, with the way out."""
+    """Return the reasons, with advice, for names that an operator may take for models but that are not."""
     missing = {name: _NOT_THERE.format(name) for name in settings}
     empty = {name: model.empty for name, model in listing.models.items()}
     found = {**missing, **empty, **listing.skipped}
@@ -273,7 +276,7 @@ def _unusable(listing: Listing, wanted: Mapping[str, Wanted], settings: Iterable
 def _complaints(
     listing: Listing, wanted: Mapping[str, Wanted], unusable: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the operator should know, by the name of what it is about."""
+    """Return messages for the operator, by model, directory or version name."""
     problems = {
         name: f"{model.problem}: {model.detail}" if model.detail else model.problem
         for name, model in wanted.items()
@@ -281,7 +284,7 @@ def _complaints(
     }
     root = {"the served directory": listing.problem} if listing.problem else {}
     passed_over = {
-        f"{name}/{one}": f"it is passed over: {NO_VERSION}"
+        f"{name}/{one}": f"it is ignored: {NO_VERSION}"
         for name, model in listing.models.items()
         for one in model.passed_over
     }
@@ -294,11 +297,11 @@ def _log_news(complaints: Mapping[str, str], before: _Seen | None) -> None:
         if said.get(name) != complaint:
             _log.warning("%s: %s", name, complaint)
     for name in said.keys() - complaints.keys():
-        _log.info("%s: solved: %s", name, said[name])
+        _log.info("%s: resolved: %s", name, said[name])
 
 
 def _log_changes(wanted: Mapping[str, Wanted], before: Mapping[str, Wanted]) -> None:
-    """Say which changes of settings nobody will notice yet, and how they are brought into force."""
+    """Log changed settings that loaded versions ignore, and how to apply them."""
     for name, model in wanted.items():
         if name not in before or before[name].config is model.config:
             continue

@@ -1,4 +1,4 @@
-"""The states of a version, and the one table of how it may pass from one to another.
+"""The states of a version, and the table of the legal transitions.
 
 Rule: every legal transition is in ``TRANSITIONS``, and nothing but ``after`` changes a state.
 """
@@ -10,7 +10,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Where a version is in its life."""
+    """Life-cycle state of a version."""
 
     NEW = "new"
     LOADING = "loading"
@@ -22,7 +22,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a version."""
+    """Event in the life cycle of a version."""
 
     LOAD = "load"
     LOADED = "loaded"
@@ -56,11 +56,11 @@ _MEANINGS: dict[Event, str] = {
 
 
 class IllegalTransition(RuntimeError):
-    """An event came that the state does not allow; nothing has changed. This is a bug in headrace."""
+    """The state does not allow the event; nothing has changed. This is a bug in headrace."""
 
 
 def after(state: State, event: Event) -> State:
-    """The state after an event.
+    """Return the state after an event.
 
     Raises:
         IllegalTransition: The event is not allowed in this state.
@@ -73,7 +73,7 @@ def after(state: State, event: Event) -> State:
 
 
 def diagram() -> str:
-    """Draw the table as a Mermaid state diagram, for the docs."""
+    """Return the table as a Mermaid state diagram, for the docs."""
     lines = ["stateDiagram-v2", f"    [*] --> {State.NEW.value}"]
     for state, row in TRANSITIONS.items():
         lines += [f"    {state.value} --> {to.value}: {_MEANINGS[event]}" for event, to in row.items()]
@@ -83,16 +83,16 @@ def diagram() -> str:
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
-    """What can be told about one version.
+    """Status of one version.
 
     Attributes:
-        version: Its number.
-        state: Where it is in its life.
+        version: The version number.
+        state: Life-cycle state.
         wanted: Whether its Source wants it.
-        error: Why it failed the last time, or why it answers nobody although it is ready; or "".
-        attempts: How often loading has been tried.
-        outstanding: How many requests hold it: what a draining version waits for.
-        reason: The error as only the operator is told it: with paths, and what the model's own code has said.
+        error: The last load failure, or why a ready version cannot answer; "" for none.
+        attempts: Number of load attempts.
+        outstanding: Number of requests and Leases that hold it, which a draining version waits for.
+        reason: The error in full, for the operator only: with paths and messages of the model's own code.
     """
 
     version: int
@@ -105,5 +105,5 @@ class VersionStatus:
 
     @property
     def answers(self) -> bool:
-        """Whether it is ready, and there is nothing that keeps it from answering."""
+        """Whether it is ready and able to answer."""
         return self.state is State.READY and not self.error

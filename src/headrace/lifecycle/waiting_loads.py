@@ -1,4 +1,4 @@
-"""The versions that wait to be loaded, the most urgent first; at most one of each model."""
+"""Priority queue of the versions to load, with at most one version per model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.lifecycle.records import ModelRecord, VersionRecord
 
 
 class _Urgency(NamedTuple):
-    """What comes first: models with nothing ready, then those that were tried least, then by name."""
+    """Sort key of loads: first models without a ready version, then fewest attempts, then by name."""
 
     is_replacement: bool
     attempts: int
@@ -19,42 +19,42 @@ class _Urgency(NamedTuple):
 
 
 class WaitingLoads(Generic[LoadedT]):
-    """Those that wait. At a start all models do, so to take one costs the logarithm of their number."""
+    """The queued loads. At start-up all models are queued, so ``take`` has logarithmic cost."""
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Create an empty queue."""
         self._waiting: dict[str, tuple[_Urgency, ModelRecord[LoadedT], VersionRecord[LoadedT]]] = {}
         self._in_order: list[_Urgency] = []
 
     def __bool__(self) -> bool:
-        """Whether any waits."""
+        """Return whether a version is queued."""
         return bool(self._waiting)
 
     def put(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], *, is_replacement: bool
     ) -> None:
-        """Let a version wait, instead of any other of its model.
+        """Queue a version, in place of any other of its model.
 
         Args:
             model: Its model.
             version: The version.
-            is_replacement: Whether another version answers meanwhile.
+            is_replacement: Whether another version of the model serves meanwhile.
         """
         urgency = _Urgency(is_replacement, version.attempts, model.name, version.number)
         self._waiting[model.name] = urgency, model, version
         heapq.heappush(self._in_order, urgency)
-        if len(self._in_order) > 2 * len(self._waiting) + 1:  # most of it waits no longer
+        if len(self._in_order) > 2 * len(self._waiting) + 1:  # most entries are stale
             self._in_order = sorted(urgency for urgency, _, _ in self._waiting.values())
 
     def drop(self, model: str) -> None:
-        """Let no version of a model wait."""
+        """Remove a model's version from the queue, if there is one."""
         self._waiting.pop(model, None)
 
     def take(self) -> tuple[ModelRecord[LoadedT], VersionRecord[LoadedT]]:
-        """Take the most urgent one.
+        """Remove and return the most urgent version with its model.
 
         Raises:
-            IndexError: None waits.
+            IndexError: The queue is empty.
         """
         while True:
             urgency = heapq.heappop(self._in_order)

@@ -1,4 +1,4 @@
-"""What a Source says: everything that is wanted of a model, whole; what it leaves out is not wanted."""
+"""The wanted state of a model, which a Source always states in full; what it omits is not wanted."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headrace.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Everything that is wanted of one model.
+    """The complete wanted state of one model.
 
     Attributes:
-        versions: The versions to serve, and where each lies.
-        config: How to serve them.
-        labels: Where labels are to point.
-        fingerprints: What tells that a version's directory has changed since a failed load; absent ones never
-            change.
-        problem: Why this is not what the operator asked for, or "": a pin that leads nowhere, a broken
-            setting. Clients are told it.
-        detail: What only the operator is told of the problem, in the log, or "".
+        versions: Directories of the versions to serve, by number.
+        config: The model's settings.
+        labels: Wanted label targets.
+        fingerprints: Per version, a value that changes when its directory does, so that a failed load is
+            retried; versions without one never change.
+        problem: Why this differs from what the operator asked for, such as a pin to a missing version or an
+            invalid setting; "" if it does not. Shown to clients.
+        detail: Details of the problem for the operator's log, or "".
     """
 
     versions: Mapping[int, Path] = field(default_factory=dict)
@@ -34,14 +34,14 @@ class Wanted:
 
 
 Want = Callable[[Mapping[str, Wanted], Mapping[str, str]], object]
-"""Told everything that is wanted of all models, and what cannot be used, by name, and why."""
+"""Receives the wanted state of all models by name, and the reasons for unusable names."""
 
 
 class Source(Protocol):
-    """Who says which versions are wanted."""
+    """Determines which versions are wanted, and reports changes."""
 
     def start(self) -> None:
-        """Begin to say it. Serving thread."""
+        """Start reporting. Serving thread only."""
 
     def stop(self) -> None:
-        """Say nothing more; what was wanted last stays wanted."""
+        """Stop reporting; the last wanted state stays in force."""

@@ -1,1 +1,1 @@
-"""Packed texts: where a request's texts lie in its message, instead of a Python object for each."""
+"""Packed texts: the positions of a request's texts in its message, instead of a Python object for each."""

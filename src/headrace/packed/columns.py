@@ -1,11 +1,11 @@
-"""A request's inputs where they lie in its message, and those of a batch.
+"""The inputs of a request as positions in its message, and the inputs of a batch of such requests.
 
-A request's places are one array of int32: how long that array is, how many rows the request has and how many
-bytes its message; how many rows each input of texts came with; then for each text where it begins in the
-message and how long it is, input by input; then where each input of numbers begins and ends. A batch has the
-places of its requests one after the other, and their messages one after the other.
+A request's places are one int32 array. It begins with its own length, the request's rows and the message's
+bytes, and then the number of rows received for each text input. Next come the start and size of each text,
+input by input. The start and end of each numeric input follow. A batch has the concatenated places of its
+requests, and their concatenated messages.
 
-Whoever does not know packed texts asks for them by an input's number or name, and gets an array of ``bytes``.
+Code that does not know packed texts indexes by an input's number or name, and gets an array of ``bytes``.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import numpy as np
 from headrace.tensors import STRING, Array, Buffer, Tensors
 
 HEAD = 3
-"""How much places begin with: their length, the request's rows, and its message's bytes."""
+"""Number of leading entries in places: their length, the request's rows, and the message's bytes."""
 
 PLACE = np.dtype(np.int32)
-"""One of the places; messages whose texts are packed are far shorter than what this can count."""
+"""Dtype of places; messages with packed texts are far shorter than int32 can count."""
 
 
 class PackedInput(NamedTuple):
     """One input of a kind of request.
 
     Attributes:
-        is_text: Whether it is one of texts.
-        first: Where its own begin among the places.
-        size: How many texts, or bytes, came.
+        is_text: Whether it is a text input.
+        first: Index of its first entry in the places.
+        size: Number of texts, or of bytes, received.
         shape: Its shape for all rows.
-        came: How many rows came: the request's, or one that stands for all.
+        came: Number of rows received: the request's, or one that stands for all.
     """
 
     is_text: bool
@@ -44,13 +44,13 @@ class PackedInput(NamedTuple):
 
 
 class PackedColumns(Sequence[Buffer]):
-    """One request's inputs; what ``CheckedInputs.columns`` may be.
+    """The inputs of one request, as ``CheckedInputs.columns`` accepts them.
 
     Attributes:
-        message: The message that they lie in.
-        places: Where in the message the inputs lie.
+        message: The message that contains the inputs.
+        places: Positions of the inputs in the message.
         inputs: The inputs, in the signature's order.
-        text_bytes: How many bytes of text it has, those of one row that stands for all counted for each.
+        text_bytes: Bytes of text; a row that stands for all is counted once for each.
     """
 
     __slots__ = ("inputs", "message", "places", "text_bytes")
@@ -58,14 +58,14 @@ class PackedColumns(Sequence[Buffer]):
     def __init__(
         self, message: bytes, places: Array, inputs: tuple[PackedInput, ...], text_bytes: int
     ) -> None:
-        """Keep what was found out about a message."""
+        """Store the result of parsing a message."""
         self.message = message
         self.places = places
         self.inputs = inputs
         self.text_bytes = text_bytes
 
     def __len__(self) -> int:
-        """How many inputs there are."""
+        """Return the number of inputs."""
         return len(self.inputs)
 
     @overload
@@ -74,18 +74,18 @@ class PackedColumns(Sequence[Buffer]):
     def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
 
     def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
-        """One input as any request has it: texts in an array of objects, numbers as bytes."""
+        """Return one input in the form of any other request: texts as an object array, numbers as bytes."""
         if isinstance(index, slice):
             return tuple(self)[index]
         packed = self.inputs[index]
         return self._texts(packed) if packed.is_text else self._numbers(packed)
 
     def part(self, start: int, stop: int) -> PackedColumns:
-        """The rows ``start:stop``, in the same message: no text becomes an object for it."""
+        """Return the rows ``start:stop`` in the same message, without creating an object for any text."""
         return self._cut(self.inputs, start, stop)
 
     def of(self, indices: Sequence[int]) -> PackedColumns:
-        """Some of the inputs, in the same message; as ``part`` does it."""
+        """Return some of the inputs in the same message, as ``part`` does."""
         return self._cut([self.inputs[index] for index in indices], 0, int(self.places[1]))
 
     def _cut(self, chosen: Sequence[PackedInput], start: int, stop: int) -> PackedColumns:
@@ -104,7 +104,7 @@ class PackedColumns(Sequence[Buffer]):
         return PackedColumns(self.message, places, tuple(inputs[one] for one in chosen), text_bytes)
 
     def joined_texts(self, index: int) -> tuple[bytes, bytes]:
-        """An input of texts without an array of them: how long each is, as places say it, and all joined."""
+        """Return a text input without an array of texts: the sizes as bytes of ``PLACE``, and all joined."""
         packed = self.inputs[index]
         places = self.places[packed.first : packed.first + 2 * packed.size]
         times = packed.shape[0] // packed.came
@@ -113,7 +113,7 @@ class PackedColumns(Sequence[Buffer]):
         return places[1::2].tobytes() * times, joined * times
 
     def _part_of(self, one: PackedInput, start: int, stop: int) -> tuple[Array, int, bool]:
-        """Where some rows of an input lie, how many texts or bytes that is, and whether each has its own."""
+        """Return some rows' places, their number of texts or bytes, and whether each row has its own."""
         whole = one.came == one.shape[0]
         own = self.places[one.first : one.first + (2 * one.size if one.is_text else 2)]
         if not whole:
@@ -139,13 +139,13 @@ class PackedColumns(Sequence[Buffer]):
 
 
 class PackedTensors(Mapping[str, Array]):
-    """A batch's inputs, for a Servable that ``takes_packed``; texts become objects where they are asked for.
+    """The inputs of a batch, for a Servable that ``takes_packed``; texts become objects on access.
 
     Attributes:
-        requests: Each request's inputs.
-        rows: How many rows they have together.
-        padded_rows: How many rows the Servable shall see: the last one is repeated.
-        numbers: The inputs of numbers, of ``padded_rows``.
+        requests: The inputs of each request.
+        rows: Total number of rows.
+        padded_rows: Number of rows that the Servable sees; the last row is repeated.
+        numbers: The numeric inputs, with ``padded_rows`` rows.
     """
 
     def __init__(
@@ -155,13 +155,13 @@ class PackedTensors(Mapping[str, Array]):
         rows: tuple[int, int],
         numbers: Tensors,
     ) -> None:
-        """Keep a batch.
+        """Store the inputs of a batch.
 
         Args:
             names: The names of all inputs, in the signature's order.
-            requests: Each request's inputs.
-            rows: How many rows they have, and how many the Servable shall see.
-            numbers: The inputs of numbers.
+            requests: The inputs of each request.
+            rows: Total number of rows, and the number that the Servable sees.
+            numbers: The numeric inputs.
         """
         self._names = names
         self.requests = requests
@@ -169,11 +169,11 @@ class PackedTensors(Mapping[str, Array]):
         self.numbers = numbers
 
     def with_numbers(self, kept: Sequence[str], numbers: Tensors) -> PackedTensors:
-        """Some of the inputs of texts, and others of numbers beside them.
+        """Return these inputs with only some of the text inputs, and with further numeric inputs.
 
         Args:
-            kept: The names of those inputs, in the signature's order; those of numbers may all stay.
-            numbers: The others, of ``padded_rows``.
+            kept: The names of the inputs to keep, in the signature's order; numeric inputs may all stay.
+            numbers: The further inputs, with ``padded_rows`` rows.
         """
         names, requests = self._names, self.requests
         if any(name not in kept and name not in self.numbers for name in names):  # texts
@@ -185,19 +185,19 @@ class PackedTensors(Mapping[str, Array]):
 
     @cached_property
     def data(self) -> Array:
-        """All messages, one after the other."""
+        """All messages, concatenated."""
         requests = self.requests
         one = requests[0].message if len(requests) == 1 else b"".join([each.message for each in requests])
         return np.frombuffer(one, np.uint8)
 
     @cached_property
     def places(self) -> Array:
-        """The places of all requests, one after the other."""
+        """The places of all requests, concatenated."""
         requests = self.requests
         return np.frombuffer(b"".join([each.places.data for each in requests]), PLACE)
 
     def __getitem__(self, name: str) -> Array:
-        """One input as any batch has it."""
+        """Return one input in the form of any other batch."""
         found = self.numbers.get(name)
         return self._texts(name) if found is None else found
 
@@ -211,9 +211,9 @@ class PackedTensors(Mapping[str, Array]):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def __iter__(self) -> Iterator[str]:
-        """The names of the inputs, in the signature's order."""
+        """Yield the names of the inputs, in the signature's order."""
         return iter(self._names)
 
     def __len__(self) -> int:
-        """How many inputs there are."""
+        """Return the number of inputs."""
         return len(self._names)

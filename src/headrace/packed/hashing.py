@@ -1,4 +1,4 @@
-"""The texts of a batch of requests, hashed to rows and keys: all fields and requests in one compiled call.
+"""Hash the texts of a batch of requests to rows and keys: all fields and requests in one compiled call.
 
 The hashes are those of ``headrace.stream.hashing``, which learning uses; the rows are those of ``rows_of``.
 """
@@ -17,19 +17,19 @@ from headrace.stream.schema import Field
 from headrace.tensors import Array
 
 MOST_PACKED_BYTES = 2**31 - 1
-"""More bytes of text than that cannot be packed."""
+"""The most bytes of text that can be packed."""
 
 
 class TextFields(NamedTuple):
-    """Fields of texts, for ``place_texts``: arrays with one element a field.
+    """Text fields as arguments of ``place_texts``: arrays with one element per field.
 
     Attributes:
-        exact: Whether values have rows of their own: then they become keys.
-        seeds: The seeds of their tables' hashes.
-        buckets: The rows of their tables.
-        starts: The first rows of their tables.
-        columns: Their first columns: of keys for exact ones, of indices for others.
-        values: How many values a row has.
+        exact: Whether values have rows of their own; if so, they become keys.
+        seeds: Hash seeds of their tables.
+        buckets: Row counts of their tables.
+        starts: First rows of their tables.
+        columns: Their first columns: in the keys for exact fields, in the indices for others.
+        values: Number of values per row.
     """
 
     exact: Array
@@ -41,11 +41,11 @@ class TextFields(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[Field], starts: Sequence[int], columns: Sequence[int]) -> TextFields:
-        """Gather what the kernel needs of fields.
+        """Collect the fields' properties that the kernel needs.
 
         Args:
-            fields: Fields of texts whose keys are hash or exact.
-            starts: The first rows of their tables.
+            fields: Text fields whose keys are hash or exact.
+            starts: First rows of their tables.
             columns: Their first columns.
         """
         return cls(
@@ -59,24 +59,24 @@ class TextFields(NamedTuple):
 
 
 def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
-    """Pack texts that are objects as one request's, in the form in which ``place_texts`` takes them.
+    """Pack texts that are Python objects as one request, in the form that ``place_texts`` takes.
 
     Args:
-        arrays: The arrays of ``bytes``, each with this many rows.
-        rows: How many.
+        arrays: Arrays of ``bytes``, each with this number of rows.
+        rows: Number of rows.
 
     Returns:
-        The texts one after the other, and the places that say where each lies.
+        The concatenated texts, and the places of each.
 
     Raises:
-        OverflowError: They have more than ``MOST_PACKED_BYTES``.
+        OverflowError: The texts exceed ``MOST_PACKED_BYTES``.
     """
     texts: list[bytes] = []
     for array in arrays:
         texts += array.reshape(-1).tolist()
     data = b"".join(texts)
     if len(data) > MOST_PACKED_BYTES:
-        raise OverflowError(f"{len(data)} bytes of text at once")
+        raise OverflowError(f"too much text at once: {len(data)} bytes")
     head = HEAD + len(arrays)
     places = np.empty(head + 2 * len(texts), PLACE)
     places[:HEAD] = len(places), rows, len(data)
@@ -84,22 +84,22 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
     sizes = np.fromiter(map(len, texts), PLACE, len(texts))
     places[head::2] = np.cumsum(sizes) - sizes
     places[head + 1 :: 2] = sizes
-    places.flags.writeable = False  # as a batch's is: the kernel is compiled for one type of array only
+    places.flags.writeable = False  # as for a batch: the kernel is compiled for one array type only
     return np.frombuffer(data or b"\0", np.uint8), places
 
 
 @cached(nogil=True)
 def place_texts(data: Array, places: Array, fields: TextFields, indices: Array, keys: Array) -> None:
-    """Fill in the rows that texts have in the array of all tables, and the keys of exact ones.
+    """Write the rows of texts in the array of all tables, and the keys of exact fields.
 
-    A row without any value has its table's first row in its first place; other places without a value hold 0.
+    A row without any value has its table's first row in its first slot. All other empty slots are 0.
 
     Args:
-        data: The requests' texts: messages one after the other.
-        places: The requests' places; see ``headrace.packed.columns``. They point into the messages only.
-        fields: The fields, in the order of the requests' inputs of texts.
-        indices: Gets rows: uint32 ``[rows, slots]``; may have more rows than the requests.
-        keys: Gets keys: uint64 ``[rows, exact slots]``.
+        data: The concatenated messages of the requests.
+        places: The requests' places; see ``headrace.packed.columns``. They must point into the messages.
+        fields: The fields, in the order of the requests' text inputs.
+        indices: Receives rows: uint32 ``[rows, slots]``; may have more rows than the requests.
+        keys: Receives keys: uint64 ``[rows, exact slots]``.
     """
     address: Any = np.int64(data.ctypes.data)
     at: Any = 0

@@ -1,7 +1,7 @@
-"""Compiled: a protobuf message's outline, which is all of it but its values; and where its texts lie.
+"""Compiled: compute a protobuf message's outline, which is the message without its values; locate its texts.
 
-Messages of one kind have one outline, however long their values are. What a message with a known outline
-means is known but for the values, so it need not be parsed. Nothing is read that lies outside of the message.
+Messages of one kind have the same outline, however long their values are. A message with a known outline
+need not be parsed: only its values are new. The kernels never read outside the message.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from headrace.packed.columns import HEAD, PLACE
 from headrace.tensors import Array
 
 LITERAL, VALUE = 0, -1
-"""What becomes of a field in an outline: it is part of it; or only that it is there, and where its bytes lie.
-A number above 0 is the form of the message within."""
+"""Actions for a field: copy it into the outline, or record its tag and the span of its bytes only.
+A number above 0 is the form of the nested message."""
 
 FORM_FIELDS = 16
-"""Fields of higher numbers are part of the outline."""
+"""Fields with this number or a higher one are part of the outline."""
 
 DEPTH = 4
-"""How deep messages with values lie in one another, at the most."""
+"""Maximum nesting depth of messages that contain values."""
 
 PLAN = 5
-"""What a plan says of an input: where its own begin among the places, where its values are among those of the
-outline, how many texts or bytes it has, whether each text is a value of the outline or all of them are raw in
-one, and whether it has one row for many."""
+"""Entries per input in a plan: index of its first place, index of its first value in the outline, number of
+texts or bytes, encoding, and whether one row stands for many. The encoding is ``BYTES``, ``RAW_TEXTS`` (one
+value holds all texts) or ``SINGLE_TEXTS`` (each text is a value)."""
 
 BYTES, RAW_TEXTS, SINGLE_TEXTS = 0, 1, 2
 
@@ -40,9 +40,10 @@ _END = np.zeros(1, np.uint8)
 
 @njit(inline="always")
 def _varint(message: Any, position: int, end: int) -> tuple[Any, int]:
-    """A varint's value, -1 if it has more than 28 bits, as no tag and no size has here; and where it ends.
+    """Return a varint's value and its end.
 
-    That is -1 if it is cut off, or longer than any.
+    The value is -1 beyond 28 bits, which no tag or size here exceeds. The end is -1 if the varint is cut off
+    or too long.
     """
     value, most = np.int64(0), min(end, position + _LONGEST_VARINT)
     for at in range(position, most):
@@ -56,7 +57,7 @@ def _varint(message: Any, position: int, end: int) -> tuple[Any, int]:
 
 @njit(inline="always")
 def _field(message: Any, position: int, end: int) -> tuple[int, int, int, int]:
-    """A field's tag, where that ends, and where its value begins and ends; the last is -1 if it is none."""
+    """Return a field's tag, the tag's end, and the value's start and end; the last is -1 if malformed."""
     tag, tag_end = _varint(message, position, end)
     start, stop = tag_end, -1
     wire_type = tag & 7
@@ -77,7 +78,7 @@ def _field(message: Any, position: int, end: int) -> tuple[int, int, int, int]:
 
 @njit(inline="always")
 def _copy(message: Any, start: int, stop: int, out: Any, at: int) -> int:
-    """Copy part of a message; returns where the copy ends, or -1 if there is no room for it."""
+    """Copy part of a message; return the end of the copy, or -1 if it does not fit."""
     if at < 0 or stop < start or at + stop - start > len(out):
         return -1
     for index in range(stop - start):
@@ -87,7 +88,7 @@ def _copy(message: Any, start: int, stop: int, out: Any, at: int) -> int:
 
 @njit(inline="always")
 def _counted(count: int, out: Any, at: int) -> int:
-    """Write how many values of a kind followed one another, if any did; see ``_copy``."""
+    """Write the length of a run of values, if it is not 0; return as ``_copy`` does."""
     if count == 0 or at < 0:
         return at
     if at + _COUNT_BYTES > len(out):
@@ -99,24 +100,24 @@ def _counted(count: int, out: Any, at: int) -> int:
 
 @cached(nogil=True)
 def outline(message: Array, form: Array, out: Array, spans: Array) -> tuple[int, int]:
-    """Write a message's outline, and where its values are.
+    """Write a message's outline, and the spans of its values.
 
-    A value's tag is followed by how many of its kind follow one another, four bytes. Sizes of messages within
-    are left out, and each ends with a zero, which no field begins with.
+    The tag of a run of values of one kind is followed by the length of the run, in four bytes. The sizes of
+    nested messages are left out, and each ends with a zero byte, which no field begins with.
 
     Args:
         message: The message: uint8, read-only.
-        form: What to look into: int8 ``[forms, FORM_FIELDS]``; the first is the message's own.
-        out: Gets the outline: uint8.
-        spans: Gets where each value begins and ends: int64; its last places are used on the way.
+        form: Action for each field: int8 ``[forms, FORM_FIELDS]``; the first form is the message's own.
+        out: Receives the outline: uint8.
+        spans: Receives the start and end of each value: int64; its end serves as a stack.
 
     Returns:
-        How many bytes the outline has, and how many values there are; -1 twice for a message that is none, is
-        too large for what was given, or has a group.
+        The outline's size in bytes and the number of values; -1 twice if the message is malformed, is too
+        large for the arrays, or has a group.
     """
     position, end, written, found = 0, len(message), 0, 0
     depth, level, stack = 0, 0, len(spans) - 2 * DEPTH
-    run_tag, run = -1, 0  # of the values just before: their tag, and how many there are
+    run_tag, run = -1, 0  # tag and length of the current run of values
     while depth > 0 or position < end:
         if position == end:
             depth -= 1
@@ -155,14 +156,14 @@ def arrange(message: Array, spans: Array, plan: Array, most_spread: int, places:
 
     Args:
         message: The message.
-        spans: Where its values are.
-        plan: Of its kind: the request's rows and the inputs of texts, then each input's ``PLAN``.
-        most_spread: How many bytes of text it may have, if one row of some stands for many.
-        places: Gets them; is as long as they shall be.
+        spans: The spans of its values.
+        plan: The plan of its kind: the request's rows, the number of text inputs, and each input's ``PLAN``.
+        most_spread: Limit on bytes of text if a row of some input stands for many.
+        places: Receives the places; its length is theirs.
 
     Returns:
-        How many bytes of text there are; -1 if there are too many, or if an input has not as many texts or
-        bytes as it shall have.
+        Bytes of text; -1 if they exceed the limit, or if an input has another number of texts or bytes than
+        planned.
     """
     rows, texts = plan[0], plan[1]
     places[0], places[1], places[2] = len(places), rows, len(message)

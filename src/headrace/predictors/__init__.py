@@ -1,1 +1,1 @@
-"""Predictors that stand around others: what answers in a model's place, or beside it."""
+"""Predictors that wrap others: caches, and defaults that answer in a model's place."""

@@ -1,8 +1,8 @@
-"""What a prediction cache holds: answers by exactly what was asked, in no more bytes than it may take.
+"""Contents of a prediction cache: answers keyed by the exact inputs, within a limit of bytes.
 
-Answers that were asked for again are kept before those that were not: a new one is on probation until it is
-asked for a second time, and what is on probation makes room first. So a scan, of which nothing is asked
-twice, never displaces what is.
+The cache is a segmented LRU. A new answer is on probation until it is requested a second time, and answers on
+probation are evicted first. A scan, in which no request repeats, therefore never evicts answers that are
+requested repeatedly.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from headrace.tensors import STRING, Array, Buffer, Tensors
 
 
 class Key(NamedTuple):
-    """What is asked: equal for equal inputs, however they came.
+    """Cache key of a request; equal for equal inputs, whatever protocol they came by.
 
     Attributes:
-        layout: The signature, and the shapes of a row.
-        rows: How many rows.
-        inputs: The bytes of each input; of texts, how long each is, then all of them.
+        layout: The signature and the shapes of a row.
+        rows: Number of rows.
+        inputs: Bytes of each input; for texts, the length of each, followed by all texts.
     """
 
     layout: RowLayout
@@ -36,28 +36,28 @@ class Key(NamedTuple):
 
 
 MOST_KEY_BYTES = 1024 * 1024
-"""Inputs of more are never kept: they are copied and hashed in the serving thread, in about a millisecond."""
+"""Size limit of inputs in the cache; the serving thread copies and hashes 1 MiB in about a millisecond."""
 
 _LARGEST_SHARE = 16
-"""One answer, with what was asked, takes so small a part of the cache at the most."""
+"""An answer with its key may take at most the cache's size divided by this."""
 
 _MOST_KEPT_LONGER = 0.8
-"""This part of the cache may be taken by answers that were asked for again."""
+"""Share of the cache for answers that were requested again (the protected segment)."""
 
 _BYTES_BYTES, _ARRAY_BYTES = getsizeof(b""), getsizeof(np.empty(()))
 _ENTRY_BYTES = 560
-"""What an entry takes beside the bytes of its inputs and outputs: its place in a dict, its tuple, itself."""
+"""Overhead of an entry besides the bytes of its inputs and outputs: dict slot, tuple and ``Kept``."""
 
 
 def key_of(request: Request, most_bytes: int) -> Key | None:
-    """What a request asks, as bytes that nobody else can change.
+    """Return the cache key of a request, with copies of its inputs that no caller can change.
 
     Args:
         request: The request, not settled yet.
-        most_bytes: The most that its inputs may take.
+        most_bytes: Limit on the size of the inputs in bytes.
 
     Returns:
-        The key; None if its inputs take more.
+        The key; None if the inputs are larger.
     """
     layout, columns, rows = request.layout, request.columns, request.rows
     size = sum(layout.row_bytes) * rows
@@ -81,7 +81,7 @@ def key_of(request: Request, most_bytes: int) -> Key | None:
 def _texts(
     layout: RowLayout, columns: Sequence[Buffer], rows: int, index: int, most_bytes: int
 ) -> bytes | None:
-    """An input of texts: how long each is, then all of them, one after the other."""
+    """Return a text input's bytes for a key: each text's length, then all texts; None if too many."""
     count = rows * math.prod(layout.shapes[index])
     if count * PLACE.itemsize > most_bytes:
         return None
@@ -95,11 +95,11 @@ def _texts(
 
 
 def own_columns(key: Key, columns: Sequence[Buffer]) -> Sequence[Buffer]:
-    """A request's inputs, where no caller can change them any more: what is computed is what was asked.
+    """Return a request's inputs in memory that no caller can change, so that they match the key.
 
     Args:
-        key: What the request asks.
-        columns: Its inputs; in process these may be the caller's own arrays.
+        key: The request's cache key.
+        columns: The request's inputs; in process these may be the caller's own arrays.
     """
     if type(columns) is PackedColumns:
         return columns
@@ -112,25 +112,25 @@ def own_columns(key: Key, columns: Sequence[Buffer]) -> Sequence[Buffer]:
 
 
 class Kept:
-    """An answer that is kept.
+    """A cached answer.
 
     Attributes:
-        tensors: Its rows of each output; nobody can write to them.
-        size_bytes: What it takes, with its key.
-        until: Until when it may be repeated, on the monotonic clock.
+        tensors: The answer's rows of each output, read-only.
+        size_bytes: Size with its key in bytes.
+        until: Expiry time on the monotonic clock.
     """
 
     __slots__ = ("size_bytes", "tensors", "until")
 
     def __init__(self, tensors: Tensors, size_bytes: int, until: float) -> None:
-        """Keep an answer's rows."""
+        """Create the cache entry of an answer."""
         self.tensors = tensors
         self.size_bytes = size_bytes
         self.until = until
 
 
 def copied(answer: Answer) -> dict[str, Array]:
-    """An answer's rows of each output, not to be written to: a view would keep the whole batch's."""
+    """Return read-only copies of an answer's outputs; views would keep the whole batch in memory."""
     start, stop, found = answer.start, answer.stop, {}
     for name, tensor in answer.outputs.tensors.items():
         found[name] = own = tensor[start:stop].copy()
@@ -139,7 +139,7 @@ def copied(answer: Answer) -> dict[str, Array]:
 
 
 def size_of(key: Key, answer: Answer) -> int:
-    """What an answer would take that is kept."""
+    """Return the size in bytes that an answer with its key would take in the cache."""
     size, rows = _ENTRY_BYTES, answer.rows
     for own in key.inputs:
         size += len(own) + _BYTES_BYTES
@@ -151,18 +151,18 @@ def size_of(key: Key, answer: Answer) -> int:
 
 
 class Answers:
-    """The answers that are kept.
+    """The cached answers.
 
     Attributes:
-        held_bytes: What they take, with their keys.
-        most_key_bytes: The most that the inputs of one may take.
+        held_bytes: Size of all answers with their keys in bytes.
+        most_key_bytes: Limit on the inputs of one request in bytes.
     """
 
     def __init__(self, size_bytes: int) -> None:
-        """Start with none.
+        """Create an empty cache.
 
         Args:
-            size_bytes: What all of them may take.
+            size_bytes: Limit on the size of all answers with their keys.
         """
         self.held_bytes = 0
         self._most_bytes = size_bytes
@@ -174,15 +174,15 @@ class Answers:
         self._again: OrderedDict[Key, Kept] = OrderedDict()
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of cached answers."""
         return len(self._once) + len(self._again)
 
     def find(self, key: Key, now: float) -> Kept | None:
-        """The answer to what is asked, if it is there and may still be repeated.
+        """Return the cached answer for a key; None if there is none or it has expired.
 
         Args:
-            key: What is asked.
-            now: The time, on the monotonic clock.
+            key: The cache key.
+            now: Current time on the monotonic clock.
         """
         found = self._again.get(key) or self._once.get(key)
         if found is None:
@@ -202,15 +202,15 @@ class Answers:
         return found
 
     def takes(self, size_bytes: int) -> bool:
-        """Whether an answer of this size would be kept at all."""
+        """Return whether an answer of this size may be cached."""
         return size_bytes <= self._largest
 
     def keep(self, key: Key, kept: Kept) -> None:
-        """Keep an answer, and let others go for it.
+        """Cache an answer, and evict others to make room.
 
         Args:
-            key: What was asked.
-            kept: The answer; ``takes`` has said yes to its size.
+            key: The cache key.
+            kept: The answer; ``takes`` must have returned True for its size.
         """
         self._drop(key)
         self._once[key] = kept

@@ -1,8 +1,8 @@
-"""A request as it is passed on to a model that has a default, and what all defaults do with it.
+"""Requests passed on to a model that has a default, and code shared by all defaults.
 
-The request's own deadline stays that of the model: what is queued then is dropped, what is being computed is
-finished and thrown away. Errors of the request or of the model are not covered: they are mistakes that
-somebody should see, and no lack of time.
+The model has the request's deadline, or an earlier one. If it passes, a queued request is dropped, and one
+being computed is finished and its result discarded. Only refusals and missed deadlines lead to a default
+answer. Errors of the request or of the model are reported, because they are mistakes to be fixed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Refuse = Callable[[HeadraceError], object]
 
 
 class Attempt(Request):
-    """A request as it is passed on to the model: a refusal goes to whoever has a default instead."""
+    """A request passed on to the model, whose refusals go to a callback instead of the caller."""
 
     __slots__ = ("_asked", "_refused")
 
@@ -26,9 +26,9 @@ class Attempt(Request):
         """Pass a request on.
 
         Args:
-            asked: The request.
-            deadline: Until when the model may answer, on the monotonic clock.
-            refused: Called with the refusal, or with the error that the deadline has passed.
+            asked: The caller's request.
+            deadline: The model's deadline on the monotonic clock.
+            refused: Called with the refusal, or with the error for a missed deadline.
         """
         self.layout, self.columns, self.rows = asked.layout, asked.columns, asked.rows
         self.deadline = deadline
@@ -40,34 +40,34 @@ class Attempt(Request):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits for the model's own answer."""
+        """Whether the caller still waits and the model has not answered."""
         return not self.settled and self._asked.wanted
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer, once; see ``Request.settle``."""
+        """Settle the request, once; see ``Request.settle``."""
         was_settled, wanted = self.settled, self.wanted
         self.settled = True
         self.columns = ()
         if wanted and isinstance(settlement, DeadlineExceeded | Refused):
             self._refused(settlement)
         elif not was_settled:
-            self._asked.settle(settlement)  # also where nobody waits: then it hears that it is over
+            self._asked.settle(settlement)  # even if nobody waits, so that the request ends
         return wanted
 
 
 def deadline_within(request: Request, after_seconds: float, clock: Clock) -> float:
-    """A request's deadline, or some seconds from now if that is earlier."""
+    """Return a request's deadline, or ``after_seconds`` from now if that is earlier and not 0."""
     return min(request.deadline, clock.now() + after_seconds) if after_seconds else request.deadline
 
 
 def give_default(request: Request, outputs: Tensors, origin: Origin, timings: Timings) -> None:
-    """Answer a request with a default, and say so.
+    """Answer a request with a default, and report the answer's Origin to its call.
 
     Args:
         request: The request.
-        outputs: Its rows.
-        origin: Who gave them.
-        timings: When that was.
+        outputs: The default's outputs for the request's rows.
+        origin: The Origin of the default.
+        timings: The default's timings.
     """
     if request.call is not None:
         request.call.answered_by(origin)

@@ -1,14 +1,14 @@
-"""A prediction cache: what a version has been asked already is answered again without the model.
+"""A prediction cache, which answers repeated requests without the model.
 
-It stands directly around the version's Batcher, and what answers in the model's place stands around it: a
-default's answer is never kept. Inputs from an archive are looked up behind it, by keys that are part of what
-is asked; so answers of such a model are repeated for a time that its settings must name.
+The cache wraps the version's Batcher directly, and defaults wrap the cache, so default answers are never
+cached. Inputs from an archive are looked up behind the cache by keys that are part of the request. Cached
+answers of such a model may therefore be outdated, and its settings must limit their age.
 
-Equal requests that come while the first is computed wait for its answer. What is computed for them is one
-request to the Batcher, which is wanted as long as one of them waits and whose deadline is the latest of
-theirs; each is held to its own. An error is not kept: all who waited get it, as they asked the same, and who
-asks next has it computed anew. Only where time was up for what was computed, but not for all who wait, it is
-asked once more for those.
+Equal requests that arrive while the first is computed wait for its answer. One shared request to the Batcher
+is computed for all of them. It is wanted as long as one of them waits, and its deadline is the latest of
+theirs; each also keeps its own deadline. Errors are not cached: all waiting requests get the error, and the
+next equal request is computed again. If the shared request misses its deadline but some waiting requests have
+later deadlines, it is submitted once more for those.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headrace.predictors.answers import Answers, Kept, Key, copied, key_of, own_
 from headrace.predictors.predictor import Predictor
 
 _MOST_AT_ONCE = 8
-"""So many are answered before they await anything, in one turn of the loop; then others have their turn."""
+"""The most requests answered within ``submit`` in one loop iteration, so that other tasks get to run."""
 
 
 class Cached:
-    """Answers again what the Predictor that it stands around has answered."""
+    """Predictor that wraps another one and caches its answers."""
 
     def __init__(
         self,
@@ -42,15 +42,16 @@ class Cached:
         clock: Clock,
         most_waiting_rows: int,
     ) -> None:
-        """Stand around a Predictor.
+        """Wrap a Predictor.
 
         Args:
-            around: What answers the first time.
-            policy: How much is kept, and for how long.
-            origin: Who gives the answers; of those that are repeated it says so.
-            statistics: Counts what is answered without the Predictor.
-            clock: The serving thread's.
-            most_waiting_rows: How many rows may wait for answers to equal ones; more go their own way.
+            around: The wrapped Predictor.
+            policy: Size of the cache and lifetime of its answers.
+            origin: The Origin of the model's answers; repeated ones are marked as cached.
+            statistics: Counts the requests answered without the Predictor.
+            clock: The serving thread's clock.
+            most_waiting_rows: The most rows that may wait for answers to equal requests; further requests go
+                to the Predictor.
         """
         self._around = around
         self._answers = Answers(policy.size_bytes)
@@ -66,11 +67,11 @@ class Cached:
 
     @property
     def held_bytes(self) -> int:
-        """What the answers that are kept take, with what was asked."""
+        """Size of the cached answers with their keys in bytes."""
         return self._answers.held_bytes
 
     def submit(self, request: Request) -> None:
-        """Take a request, or refuse it at once; see ``Predictor``."""
+        """Submit a request, or refuse it at once; see ``Predictor``."""
         now = self._clock.now()
         if request.deadline <= now:
             self._around.submit(request)  # which refuses it
@@ -103,7 +104,7 @@ class Cached:
         shared = self._asked[key] = _Shared(self, key, waiting)
         self._around.submit(shared)
 
-    # --- answers that are there ---
+    # --- cached answers ---
 
     def _repeat(self, request: Request, kept: Kept, now: float) -> None:
         outputs = BatchOutputs(kept.tensors, self._origin)
@@ -122,18 +123,19 @@ class Cached:
         for request, answer in due:
             self._give(request, answer, now)
 
-    # --- answers that are waited for ---
+    # --- shared requests ---
 
     def answered(self, key: Key, answer: Answer, waiting: int) -> Answer:
-        """Keep an answer.
+        """Cache an answer, if it is small enough.
 
         Args:
-            key: What was asked.
-            answer: The answer, as the Predictor gave it.
-            waiting: How many wait for it.
+            key: The cache key.
+            answer: The Predictor's answer.
+            waiting: Number of requests that wait for it.
 
         Returns:
-            What they get: rows that keep no batch alive, and that none of them can change for the others.
+            The answer for the waiting requests. If it is cached or shared, its rows are read-only copies,
+            which keep no batch in memory.
         """
         size_bytes = size_of(key, answer)
         is_kept = self._answers.takes(size_bytes)
@@ -145,17 +147,17 @@ class Cached:
         return Answer(BatchOutputs(tensors, answer.origin), 0, answer.rows, answer.timings)
 
     def settle(self, waiting: Sequence[Request], settlement: Settlement) -> bool:
-        """Give all who waited what they waited for; the Predictor itself counts one of them.
+        """Settle all waiting requests; the Predictor itself counts one of them.
 
         Returns:
-            Whether somebody was answered.
+            Whether a request was still wanted.
         """
-        if len(waiting) == 1:  # the commonest
+        if len(waiting) == 1:  # the most common case
             return waiting[0].settle(settlement)
         wanted = [request for request in waiting if request.wanted]
         for request in waiting:
             if not request.wanted:
-                request.settle(settlement)  # it hears that it is over
+                request.settle(settlement)  # nobody waits, but the request must end
         self._statistics.cancelled += max(0, len(waiting) - max(1, len(wanted)))
         now = self._clock.now()
         for place, request in enumerate(wanted):
@@ -168,14 +170,14 @@ class Cached:
         return bool(wanted)
 
     def _give(self, request: Request, answer: Answer, now: float) -> None:
-        """Answer a request that the Predictor does not count."""
+        """Answer a request that the Predictor does not count, and count it."""
         if request.settle(answer):
             self._statistics.count_repeated(request, now)
         else:
             self._statistics.cancelled += 1
 
     def _refuse(self, request: Request, error: HeadraceError, now: float) -> None:
-        """Tell a request that the Predictor does not count why there is no answer."""
+        """Settle a request that the Predictor does not count with an error, and count it."""
         if not request.settle(error):
             self._statistics.cancelled += 1
         elif isinstance(error, Refused):
@@ -184,18 +186,18 @@ class Cached:
             self._statistics.count_failed(request, now)
 
     def at(self, deadline: float, callback: Callable[[Request], object], request: Request) -> Timer:
-        """Call back with a request when its time is up."""
+        """Call a function with a request when its deadline has passed."""
         return self._clock.call_later(max(deadline - self._clock.now(), 0.0), callback, request)
 
     def expire(self, request: Request) -> None:
-        """A request's own time is up, and what it waits for is computed for others."""
+        """Settle a waiting request whose own deadline has passed; the shared request continues."""
         self._refuse(request, DeadlineExceeded(EXPIRED), self._clock.now())
 
     def ended(self, shared: _Shared, settlement: Settlement) -> bool:
-        """What several wait for is there, or will not come.
+        """Settle the requests that wait for a shared request, or submit it again for those in time.
 
         Returns:
-            Whether somebody was answered.
+            Whether a request was settled that was still wanted.
         """
         key, waiting = shared.key, list(shared.waiting)
         if self._asked.get(key) is shared:
@@ -214,7 +216,7 @@ class Cached:
 
 
 class _Shared(Request):
-    """What is computed for all who ask the same."""
+    """The shared request that is computed for all equal requests."""
 
     __slots__ = ("_around", "_held", "joined", "key", "waiting")
 
@@ -232,7 +234,7 @@ class _Shared(Request):
         self.key = key
         self.joined = 0
         self._around = around
-        # Who waits, with the timer of those whose deadline is not held by this one's.
+        # Waiting requests, with a timer for those whose deadline is earlier than the shared one.
         self.waiting: dict[Request, Timer | None] = {}
         self._held: list[Request] = []
         for request in waiting:
@@ -240,7 +242,7 @@ class _Shared(Request):
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody still waits for the answer."""
+        """Whether a request still waits for the answer."""
         if not self.settled:
             for request in self.waiting:
                 if request.wanted:
@@ -248,7 +250,7 @@ class _Shared(Request):
         return False
 
     def join(self, request: Request) -> None:
-        """Let one more wait."""
+        """Add a waiting request."""
         self.joined += 1
         if request.deadline > self.deadline:
             self.deadline, held, self._held = request.deadline, self._held, []
@@ -269,8 +271,8 @@ class _Shared(Request):
         self._around.expire(request)
 
     def settle(self, settlement: Settlement) -> bool:
-        """Answer all, once; see ``Request.settle``."""
-        if self.settled:  # its time was up while it was computed: nobody waits, but the next may ask
+        """Settle all waiting requests, once; see ``Request.settle``."""
+        if self.settled:  # expired while it was computed: nobody waits, but a later request may use it
             if isinstance(settlement, Answer):
                 self._around.answered(self.key, settlement, 0)
             return False

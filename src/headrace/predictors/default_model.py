@@ -1,4 +1,4 @@
-"""A default answer by another model, which is asked in time for its answer to be there at the deadline."""
+"""A default answer by another model, which is called early enough to answer before the deadline."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from headrace.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 
-# How long before the time is up the other model is asked: what it is predicted to take twice over, and room
+# Lead time for the other model: twice its predicted duration, 1 ms, and a tenth of the time left, as a margin
 # for a busy machine.
 _COSTS_AHEAD = 2.0
 _SECONDS_AHEAD = 0.001
 _PART_AHEAD = 0.1
-# How long the other model has for a request without a deadline once the first one's time is up: as long
-# again, and no less than this. It may hang.
+# Timeout of the other model for a request without a deadline, counted from the first model's timeout: as long
+# again, and at least this. The other model may hang.
 _LEAST_SECONDS_MORE = 1.0
-# How long after a complaint there is no other: reasons hold numbers and shapes that clients choose.
+# Least time between two warnings: their texts hold numbers and shapes that clients choose.
 _SILENT_SECONDS = 60.0
 
 
@@ -36,8 +36,8 @@ class OtherVersion(Protocol):
     """A loaded version of the other model.
 
     Attributes:
-        signatures: The ways to call it.
-        batcher: Answers for it, without a default of its own: two models may stand in for each other.
+        signatures: Its signatures, by name.
+        batcher: Its Batcher, without its own default: two models may be each other's default.
     """
 
     signatures: Mapping[str, Signature]
@@ -45,10 +45,10 @@ class OtherVersion(Protocol):
 
 
 class DefaultModel:
-    """Answers with another model's answers what the Predictor that it stands around does not.
+    """Predictor that wraps another one and answers by another model if that one does not answer.
 
-    The other model is asked as soon as the first one refuses, or shortly before the time is up: by a tenth of
-    the time, a millisecond, and twice what it is predicted to take. Its answer is kept until it is needed.
+    The other model is called as soon as the first one refuses, or shortly before the deadline: earlier by a
+    tenth of the time left, a millisecond, and twice its predicted duration. Its answer is held until needed.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class DefaultModel:
         statistics: VersionStatistics,
         clock: Clock,
     ) -> None:
-        """Stand around a Predictor.
+        """Wrap a Predictor.
 
         Args:
-            around: What answers if it can.
-            signatures: The ways to call that.
-            policy: Names the other model, and says how long the first may take.
-            find: Gives its default version, or raises why there is none.
-            statistics: Counts the answers of the other one.
-            clock: The serving thread's.
+            around: The wrapped Predictor.
+            signatures: The first model's signatures, by name.
+            policy: The other model's name, and the first one's timeout.
+            find: Returns the other model's default version, or raises a HeadraceError.
+            statistics: Counts the default answers.
+            clock: The serving thread's clock.
         """
         self.around = around
         self.signatures = signatures
@@ -82,7 +82,7 @@ class DefaultModel:
         self._silent_until = -math.inf
 
     def submit(self, request: Request) -> None:
-        """Take a request, or refuse it at once; see ``Predictor``."""
+        """Submit a request, or refuse it at once; see ``Predictor``."""
         deadline = deadline_within(request, self._after_seconds, self.clock)
         second = _Second(self, request, self._patience(request, deadline))
         self.around.submit(_First(request, deadline, second))
@@ -90,24 +90,24 @@ class DefaultModel:
             second.ask_before(deadline)
 
     def _patience(self, request: Request, deadline: float) -> float:
-        """Until when the other model may answer, where the first one may until ``deadline``."""
+        """Return the other model's deadline, given that of the first one."""
         if request.deadline != NO_DEADLINE:
             return request.deadline
         return deadline + max(self._after_seconds, _LEAST_SECONDS_MORE)
 
     def seconds_ahead(self, rows: int) -> float:
-        """How long the other model may take."""
+        """Return the predicted duration of the other model, with a margin, in seconds."""
         try:
             cost = self.find(self.model).batcher.cost
         except HeadraceError:
-            return _SECONDS_AHEAD  # it may be there by then
+            return _SECONDS_AHEAD  # it may be loaded by then
         return _SECONDS_AHEAD + _COSTS_AHEAD * cost.seconds(rows)
 
     def inputs_for(self, other: OtherVersion, request: Request) -> CheckedInputs:
-        """A request's inputs as the other model takes them.
+        """Return a request's inputs in the other model's order.
 
         Raises:
-            HeadraceError: It cannot take them.
+            HeadraceError: They do not fit the other model's signature.
         """
         layout = request.layout
         signature = signature_named(other.signatures, layout.signature)
@@ -125,10 +125,10 @@ class DefaultModel:
         return CheckedInputs(signature.layout(shapes), columns, request.rows)
 
     def outputs_of(self, answer: Answer, signature_name: str) -> Tensors:
-        """The outputs that the first model would have given.
+        """Return the first model's outputs from the other model's answer.
 
         Raises:
-            FailedPrecondition: The other model does not give them.
+            FailedPrecondition: The answer lacks an output, or it does not fit.
         """
         outputs = {}
         for spec in self.signatures[signature_name].outputs:
@@ -139,7 +139,7 @@ class DefaultModel:
         return outputs
 
     def complain(self, error: HeadraceError) -> None:
-        """Log why there is no default answer: a reason once, until there is another, and seldom enough."""
+        """Log why there is no default answer, if the reason is new and the last warning was a minute ago."""
         now = self.clock.now()
         if error.message != self._complaint and now >= self._silent_until:
             self._complaint, self._silent_until = error.message, now + _SILENT_SECONDS
@@ -147,7 +147,7 @@ class DefaultModel:
 
 
 class _First(Attempt):
-    """A request as it is passed on to the first model."""
+    """The request to the first model."""
 
     __slots__ = ("_second",)
 
@@ -157,15 +157,13 @@ class _First(Attempt):
 
     def settle(self, settlement: Settlement) -> bool:
         is_refusal = isinstance(settlement, DeadlineExceeded | Refused)
-        if not self.settled and not (
-            is_refusal and self.wanted
-        ):  # else a timer would hold it to its deadline
+        if not self.settled and not (is_refusal and self.wanted):  # or a timer keeps it until its deadline
             self._second.forget()
         return super().settle(settlement)
 
 
 class _Second:
-    """What the other model is asked for one request, if it is asked; a Waiter of that."""
+    """The request to the other model for one request, made if needed; acts as its Waiter."""
 
     __slots__ = ("_answer", "_asked", "_deadline", "_default", "_over", "_refusal", "_request", "_timer")
 
@@ -180,23 +178,23 @@ class _Second:
         self._refusal: HeadraceError | None = None
 
     def done(self) -> bool:
-        """Whether nobody waits for the second answer any more."""
+        """Return whether the other model's answer is no longer needed."""
         return self._over or not self._request.wanted
 
     def ask_before(self, deadline: float) -> None:
-        """Ask when the first model's time is nearly up."""
+        """Call the other model shortly before the first one's deadline."""
         if not self._asked:
             left = deadline - self._default.clock.now()
             wait = left * (1 - _PART_AHEAD) - self._default.seconds_ahead(self._request.rows)
             self._timer = self._default.clock.call_later(max(wait, 0.0), self._ask)
 
     def forget(self) -> None:
-        """The first model has answered, or nobody waits any more."""
+        """Drop the request: the first model has answered, or the caller no longer waits."""
         self._over = True
         self._cancel_timer()
 
     def needed(self, refusal: HeadraceError) -> None:
-        """The first model has refused, or its time is up."""
+        """Use the other model: the first one has refused or exceeded its deadline."""
         self._refusal = refusal
         if not self._asked:
             self._cancel_timer()
@@ -235,7 +233,7 @@ class _Second:
         self._look()
 
     def _look(self) -> None:
-        """Answer the request, if all that is needed for that has happened."""
+        """Settle the request if the first model has failed and the other one has answered or failed."""
         if self._refusal is None:
             return
         if self._over:

@@ -1,4 +1,4 @@
-"""A default answer of fixed values, for requests that a model does not answer in time or refuses."""
+"""A default answer of fixed values, for requests that a model refuses or does not answer in time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.tensors import BY_DTYPE, Array, Tensors
 
 
 class DefaultValues:
-    """Answers with fixed values what the Predictor that it stands around does not."""
+    """Predictor that wraps another one and answers with fixed values if that one does not answer."""
 
     def __init__(
         self,
@@ -31,16 +31,16 @@ class DefaultValues:
         clock: Clock,
         after_seconds: float = 0.0,
     ) -> None:
-        """Stand around a Predictor.
+        """Wrap a Predictor.
 
         Args:
-            around: What answers if it can.
+            around: The wrapped Predictor.
             rows: By signature, one row of each output: ``[1, *row shape]``.
-            origin: What the answers say who gave them.
-            statistics: Counts them.
-            clock: The serving thread's.
-            after_seconds: How long the model may take at the most, whatever a request's deadline; 0 for that
-                only.
+            origin: The Origin of the default answers.
+            statistics: Counts the default answers.
+            clock: The serving thread's clock.
+            after_seconds: Timeout of the model in seconds, if the request's deadline is later; 0 to use the
+                deadline only.
         """
         self._around = around
         self._rows = rows
@@ -50,7 +50,7 @@ class DefaultValues:
         self._after_seconds = after_seconds
 
     def submit(self, request: Request) -> None:
-        """Take a request, or refuse it at once; see ``Predictor``."""
+        """Submit a request, or refuse it at once; see ``Predictor``."""
 
         def refused(error: HeadraceError) -> None:
             self._answer(request)
@@ -70,15 +70,15 @@ class DefaultValues:
 def default_rows(
     values: Mapping[str, object], signatures: Mapping[str, Signature]
 ) -> dict[str, dict[str, Array]]:
-    """The default's values as one row of each output, by signature.
+    """Return the default's values as one row of each output, by signature.
 
     Args:
-        values: For each output of any signature one row's value; a single number or text stands for all
-            elements of a row.
-        signatures: The ways to call the model.
+        values: Value of one row for each output of any signature; a single number or text applies to all
+            elements of the row.
+        signatures: The model's signatures, by name.
 
     Raises:
-        NotLoadable: One is missing, unknown, or does not fit its output.
+        NotLoadable: A value is missing, unknown, or does not fit its output.
     """
     known = {spec.name for signature in signatures.values() for spec in signature.outputs}
     unknown = sorted(set(values) - known)
@@ -108,23 +108,23 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
 
 
 def _check_range(value: object, spec: TensorSpec) -> None:
-    """Refuse a number that the output's dtype does not have; infinity in a settings file is meant.
+    """Refuse numbers outside the range of the output's dtype, except infinity.
 
-    A request's 1e300 is infinity in FP32, as its client's own cast would make it; who writes 1e300 into a
-    file has made a mistake that callers would be answered with.
+    A request's 1e300 becomes infinity in FP32, as the client's own cast would make it. In a settings file,
+    1e300 is taken for a mistake, because callers would receive infinity.
     """
     if spec.dtype.kind not in "iuf":
         return
     if spec.dtype.kind == "f":
         floats = np.finfo(spec.dtype)
         largest = floats.max.item()
-        rounding = 1 + floats.eps.item() / 4  # what is rounded down to the largest fits
+        rounding = 1 + floats.eps.item() / 4  # allows values that round down to `largest`
         span = f"{-largest:.8g} … {largest:.8g}"
         wrong = [one for one in _numbers(value) if largest * rounding < abs(one) and not _is_infinite(one)]
     else:
         whole = np.iinfo(spec.dtype)
         span = f"{whole.min} … {whole.max}"
-        # A fraction is told of by the check of dtypes.
+        # The check of dtypes reports fractions.
         wrong = [one for one in _numbers(value) if type(one) is int and not whole.min <= one <= whole.max]
     if wrong:
         wanted = BY_DTYPE[spec.dtype].oip
@@ -136,7 +136,7 @@ def _is_infinite(number: int | float) -> bool:
 
 
 def _numbers(value: object) -> Iterator[int | float]:
-    """All numbers of a nested list, or the one that it is."""
+    """Yield all numbers in a nested list, or the value itself if it is a number."""
     if isinstance(value, list):
         for one in value:
             yield from _numbers(one)
@@ -145,7 +145,7 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 
 def _everywhere(value: object, spec: TensorSpec) -> object:
-    """One value for all elements of a row: as the object that it is, or each would be a copy of a text."""
+    """Return a row filled with one value; an object array avoids a copy of a text for each element."""
     row = np.empty([size or 1 for size in spec.shape], object)
     row.fill(value)
     return row.tolist()

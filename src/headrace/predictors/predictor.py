@@ -1,4 +1,4 @@
-"""The contract of whatever answers requests: a version's Batcher, or what stands around one."""
+"""The Predictor contract, fulfilled by a version's Batcher and by Predictors that wrap one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from headrace.batching.request import Request
 class Predictor(Protocol):
     """Answers requests. Serving thread only.
 
-    A version's Batcher is one. Others stand around one, and submit requests of their own to it. Each keeps
-    the Batcher's laws: a request is answered exactly once, with an Answer that knows who gave it or with the
-    error why there is none; what nobody waits for is not computed; a request's failure or departure touches
-    no other. An answer comes whole: streams are not for Predictors.
+    A version's Batcher is a Predictor. Others wrap one and submit requests of their own to it. Each keeps the
+    Batcher's laws. A request is answered exactly once, with an Answer that has an Origin, or with an error.
+    Requests that nobody waits for are not computed. A request's failure or cancellation affects no other
+    request. An answer is delivered whole: Predictors do not stream.
     """
 
     def submit(self, request: Request) -> None:
-        """Take a request, or refuse it at once: its ``respond`` is called either way."""
+        """Submit a request, or refuse it at once; ``respond`` is called either way."""

@@ -1,1 +1,1 @@
-"""Where a model's time goes, operation by operation: measured, as a table and as a trace."""
+"""Profiles of a model's time by operation, as a table and as a trace."""

@@ -1,4 +1,4 @@
-"""What a profiled model is called with, and how long a call takes when nobody looks inside."""
+"""Inputs for a profiled model, and the duration of a call without profiling."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from headrace.tensors import STRING, Array, Tensors
 from headrace.warmup import first_recorded
 
 WARM_UP_CALLS = 5
-"""How many calls are made before any is measured."""
+"""Number of calls before the measurement."""
 
 _UNKNOWN = 8
 
 
 def inputs_for(servable: Servable, directory: Path, rows: int, values_below: int = 1) -> Tensors:
-    """Make a call's inputs: those of the recording in ``warm_up.jsonl`` over and over, or made-up ones.
+    """Return a call's inputs: the recorded ones in ``warm_up.jsonl``, repeated, or generated ones.
 
     Args:
         servable: The model.
         directory: Its version directory; recordings lie in it or above it.
-        rows: How many rows; a signature that takes a fixed number gets that many.
-        values_below: Made-up integers are below this: which are rows of which table is not known here.
+        rows: Number of rows; a signature with a fixed number of rows gets that number.
+        values_below: Upper bound of generated integers, as table sizes are not known here.
     """
     signature = servable.signatures[DEFAULT_SIGNATURE]
     rows = signature.rows or rows
-    # Where inputs come from an archive, what was recorded has keys in place of them.
+    # For a model with inputs from an archive, recorded requests contain keys instead of its inputs.
     has_keys = bool(parse_model_config(read_model_config(directory.parent)).inputs)
     recorded = None if has_keys else first_recorded(servable, directory)
     if recorded is None:
@@ -40,7 +40,7 @@ def inputs_for(servable: Servable, directory: Path, rows: int, values_below: int
 
 
 def made_up(signature: Signature, rows: int, values_below: int = 1) -> Tensors:
-    """Inputs that nobody recorded: normal numbers, integers below a limit or texts of them, one context."""
+    """Generate inputs: normal floats, integers below a limit or texts of them, all with one context."""
     random = np.random.default_rng(0)
     tensors: dict[str, Array] = {}
     for spec in signature.inputs:
@@ -62,7 +62,7 @@ def made_up(signature: Signature, rows: int, values_below: int = 1) -> Tensors:
 
 
 def median_microseconds(call: Callable[[], object], calls: int) -> float:
-    """How long a call takes, after some that are not counted."""
+    """Return the median duration of a call in µs, after some uncounted calls."""
     for _ in range(WARM_UP_CALLS):
         call()
     times = []

@@ -1,9 +1,9 @@
-"""Click models, stage by stage, with the kernels that serve and learn.
+"""Profiles of click models by stage, with the kernels that serve and learn.
 
-Their kernels do everything for a few rows before they go on to the next, so that there is no moment at which
-one stage is over. What a stage takes is therefore the difference between the model up to that stage and the
-model up to the one before: logistic regression, then the pair terms, then each layer of the network. Nothing
-is added to the kernels for it.
+The kernels run all stages for a few rows before they go on to the next rows, so no stage has an end to
+measure. The duration of a stage is therefore the difference between the model up to that stage and the model
+up to the previous one: logistic regression, then the pair terms, then each layer of the network. The kernels
+are not instrumented.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from headrace.stream.features import Features
 from headrace.tensors import Array
 
 Stage = tuple[str, str, ModelSettings]
-"""A stage's name, what it does, and the settings of the model up to it."""
+"""A stage's name, its kind of operation, and the settings of the model up to it."""
 
-_Part = tuple[str, str, float]  # a stage's name, what it does, microseconds a call
+_Part = tuple[str, str, float]  # a stage's name, its kind of operation, µs per call
 _BLOCKS = 8
 _VALUES_BELOW = 2**20
 
 
 def stages_of(settings: ModelSettings) -> list[Stage]:
-    """The model up to each of its stages, from the smallest to the whole.
+    """Return the model up to each of its stages, from the smallest to the whole.
 
     Args:
         settings: The whole model.
@@ -59,16 +59,16 @@ def stages_of(settings: ModelSettings) -> list[Stage]:
 
 
 def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) -> Profile:
-    """Measure a click model as it is served: the candidates of one request, which share its context.
+    """Profile a click model as it is served: the candidates of one request, which share its context.
 
     Args:
         file: The ``model.ctr``.
         options: The settings that it is served with.
-        rows: How many candidates a call has.
-        calls: How many calls are measured.
+        rows: Number of candidates per call.
+        calls: Number of measured calls.
 
     Raises:
-        LoadError: It cannot be loaded.
+        LoadError: The model cannot be loaded.
     """
     settings, features, weights = read_model(file.parent)
     indices, dense = random_rows(features, rows, shared_context=True)
@@ -86,31 +86,31 @@ def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) 
 
 
 def profile_training(file: Path, rows: int, calls: int) -> Profile:
-    """Measure how a model of the same settings learns.
+    """Profile how a model of the same settings learns.
 
     Args:
         file: The ``model.ctr``.
-        rows: How many rows a batch has.
-        calls: How many batches are measured.
+        rows: Number of rows per batch.
+        calls: Number of measured batches.
 
     Raises:
-        LoadError: It cannot be read.
+        LoadError: The file cannot be read.
     """
     settings, features, _ = read_model(file.parent)
     blocks = [random_block(features, rows, seed) for seed in range(_BLOCKS)]
     make = _maker(settings)
     stages = stages_of(settings)
-    # Predictions are no stage of their own: models predict by other kernels when they only predict.
+    # Prediction is not a separate stage: models use other kernels when they only predict.
     medians = _medians([_over(blocks, make(smaller, features).learn) for _, _, smaller in stages], calls)
     parts = _differences([(name, "predict, gradients, update") for name, _, _ in stages], medians)
     return Profile("ctr", "training", rows, calls, medians[-1], _events(parts, calls, f"[{rows}]"))
 
 
 def _maker(settings: ModelSettings) -> Callable[[ModelSettings, Features], LearningModel]:
-    """What makes the smaller models: they learn in batches if the whole one does."""
+    """Return the factory of the smaller models, which learn in batches if the whole one does."""
     if settings.online:
         return create
-    from headrace.ctr.learning.batched import BatchedModel  # noqa: PLC0415 - its kernels only where they are used
+    from headrace.ctr.learning.batched import BatchedModel  # noqa: PLC0415 - compiled kernels
 
     return BatchedModel
 
@@ -118,13 +118,13 @@ def _maker(settings: ModelSettings) -> Callable[[ModelSettings, Features], Learn
 def random_rows(
     features: Features, rows: int, *, shared_context: bool = False, seed: int = 0
 ) -> tuple[Array, Array]:
-    """Rows whose values are anywhere in their tables: the most that lookups can cost.
+    """Generate rows with values anywhere in their tables, the most expensive case for lookups.
 
     Args:
         features: The layout.
-        rows: How many.
-        shared_context: Whether all have the first one's context.
-        seed: What they are drawn from.
+        rows: Number of rows.
+        shared_context: Whether all rows have the first one's context.
+        seed: Seed of the random numbers.
 
     Returns:
         ``Block.indices`` and ``Block.dense``.
@@ -146,7 +146,7 @@ def _with(settings: ModelSettings, **changes: object) -> ModelSettings:
 
 
 def _part_of(weights: Weights, settings: ModelSettings, features: Features) -> Weights:
-    """A model's weights as far as a smaller one has them; what would differ in shape is zero."""
+    """Return the part of a model's weights that a smaller one has, with zeros for arrays of other shapes."""
     whole = arrays_of(weights)
     arrays: dict[str, Array] = {}
     for name, shape in expected_shapes(settings, features).items():
@@ -162,13 +162,13 @@ def _scoring(scorer: GroupedScorer, indices: Array, dense: Array) -> Callable[[]
 
 
 def _values_below(features: Features) -> int:
-    """What made-up integers are below: where values are row numbers, tables limit them."""
+    """Return the upper bound of generated integers: where values are row numbers, tables limit them."""
     buckets = [field.buckets for field in features.categorical if field.keys == "bucket"]
     return min([_VALUES_BELOW, *buckets])
 
 
 def random_block(features: Features, rows: int, seed: int) -> Block:
-    """Rows to learn from, with values anywhere in their tables."""
+    """Generate rows to learn from, with values anywhere in their tables."""
     indices, dense = random_rows(features, rows, seed=seed)
     random = np.random.default_rng(seed)
     labels = (random.random(rows) < 0.1).astype(np.float32)
@@ -179,7 +179,7 @@ def random_block(features: Features, rows: int, seed: int) -> Block:
 
 
 def _over(blocks: Sequence[Block], act: Callable[[Block], object]) -> Callable[[], object]:
-    """Acts on one block after the other."""
+    """Return a function that processes one block per call, in turn."""
     turn = 0
 
     def call() -> object:
@@ -191,7 +191,7 @@ def _over(blocks: Sequence[Block], act: Callable[[Block], object]) -> Callable[[
 
 
 def _medians(timed: Sequence[Callable[[], object]], calls: int) -> list[float]:
-    """The median of each call, in microseconds; in turns, so that a noisy moment meets all of them."""
+    """Return the median duration of each call in µs, measured in turns, so that noise affects all alike."""
     for call in timed:
         median_microseconds(call, 1)
     seconds = np.empty((calls, len(timed)))
@@ -213,7 +213,7 @@ def _differences(names: Sequence[tuple[str, str]], microseconds: Sequence[float]
 
 
 def _events(parts: Sequence[_Part], calls: int, shape: str) -> list[Event]:
-    """Each part once a call, one after the other."""
+    """Return one event per part and call, in sequence."""
     events, now = [], 0.0
     for _ in range(calls):
         for name, kind, microseconds in parts:

@@ -1,4 +1,4 @@
-"""How a Keras model learns from a stream's fields, by TensorFlow's own profiler."""
+"""Profiles of Keras models that learn from a stream's fields, by TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _Space = Any  # TensorFlow ships no types
 
 
 def profile_training(build: str, schema_file: Path, rows: int, calls: int) -> Profile:
-    """Measure learning from random rows.
+    """Profile learning from random rows.
 
     Args:
         build: ``FILE.py:FUNCTION``.
         schema_file: The stream's schema.
-        rows: How many rows a batch has.
-        calls: How many batches are measured.
+        rows: Number of rows per batch.
+        calls: Number of measured batches.
 
     Raises:
         ConfigError: The function or the schema is wrong, or cannot be read.
@@ -55,7 +55,7 @@ def profile_training(build: str, schema_file: Path, rows: int, calls: int) -> Pr
 
 
 def _read(file: Path) -> list[Event]:
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: PLC0415 - a part that TensorFlow may move
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # noqa: PLC0415 - a module that TensorFlow may move
 
     space = xplane_pb2.XSpace()
     space.ParseFromString(file.read_bytes())
@@ -63,10 +63,10 @@ def _read(file: Path) -> list[Event]:
 
 
 def events_of(space: _Space) -> Iterator[Event]:
-    """The operations in what TensorFlow's profiler recorded.
+    """Yield the operations in the recording of TensorFlow's profiler.
 
     Args:
-        space: Its ``XSpace``.
+        space: The profiler's ``XSpace``.
     """
     for plane in space.planes:
         for number, line in enumerate(plane.lines):

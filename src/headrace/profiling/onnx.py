@@ -1,4 +1,4 @@
-"""ONNX models, by ONNX Runtime's own profiler: the operations that are left after its optimisations."""
+"""Profiles of ONNX models by ONNX Runtime's profiler: the operations left after its optimisations."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _KERNEL = "_kernel_time"
 
 
 def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) -> Profile:
-    """Measure a model as it is served.
+    """Profile a model as it is served.
 
     Args:
         file: The ONNX file.
         options: The settings that it is served with.
-        rows: How many rows a call has, where the model takes any number.
-        calls: How many calls are measured.
+        rows: Number of rows per call, if the model takes any number.
+        calls: Number of measured calls.
 
     Raises:
-        LoadError: It cannot be loaded.
-        ModelError: It fails on made-up inputs.
+        LoadError: The model cannot be loaded.
+        ModelError: The model fails on generated inputs.
     """
     servable = onnx.load(file, options)
     inputs = inputs_for(servable, file.parent, rows)
@@ -49,11 +49,11 @@ def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) 
 
 
 def events_of(recorded: list[dict[str, Any]], skipped_calls: int) -> list[Event]:
-    """The operations in what ONNX Runtime recorded.
+    """Return the operations in ONNX Runtime's recording.
 
     Args:
-        recorded: Its trace events.
-        skipped_calls: How many calls at the start do not count.
+        recorded: ONNX Runtime's trace events.
+        skipped_calls: Number of calls at the start that do not count.
     """
     runs = sorted(one["ts"] for one in recorded if one.get("name") == "model_run")
     since = runs[skipped_calls] if skipped_calls < len(runs) else 0

@@ -1,4 +1,4 @@
-"""What a profile holds, added up by operation: as a table for people, and as JSON."""
+"""A profile, summed up by operation, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _MOST_NAME = 48
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One operation that ran once.
+    """One run of one operation.
 
     Attributes:
         name: The operation's name in the model.
-        kind: What it does, such as ``MatMul``.
-        start_microseconds: When it started, since some moment.
-        microseconds: How long it took.
-        shape: What it gave, such as ``[32, 128]``; or "".
-        thread: Which thread it ran in.
+        kind: The kind of operation, such as ``MatMul``.
+        start_microseconds: Start time in µs, relative to an arbitrary origin.
+        microseconds: Duration in µs.
+        shape: Shape of the output, such as ``[32, 128]``; or "".
+        thread: Number of the thread it ran in.
     """
 
     name: str
@@ -33,16 +33,16 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One operation, over all calls.
+    """One operation, summed over all calls.
 
     Attributes:
-        operation: Its name in the model.
-        kind: What it does.
-        calls: How often it ran.
-        total_milliseconds: How long it took, all in all.
-        share: Which part of all operations' time that is.
-        mean_microseconds: How long it took each time.
-        shape: What it gave, the last time.
+        operation: The operation's name in the model.
+        kind: The kind of operation.
+        calls: Number of runs.
+        total_milliseconds: Total duration in ms.
+        share: Share of the total duration of all operations.
+        mean_microseconds: Mean duration of a run in µs.
+        shape: Shape of the last output.
     """
 
     operation: str
@@ -56,15 +56,15 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What was measured of one model.
+    """The profile of one model.
 
     Attributes:
-        runtime: What ran it.
+        runtime: The runtime that ran the model.
         activity: ``serving`` or ``training``.
-        rows: How many rows a call had.
-        calls: How many calls were measured.
-        call_microseconds: How long a call takes when it is not measured from inside: the median.
-        events: What ran.
+        rows: Number of rows per call.
+        calls: Number of measured calls.
+        call_microseconds: Median duration of a call without profiling, in µs.
+        events: The runs of all operations.
     """
 
     runtime: str
@@ -75,7 +75,7 @@ class Profile:
     events: Sequence[Event]
 
     def lines(self) -> list[Line]:
-        """Each operation, the longest first."""
+        """Return the operations, the longest first."""
         found: dict[tuple[str, str], list[Event]] = {}
         for event in self.events:
             found.setdefault((event.name, event.kind), []).append(event)
@@ -98,7 +98,7 @@ class Profile:
 
 
 def as_json(profile: Profile) -> dict[str, object]:
-    """A profile as JSON can hold it, without the single events."""
+    """Return a profile as an object for JSON, without the single events."""
     return {
         "runtime": profile.runtime,
         "activity": profile.activity,
@@ -110,11 +110,11 @@ def as_json(profile: Profile) -> dict[str, object]:
 
 
 def as_table(profile: Profile, most_lines: int = 40) -> str:
-    """A profile as a table.
+    """Return a profile as a table.
 
     Args:
         profile: The profile.
-        most_lines: How many operations are listed; the others are added up.
+        most_lines: Number of operations that are listed; the others are summed up.
     """
     per_row = profile.call_microseconds / max(1, profile.rows)
     head = (
@@ -133,7 +133,7 @@ def as_table(profile: Profile, most_lines: int = 40) -> str:
 
 def _cells(line: Line) -> tuple[str, ...]:
     name = line.operation
-    if len(name) > _MOST_NAME:  # the end of a name tells more than the scopes that it begins with
+    if len(name) > _MOST_NAME:  # keep the end, which is more specific than the scopes at the beginning
         name = f"…{name[1 - _MOST_NAME :]}"
     return (
         name,

@@ -1,4 +1,4 @@
-"""SavedModels, by TensorFlow's own record of a session's run: the operations that really ran."""
+"""Profiles of SavedModels by TensorFlow's trace of a session's run: the operations that really ran."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _Statistics = Any  # TensorFlow ships no types
 
 
 def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) -> Profile:
-    """Measure a model's default signature as it is served.
+    """Profile a model's default signature as it is served.
 
     Args:
         file: The ``saved_model.pb``.
         options: The settings that it is served with.
-        rows: How many rows a call has, where the model takes any number.
-        calls: How many calls are measured.
+        rows: Number of rows per call, if the model takes any number.
+        calls: Number of measured calls.
 
     Raises:
-        LoadError: It cannot be loaded.
-        ModelError: It fails on made-up inputs.
+        LoadError: The model cannot be loaded.
+        ModelError: The model fails on generated inputs.
     """
     servable = tensorflow.load(file, options)
     inputs = inputs_for(servable, file.parent, rows)
@@ -40,7 +40,7 @@ def profile_serving(file: Path, options: RuntimeOptions, rows: int, calls: int) 
 
 
 def events_of(statistics: _Statistics) -> list[Event]:
-    """The operations of one run.
+    """Return the operations of one run.
 
     Args:
         statistics: TensorFlow's ``StepStats``.
@@ -59,7 +59,7 @@ def events_of(statistics: _Statistics) -> list[Event]:
 
 
 def _kind(node: _Statistics) -> str:
-    """Of ``name = Kind(inputs)``, what is between; "" for what is no operation of the model."""
+    """Return ``Kind`` of ``name = Kind(inputs)``; "" for nodes that are no operation of the model."""
     _, there, said = node.timeline_label.partition(" = ")
     kind: str = said.partition("(")[0]
     return "" if not there or kind in ("NoOp", "_Arg", "_Retval", "_SOURCE", "_SINK", "Const") else kind

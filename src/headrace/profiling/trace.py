@@ -11,10 +11,10 @@ from headrace.profiling.report import Profile
 
 
 def trace(profiles: Sequence[Profile]) -> dict[str, object]:
-    """All events of some profiles, each profile as a process of its own.
+    """Return the events of several profiles as one trace, with each profile as a process.
 
     Args:
-        profiles: Such as those of serving and of training.
+        profiles: The profiles, such as those of serving and of training.
     """
     events: list[dict[str, object]] = []
     for process, profile in enumerate(profiles, 1):
@@ -41,7 +41,7 @@ def write_trace(file: Path, profiles: Sequence[Profile]) -> None:
     """Write a trace file.
 
     Raises:
-        ConfigError: It cannot be written.
+        ConfigError: The file cannot be written.
     """
     try:
         file.write_text(json.dumps(trace(profiles)), "utf-8")

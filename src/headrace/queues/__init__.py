@@ -1,1 +1,1 @@
-"""Queues: messages that are delivered at least once; one contract, several engines under it."""
+"""Queues: messages delivered at least once. One contract with several engines."""

@@ -1,11 +1,11 @@
-"""The Queue in a topic of Apache Kafka.
+"""The Queue in an Apache Kafka topic.
 
-Keys say the partition, and a partition is one receiver's at a time: so is a key. What is published is on all
-brokers that shall have it. Nothing is known of what waits, so nothing is dropped as known, and ``remove``
-cannot.
+The key of a message selects its partition, and one receiver at a time has a partition, so a key has one
+receiver. A published message is on all brokers that must have it. The queue does not know the waiting
+messages: it drops no duplicates, and ``remove`` does nothing.
 
-Nothing is asked of a broker before the first call that needs one: a process starts, and goes on, while Kafka
-is away, and every call says so in time.
+No broker is contacted before the first call that needs one. So a process starts and keeps running while Kafka
+is down, and every call raises ``Unavailable`` in time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.queues.kafka_receiver import KafkaReceiver, closed
 from headrace.queues.queue import Depth, Message, Receiver, check_messages
 from headrace.queues.settings import KafkaQueue
 
-_LARGEST_WAITING_MESSAGES = 100_000  # in a producer, before a broker has them
+_LARGEST_WAITING_MESSAGES = 100_000  # buffered in a producer until a broker accepts them
 _PREFETCHED_MESSAGES = 10_000
 _PREFETCHED_KILOBYTES = 16_384
 _POLL_SECONDS = 0.01
@@ -36,16 +36,16 @@ _REPLICATION_THAT_MAY_LOSE_ONE = 3
 
 
 class KafkaMessages:
-    """A Queue that many machines share."""
+    """A Queue that several machines share."""
 
     def __init__(self, settings: KafkaQueue) -> None:
-        """Take the settings; no broker is asked yet.
+        """Keep the settings; no broker is contacted yet.
 
         Args:
-            settings: Where brokers are, and what is made there.
+            settings: Addresses of brokers, and settings of the topic.
 
         Raises:
-            ConfigError: A file that they name cannot be read.
+            ConfigError: A file named in the settings cannot be read.
         """
         self._settings = settings
         self._client = client_settings(settings)
@@ -93,12 +93,12 @@ class KafkaMessages:
         self._receivers.add(receiver)
         return receiver
 
-    def remove(self, keys: Collection[bytes]) -> bool:  # it is what a Queue is asked
-        """See Queue; Kafka cannot."""
+    def remove(self, keys: Collection[bytes]) -> bool:  # the signature is Queue's
+        """See Queue. Returns False, as Kafka cannot remove messages."""
         return False
 
     def depth(self) -> Depth:
-        """See Queue; up to a second old, and 0 where the topic is not there yet."""
+        """See Queue. The result is up to a second old, and 0 if the topic does not exist."""
         self._make_topic(time.monotonic() + self._settings.timeout_seconds)
         return self._depth.read()
 
@@ -131,14 +131,14 @@ class KafkaMessages:
                         "message.timeout.ms": max(10, milliseconds),
                         "linger.ms": 0,
                         "compression.type": "lz4",
-                        "partitioner": "murmur2_random",  # as Kafka's own clients do
+                        "partitioner": "murmur2_random",  # the default of Kafka's Java clients
                         "queue.buffering.max.messages": _LARGEST_WAITING_MESSAGES,
                     },
                 )
             return self._producer
 
     def _produced(self, producer: Producer, message: Message, batch: _Batch, deadline: float) -> bool:
-        """Hand a message to the producer; False if it has no room for it in time."""
+        """Pass a message to the producer; return False if it fails or its buffer stays full."""
         while True:
             try:
                 producer.produce(self._settings.topic, message[1], message[0], on_delivery=batch.delivered)
@@ -154,7 +154,7 @@ class KafkaMessages:
 
     def _await(self, producer: Producer, batch: _Batch, deadline: float) -> None:
         while not batch.is_settled.is_set() and time.monotonic() < deadline:
-            if self._polling.acquire(blocking=False):  # one thread hears for all
+            if self._polling.acquire(blocking=False):  # one thread polls for all
                 try:
                     producer.poll(_POLL_SECONDS)
                 finally:
@@ -164,18 +164,18 @@ class KafkaMessages:
         error = batch.error
         if error is not None and error.fatal():
             with self._making:
-                if self._producer is producer:  # it can never send again: the next call makes another
+                if self._producer is producer:  # unusable after a fatal error: the next call makes another
                     self._producer = None
         if error is not None:
             raise unavailable("cannot publish", error.str())
         if not batch.is_settled.is_set():
-            raise unavailable("cannot publish", "no broker has accepted all in time")
+            raise unavailable("cannot publish", "no broker accepted all messages in time")
 
     def _make_topic(self, deadline: float) -> None:
-        """Make the topic, once.
+        """Create the topic, once.
 
         Raises:
-            Unavailable: No broker answered, or it may not be made.
+            Unavailable: No broker answered, or the topic cannot be created.
         """
         if self._has_topic:
             return
@@ -199,20 +199,20 @@ class KafkaMessages:
             future.result(left + 1)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                admin.poll(0)  # what it has noticed is told
+                admin.poll(0)  # runs the error callback
                 why = refusal.said or reason(error)
-                raise unavailable(f"cannot make the topic {settings.topic}", why) from error
+                raise unavailable(f"cannot create the topic {settings.topic}", why) from error
         except TimeoutError as error:
-            raise Unavailable("Kafka: no broker made the topic in time") from error
+            raise Unavailable("Kafka: no broker created the topic in time") from error
         self._has_topic = True
 
 
 class _Batch:
-    """Messages of one call that a broker shall accept.
+    """Messages of one call that wait for a broker to accept them.
 
     Attributes:
-        error: The first that came.
-        is_settled: Set when all were accepted or have failed.
+        error: First error, if any.
+        is_settled: Set once all messages were accepted or have failed.
     """
 
     def __init__(self, count: int) -> None:
@@ -222,13 +222,13 @@ class _Batch:
         self._lock = Lock()
 
     def delivered(self, error: KafkaError | None, _: KafkaMessage) -> None:
-        """Called by the client for each."""
+        """Note a message as accepted or failed; called by the client."""
         if error is not None:
             self.error = self.error or error
         self.give_up(1)
 
     def give_up(self, count: int) -> None:
-        """Wait for so many no more."""
+        """Count messages as settled."""
         with self._lock:
             self._left -= count
             if self._left == 0:
@@ -236,7 +236,7 @@ class _Batch:
 
 
 class _TopicFirst(KafkaReceiver):
-    """A receiver that sees to it that there is a topic, as the client looks for a missing one seldom."""
+    """A receiver that creates the topic first, as the client rarely checks for a missing one."""
 
     def __init__(
         self, make_topic: Callable[[float], None], client: dict[str, Any], settings: KafkaQueue

@@ -1,4 +1,4 @@
-"""What Kafka's clients are told: where brokers are, how to log in, and after what time to give up."""
+"""Settings of Kafka's clients: addresses of brokers, login and timeouts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOGGER = logging.getLogger(__name__)
 
 _LONGEST_PASSWORD_BYTES = 4096
 _LONGEST_RECONNECT_SECONDS = 1.0
-_CRITICAL = 2  # of syslog's levels
+_CRITICAL = 2  # syslog level
 _WAYS_OUT = {
     KafkaError._AUTHENTICATION: "check queue.user, queue.password_file and queue.mechanism",
     KafkaError._SSL: "check queue.tls and queue.ca_file",
@@ -24,28 +24,28 @@ _WAYS_OUT = {
 
 
 class Refusal:
-    """Why brokers do not let a client in, which it says by itself; its calls only say that time is over.
+    """Records why brokers refuse a client. Only its error callback gets the reason; its calls just time out.
 
     Attributes:
-        said: What it said last; "" for nothing.
+        said: Last reason; "" if there is none.
     """
 
     def __init__(self) -> None:
-        """Have heard nothing."""
+        """Start without a reason."""
         self.said = ""
 
     def __call__(self, error: KafkaError) -> None:
-        """Hear an error: the client's ``error_cb``, called while somebody polls it."""
+        """Record an error; this is the client's ``error_cb``, called while the client is polled."""
         way_out = _WAYS_OUT.get(error.code())
         if way_out:
             self.said = f"{error.str()}: {way_out}"
 
 
 def client_settings(settings: KafkaQueue) -> dict[str, Any]:
-    """What all kinds of clients are told.
+    """Return the settings common to all kinds of clients.
 
     Args:
-        settings: Of the queue.
+        settings: Settings of the queue.
 
     Raises:
         ConfigError: The password cannot be read.
@@ -60,7 +60,7 @@ def client_settings(settings: KafkaQueue) -> dict[str, Any]:
         "allow.auto.create.topics": False,
         "error_cb": lambda _: None,
         "logger": LOGGER,
-        "log_level": _CRITICAL,  # that a broker cannot be reached is told by each call, and each second here
+        "log_level": _CRITICAL,  # each call reports an unreachable broker; do not log it every second
     }
     files = {
         "ssl.ca.location": settings.ca_file,
@@ -82,23 +82,23 @@ def client_settings(settings: KafkaQueue) -> dict[str, Any]:
 
 
 def made(kind: Callable[[dict[str, Any]], Any], client: dict[str, Any]) -> Any:
-    """Make a client.
+    """Create a client.
 
     Raises:
-        ConfigError: It does not take its settings, as when a file of certificates is none.
+        ConfigError: The client rejects its settings, for example an invalid certificate file.
     """
     try:
         return kind(client)
     except KafkaException as error:
-        raise ConfigError(f"queue: Kafka's client does not take the settings: {reason(error)}") from error
+        raise ConfigError(f"queue: Kafka's client rejects the settings: {reason(error)}") from error
 
 
 def reason(error: KafkaException) -> str:
-    """What an exception of the client's says."""
+    """Return the text of an exception of the client."""
     told = error.args[0] if error.args else error
     return str(told.str()) if isinstance(told, KafkaError) else str(told)
 
 
 def unavailable(what: str, error: object) -> Unavailable:
-    """The error for a broker that does not answer, or refuses."""
+    """Return the error for a broker that does not answer or refuses a request."""
     return Unavailable(f"Kafka: {what}: {error}", told="the queue does not answer")

@@ -1,7 +1,7 @@
-"""How much waits in a Kafka topic: what is written to its partitions and not committed by the group.
+"""The backlog of a Kafka topic: messages in its partitions that the group has not committed.
 
-Brokers are asked once a second at most. How old the oldest message is, is read from that message itself, once
-for each offset that a partition stays at.
+Brokers are asked at most once a second. The age of the oldest message is read from that message, once for
+each offset at which a partition stays.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _EARLIEST, _LATEST = cast(Any, OffsetSpec).earliest(), cast(Any, OffsetSpec).lat
 
 
 class KafkaDepth:
-    """Counts what waits."""
+    """Counts the backlog of a topic."""
 
     def __init__(self, client: dict[str, Any], settings: KafkaQueue) -> None:
-        """Ask nobody yet.
+        """Keep the settings; no broker is contacted yet.
 
         Args:
-            client: What all clients are told.
-            settings: Of the queue.
+            client: Settings common to all clients.
+            settings: Settings of the queue.
         """
         self._client = client
         self._settings = settings
@@ -42,16 +42,16 @@ class KafkaDepth:
         self._refusal = Refusal()
         self._read = float("-inf")
         self._count = 0
-        self._oldest: dict[int, tuple[int, float]] = {}  # partition → offset, when it was queued
+        self._oldest: dict[int, tuple[int, float]] = {}  # partition → offset, time of publication
 
     def read(self) -> Depth:
-        """How much waits; up to a second old.
+        """Return the backlog, up to a second old.
 
         Raises:
             Unavailable: No broker answered in time.
         """
         if not self._lock.acquire(timeout=self._settings.timeout_seconds):
-            raise unavailable("cannot count", "no broker answered in time")
+            raise unavailable("cannot count messages", "no broker answered in time")
         try:
             if time.monotonic() >= self._read + _FRESH_SECONDS:
                 self._count_in_time(time.monotonic() + self._settings.timeout_seconds)
@@ -64,7 +64,7 @@ class KafkaDepth:
             self._lock.release()
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = self._admin = None
@@ -75,17 +75,17 @@ class KafkaDepth:
             try:
                 self._count_anew(deadline)
             except TimeoutError as error:
-                raise unavailable("cannot count", "no broker answered in time") from error
+                raise unavailable("cannot count messages", "no broker answered in time") from error
             except KafkaException as error:
-                # A partition that is new, or changes brokers, has none that leads it for a moment. After a
-                # broker's restart the clients know an earlier term of its lead, and would go on to name it.
+                # A new or moving partition has no leader for a moment. After a broker restart the clients
+                # cache an old leader epoch and would keep sending it.
                 is_passing = error.args[0].retriable()
                 if self._consumer is not None:
-                    self._consumer.poll(0)  # what it has noticed is told
+                    self._consumer.poll(0)  # runs the error callback
                 if not is_passing:
                     self.close()
                 if (is_second and not is_passing) or time.monotonic() >= deadline:
-                    raise unavailable("cannot count", self._refusal.said or reason(error)) from error
+                    raise unavailable("cannot count messages", self._refusal.said or reason(error)) from error
                 is_second = is_second or not is_passing
                 time.sleep(_POLL_SECONDS)
             else:
@@ -118,7 +118,7 @@ class KafkaDepth:
         self._find_oldest(consumer, waiting, deadline)
 
     def _find_oldest(self, consumer: Consumer, waiting: dict[int, int], deadline: float) -> None:
-        """Read when the first messages of partitions were queued, where that is not known."""
+        """Read the publication times of the first messages of partitions, unless known."""
         self._oldest = {
             number: known for number, known in self._oldest.items() if waiting.get(number) == known[0]
         }
@@ -149,7 +149,7 @@ class KafkaDepth:
                     "enable.auto.commit": False,
                     "auto.offset.reset": "earliest",
                     "queued.min.messages": 1,
-                    "fetch.message.max.bytes": 4096,  # one message, however large, is always given
+                    "fetch.message.max.bytes": 4096,  # one message is always returned, whatever its size
                 },
             )
         return self._admin, self._consumer

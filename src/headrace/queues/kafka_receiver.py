@@ -1,9 +1,9 @@
-"""A receiver of a Kafka topic: a member of its consumer group, which commits what was acknowledged.
+"""A receiver of a Kafka topic: a member of the consumer group that commits acknowledged messages.
 
-Of each partition that it has, it knows what it has received and nobody has acknowledged. The offset that is
-committed is that of the first such message, so that none is lost; what is acknowledged behind it is delivered
-again if the receiver ends before it. A partition that the group takes away is no longer its own, nor is what
-it has received of it: another has that now.
+For each assigned partition it tracks the messages received and not acknowledged. It commits the offset of the
+first such message, so that none is lost. If the receiver ends before that message is acknowledged, those
+acknowledged after it are delivered again. When the group revokes a partition, its received messages belong to
+another receiver.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from headrace.errors import HeadraceError, Unavailable
 from headrace.queues.kafka_clients import Refusal, made, reason, unavailable
 from headrace.queues.queue import Delivery, Message, check_receive
 
-_SLICE_SECONDS = 0.1  # a client that waits can neither be interrupted nor used by another thread
+_SLICE_SECONDS = 0.1  # a waiting client cannot be interrupted or used by another thread
 _FIRST_COMMIT_SLICE_SECONDS, _LONGEST_COMMIT_SLICE_SECONDS = 0.001, 0.02
-# What whoever receives can do something about; the client tries again with all else.
+# Errors that the caller can fix; the client retries after all others.
 _TOLD = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED))
-# The group has gone on without this member: what it has, others have.
+# The group has removed this member, and its partitions are assigned to others.
 _NOT_A_MEMBER = frozenset(
     (
         KafkaError.ILLEGAL_GENERATION,
         KafkaError.UNKNOWN_MEMBER_ID,
         KafkaError.FENCED_INSTANCE_ID,
-        KafkaError._ASSIGNMENT_LOST,  # the client's own errors are named so
+        KafkaError._ASSIGNMENT_LOST,  # errors of the client itself begin with an underscore
     )
 )
 
 
 class _Receipt(NamedTuple):
-    """What a delivery is known by.
+    """Identifier of a delivery.
 
     Attributes:
-        partition: Its number.
-        offset: Where in it the message is.
-        turn: Which of the times it is that the receiver has the partition.
+        partition: Number of the partition.
+        offset: Offset of the message in the partition.
+        turn: Number of the assignment under which the receiver got the message.
     """
 
     partition: int
@@ -53,14 +53,14 @@ class _Receipt(NamedTuple):
 
 
 class _Partition:
-    """A partition that the receiver has.
+    """An assigned partition.
 
     Attributes:
-        turn: Which of the times it is.
-        pending: What was received, by offset in its order, and whether it was acknowledged; from the first
-            that was not.
-        wanted: The offset that is to be committed; below 0 if nothing was acknowledged.
-        committed: The one that is.
+        turn: Number of the assignment.
+        pending: Whether each received message was acknowledged, by offset in order, from the first that was
+            not.
+        wanted: Offset to commit; negative if nothing was acknowledged.
+        committed: Committed offset; negative if there is none.
     """
 
     __slots__ = ("committed", "pending", "turn", "wanted")
@@ -71,7 +71,7 @@ class _Partition:
         self.wanted = self.committed = -1
 
     def acknowledge(self, offset: int) -> None:
-        """Note that a message is done, and how far all are."""
+        """Mark a message as acknowledged and advance the offset to commit."""
         self.pending[offset] = True
         while self.pending:
             first, is_done = next(iter(self.pending.items()))
@@ -81,7 +81,7 @@ class _Partition:
             self.wanted = next(iter(self.pending), first + 1)
 
     def is_own(self, receipt: _Receipt) -> bool:
-        """Whether a message is still the receiver's, acknowledged or not, as far as the broker may know."""
+        """Return whether a message is this receiver's: pending, or acknowledged and not yet committed."""
         if receipt.turn != self.turn:
             return False
         return receipt.offset in self.pending or self.committed <= receipt.offset < self.wanted
@@ -91,12 +91,12 @@ class KafkaReceiver:
     """A receiver of KafkaMessages."""
 
     def __init__(self, client: dict[str, Any], topic: str, timeout_seconds: float) -> None:
-        """Have received nothing; the group is joined by the first ``receive``.
+        """Create a receiver that holds nothing; the first ``receive`` joins the group.
 
         Args:
-            client: What the consumer is told.
-            topic: What it receives from.
-            timeout_seconds: How long one call may take.
+            client: Settings of the consumer.
+            topic: Topic to receive from.
+            timeout_seconds: Timeout of one call in seconds.
         """
         self._client = {**client, "error_cb": self._told, "on_commit": self._on_commit}
         self._topic = topic
@@ -107,9 +107,9 @@ class KafkaReceiver:
         self._polled = 0.0
         self._turns = itertools.count()
         self._partitions: dict[int, _Partition] = {}
-        self._again: deque[Delivery] = deque()  # released
-        self._ahead: deque[KafkaMessage] = deque()  # what came when something else was asked for
-        self._failed: KafkaError | None = None  # what the next one that receives nothing is told
+        self._again: deque[Delivery] = deque()  # released messages
+        self._ahead: deque[KafkaMessage] = deque()  # messages that came while polling for something else
+        self._failed: KafkaError | None = None  # raised by the next call that receives nothing
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False
@@ -138,14 +138,14 @@ class KafkaReceiver:
                 self._poll(self._consumer, 0)
 
     def acknowledge(self, deliveries: Collection[Delivery]) -> int:
-        """See Receiver; what is behind something unacknowledged in its partition is committed with that."""
+        """See Receiver. Commits a message only once all before it in its partition are acknowledged."""
         with self._lock:
             if self._consumer is None or not deliveries:
                 return 0
             if self._was_silent():
                 self._leave()
                 return 0
-            self._poll(self._consumer, 0)  # what was taken away is told
+            self._poll(self._consumer, 0)  # runs the callbacks for revoked partitions
             own = self._own(deliveries)
             for receipt in own:
                 partition = self._partitions[receipt.partition]
@@ -157,7 +157,7 @@ class KafkaReceiver:
             return sum(receipt.partition in self._partitions for receipt in own)
 
     def release(self, deliveries: Collection[Delivery]) -> None:
-        """See Receiver; this one is given them again, as long as the partition is its own."""
+        """See Receiver. Delivers the messages to this receiver again while it has the partition."""
         with self._lock:
             own = set(self._own(deliveries))
             released = {
@@ -173,10 +173,10 @@ class KafkaReceiver:
         with self._lock:
             self._leave()
 
-    # ---- with the lock ----------------------------------------------------------------------------
+    # ---- the lock is held ----------------------------------------------------------------------------
 
     def _received(self, limit: int, end: float) -> list[Delivery]:
-        """What is there now, or comes within a slice of time."""
+        """Return the messages available now, or within one time slice."""
         consumer = self._joined()
         found = self._waiting_ones(limit)
         if not found:
@@ -186,11 +186,11 @@ class KafkaReceiver:
             self._take(consumer.consume(limit - len(found), 0))
             found += self._waiting_ones(limit - len(found))
         self._polled = time.monotonic()
-        # Taking may have told that a partition is gone: what was taken of it before is another's.
+        # Polling may have run a revocation callback: skip messages of partitions revoked meanwhile.
         return [delivery for delivery in found if self._own([delivery])]
 
     def _joined(self) -> Consumer:
-        """The consumer; a new one if there is none, or this one was silent and is no member any more."""
+        """Return the consumer, or a new one if there is none or this one was silent for too long."""
         if self._consumer is not None and self._was_silent():
             self._leave()
         if self._consumer is None:
@@ -220,7 +220,7 @@ class KafkaReceiver:
         self._drop([one.partition for one in partitions])
 
     def _poll(self, consumer: Consumer, seconds: float) -> None:
-        """Hear what the group says, and take a message if one comes with it."""
+        """Run the client's callbacks and take a message if there is one."""
         message = consumer.poll(seconds)
         self._polled = time.monotonic()
         if message is not None:
@@ -235,7 +235,7 @@ class KafkaReceiver:
                 self._refusal.said = ""
             elif error.fatal():
                 self._failed = error
-                self._leave()  # the next call joins anew
+                self._leave()  # the next call joins again
             elif error.code() in _TOLD:
                 self._failed = error
 
@@ -250,7 +250,7 @@ class KafkaReceiver:
     def _delivery(self, message: KafkaMessage) -> Delivery:
         number, offset = message.partition(), message.offset()
         if number is None or offset is None:
-            raise Unavailable("Kafka: a message without a place came")
+            raise Unavailable("Kafka: received a message without a partition or an offset")
         partition = self._partitions.get(number)
         if partition is None:
             partition = self._partitions[number] = _Partition(next(self._turns))
@@ -275,10 +275,10 @@ class KafkaReceiver:
     # ---- committing -------------------------------------------------------------------------------
 
     def _commit(self, consumer: Consumer) -> None:
-        """Tell the broker how far all is acknowledged, and wait until it says that it knows.
+        """Commit the acknowledged offsets and wait until the broker confirms them.
 
         Raises:
-            Unavailable: It did not, in time.
+            Unavailable: The broker did not confirm them in time.
         """
         deadline = time.monotonic() + self._timeout_seconds
         while wanted := self._uncommitted():
@@ -289,7 +289,7 @@ class KafkaReceiver:
                 raise unavailable("cannot commit", reason(error)) from error
             slice_seconds = _FIRST_COMMIT_SLICE_SECONDS
             while self._commits_left and time.monotonic() < deadline:
-                self._poll(consumer, slice_seconds)  # it does not return for an answer alone
+                self._poll(consumer, slice_seconds)  # a confirmation alone does not end a poll early
                 slice_seconds = min(2 * slice_seconds, _LONGEST_COMMIT_SLICE_SECONDS)
             error_told = self._commit_error
             if self._commits_left:
@@ -300,7 +300,7 @@ class KafkaReceiver:
                 self._leave()
             elif time.monotonic() >= deadline:
                 raise unavailable("cannot commit", error_told.str())
-            else:  # the group is changing, or its coordinator
+            else:  # the group is rebalancing, or its coordinator is changing
                 self._poll(consumer, _LONGEST_COMMIT_SLICE_SECONDS)
 
     def _uncommitted(self) -> list[TopicPartition]:
@@ -320,7 +320,7 @@ class KafkaReceiver:
         self._commits_left = 0
         self._commit_error = error or next((one.error for one in partitions if one.error), None)
 
-    # ---- whether there is anybody -------------------------------------------------------------------
+    # ---- reachability -------------------------------------------------------------------
 
     def _told(self, error: KafkaError) -> None:
         self._refusal(error)
@@ -328,10 +328,10 @@ class KafkaReceiver:
             self._is_unreachable = True
 
     def _check_reachable(self) -> None:
-        """Whoever was given nothing learns when that is because no broker answers.
+        """Raise an error if nothing was received because no broker is reachable.
 
         Raises:
-            Unavailable: None does.
+            Unavailable: No broker answers.
         """
         with self._lock:
             if not self._is_unreachable or self._consumer is None:

@@ -1,8 +1,8 @@
-"""The Queue in an LMDB file, which the processes of one machine share.
+"""The Queue in an LMDB file, shared by the processes of one machine.
 
-Whoever writes goes through a turnstile first, so a process that is stopped while it writes makes others
-``Unavailable`` and no more. Receivers that wait look at the number of the file's last transaction, in memory,
-at pauses that grow to 50 ms; those of the publisher's own process are woken.
+Writers take a lock with a timeout. If a process is suspended while it writes, others therefore raise
+``Unavailable`` instead of hanging. Waiting receivers poll the number of the file's last transaction, in
+memory, at intervals that grow to 50 ms. Receivers in the publisher's process are woken directly.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ _CONTENTS = "headrace queue 1"
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
 _NEVER = -1
-_MOST_NUMBERS = 1000  # in one transaction that settles them: others shall get their turn
+_MOST_NUMBERS = 1000  # settled in one transaction, so that other writers get their turn
 
-# So much of the disk is set aside behind what is in use, for acknowledging: LMDB writes pages anew before
-# it frees any.
+# Disk space reserved beyond the pages in use, so that messages can be acknowledged on a full disk: LMDB
+# writes new pages before it frees old ones.
 _DISK_RESERVE_BYTES = 2**22
 _RECEIVER_BYTES = 16
 
 
 class LmdbMessages:
-    """A Queue that several processes share, and that survives them."""
+    """A Queue that several processes share and that survives them."""
 
     def __init__(self, settings: LmdbQueue, clocks: Clocks | None = None) -> None:
-        """Open it, or make it.
+        """Open the queue, creating it if needed.
 
         Args:
-            settings: Where, and how large.
-            clocks: What time it is; those of the machine if None.
+            settings: Location and limits.
+            clocks: Clocks to use; the machine's if None.
 
         Raises:
-            ConfigError: There is something else, or it cannot be opened or made.
-            Unavailable: Another process is stopped while it writes.
+            ConfigError: The directory holds something else, or the file cannot be opened or created.
+            Unavailable: Another process did not release the write lock in time; it may be suspended.
         """
         self._settings = settings
         self._process = os.getpid()
@@ -121,27 +121,27 @@ class LmdbMessages:
         os.close(self._data)
         self._file.close()
 
-    # ---- what receivers ask for ---------------------------------------------------------------
+    # ---- called by receivers ---------------------------------------------------------------
 
     def take(self, receiver: bytes, limit: int) -> list[Delivery]:
-        """Give a receiver what can be had now."""
+        """Take the messages available now for a receiver."""
         return self._writer.run(lambda transaction: self._tables.take(transaction, receiver, limit))
 
     def keep(self, receiver: bytes) -> None:
-        """Put off the end of a receiver's visibility time."""
+        """Renew a receiver's visibility timeout, unless it has expired."""
         self._writer.run(lambda transaction: self._tables.keep(transaction, receiver))
 
     def settle(self, receiver: bytes, numbers: Sequence[int], *, is_done: bool, is_all: bool) -> list[int]:
-        """Acknowledge messages or give them back.
+        """Acknowledge or release messages.
 
         Args:
-            receiver: Who has them.
-            numbers: Which.
-            is_done: Whether they are acknowledged.
-            is_all: Whether it has no others.
+            receiver: Name of the receiver that holds them.
+            numbers: Numbers of the messages.
+            is_done: Whether to acknowledge them; otherwise they are released.
+            is_all: Whether the receiver holds no other messages.
 
         Returns:
-            Those that were the receiver's.
+            Numbers of those messages that the receiver held.
         """
         self._check_process()
         settled: list[int] = []
@@ -155,7 +155,7 @@ class LmdbMessages:
     def _settle_some(
         self, receiver: bytes, numbers: Sequence[int], is_done: bool, is_last: bool
     ) -> list[int]:
-        """Settle in one transaction; where there is no room for it, in smaller ones, which need less."""
+        """Settle in one transaction, or in smaller ones if there is no room for it."""
 
         def change(transaction: Transaction) -> list[int]:
             settled = self._tables.settle(transaction, receiver, numbers, is_done=is_done)
@@ -172,31 +172,31 @@ class LmdbMessages:
             return first + self._settle_some(receiver, numbers[half:], is_done, is_last)
 
     def look(self, seen: int) -> tuple[int, Prospect | None]:
-        """What a receiver that waits can hope for.
+        """Return the outlook for a waiting receiver if the file has changed.
 
         Args:
-            seen: The file's transaction when it looked last; below 0 for never.
+            seen: Number of the transaction that the receiver saw last; negative for none.
 
         Returns:
-            The transaction, and what is to be hoped for, if it is another.
+            Number of the current transaction, and the outlook if that differs from ``seen``, else None.
         """
         self._check_process()
         if self._environment.info()["last_txnid"] == seen:
             return seen, None
         with self._file.reading() as transaction:
-            # The file tells of a commit that waits for the disk before readers see it: what they see counts.
+            # LMDB counts a commit that still waits for the disk; return the transaction that readers see.
             return transaction.id(), self._tables.prospect(transaction)
 
     def pause(self, seen: int, seconds: float) -> None:
-        """Wait for a change by this process, or some time.
+        """Wait for a change by this process, or until a timeout.
 
         Args:
-            seen: The last transaction that is known.
-            seconds: The longest to wait.
+            seen: Number of the last transaction seen.
+            seconds: Longest wait in seconds.
         """
         with self._changed:
             is_known = self._environment.info()["last_txnid"] == seen
-            # What is not seen yet is looked at soon, but in no busy loop: its writer may be stopped there.
+            # After an unseen transaction, poll soon but with a pause; its writer may be suspended.
             self._changed.wait(seconds if is_known else min(seconds, _FIRST_PAUSE_SECONDS))
 
     def _tell_receivers(self) -> None:
@@ -204,10 +204,10 @@ class LmdbMessages:
             self._changed.notify_all()
 
     def _set_disk_aside(self, transaction: Transaction, more_bytes: int) -> None:
-        """Have the disk keep room behind what is in use, so that what is there can be acknowledged.
+        """Reserve disk space beyond the pages in use, so that messages can always be acknowledged.
 
         Raises:
-            Unavailable: The disk is full.
+            NoRoom: The disk is full.
         """
         used = (self._environment.info()["last_pgno"] + 1) * self._page_bytes
         wanted = used + more_bytes + self._disk_reserve
@@ -226,7 +226,7 @@ class LmdbMessages:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise FailedPrecondition(
-                "an LMDB queue is of the process that opened it: open another after a fork"
+                "an LMDB queue belongs to the process that opened it: open another after a fork"
             )
 
 
@@ -234,11 +234,11 @@ class LmdbReceiver:
     """A receiver of LmdbMessages."""
 
     def __init__(self, queue: LmdbMessages, visibility_seconds: float) -> None:
-        """Have received nothing.
+        """Create a receiver that holds nothing.
 
         Args:
-            queue: Where from.
-            visibility_seconds: How long it may be silent.
+            queue: Queue to receive from.
+            visibility_seconds: Visibility timeout in seconds.
         """
         self._queue = queue
         self._name = token_bytes(_RECEIVER_BYTES)
@@ -261,7 +261,7 @@ class LmdbReceiver:
                 found = self._take(limit)
                 if found:
                     return found
-                seen = _NEVER  # others were quicker: look again
+                seen = _NEVER  # another receiver was faster: check again
             left = end - time.monotonic()
             if left <= 0:
                 return []
@@ -272,7 +272,7 @@ class LmdbReceiver:
         """See Receiver."""
         with self._lock:
             is_due = bool(self._held) and time.monotonic() >= self._kept + self._keep_seconds
-        if is_due:  # each costs a commit: more often than this they say nothing new
+        if is_due:  # each renewal costs a commit; more frequent ones would add nothing
             self._queue.keep(self._name)
             self._kept = time.monotonic()
 
@@ -288,7 +288,7 @@ class LmdbReceiver:
         """See Receiver."""
         with self._lock:
             held = sorted(self._held)
-        with suppress(HeadraceError):  # the visibility time ends by itself
+        with suppress(HeadraceError):  # the visibility timeout releases them anyway
             self._settle(held, is_done=False)
 
     def _take(self, limit: int) -> list[Delivery]:

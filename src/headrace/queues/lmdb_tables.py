@@ -1,15 +1,15 @@
-"""What a queue's LMDB file holds, and each change of it within one transaction.
+"""The tables of a queue's LMDB file, and each change to them within one transaction.
 
-``messages``: number → when it was queued, key, body; numbers rise, and none comes twice.
-``keys``: digest of a key, 0, number → nothing: the messages of the key in their order; and
-digest of the key, 1, digest of a body → number: what is known already.
-``ready``: number → nothing: what can be received: the oldest message of each key, unless somebody has it.
-``held``: number → who has it.
-``receivers``: who → until when he may be silent, for how long at a time, and in which boot of the machine.
+``messages``: number → time of publication, key, body. Numbers rise and are never reused.
+``keys``: digest of a key, 0, number → nothing: the messages of the key in order; and
+digest of the key, 1, digest of a body → number: the known messages, to drop duplicates.
+``ready``: number → nothing: the messages that can be received, which are the oldest of each key unless held.
+``held``: number → receiver that holds the message.
+``receivers``: receiver → end of its visibility timeout, length of that timeout, and boot id of the machine.
 ``state``: the last number.
 
-Until when something is out of sight is of a clock that runs on from one boot of the machine to its end, for
-all processes; of another boot, all is over.
+Visibility timeouts use a clock that all processes share and that runs from boot to shutdown. Timeouts of an
+earlier boot have expired.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VISIBILITY = Struct("<dd16s")
 _DIGEST_BYTES = 16
 _ORDER, _CONTENT = b"\0", b"\1"
 _LAST = b"last"
-_OVERHEAD_BYTES = 160  # of one message, with its share of all tables
+_OVERHEAD_BYTES = 160  # per message, in all tables together
 
 
 def _wall() -> float:
@@ -47,7 +47,7 @@ def _wall() -> float:
 
 
 def boot_id() -> bytes:
-    """Which boot of the machine this is: 16 bytes; zeros where the system does not say."""
+    """Return the id of the current boot of the machine: 16 bytes, zeros if the system has none."""
     try:
         return UUID(Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()).bytes
     except (OSError, ValueError):
@@ -55,12 +55,12 @@ def boot_id() -> bytes:
 
 
 class Clocks(NamedTuple):
-    """What time it is.
+    """The clocks of a queue.
 
     Attributes:
-        visibility: In seconds since the boot, for all processes.
-        boot: Which one.
-        wall: In seconds of Unix time; for people only.
+        visibility: Clock in seconds since boot, the same for all processes.
+        boot: Id of the boot.
+        wall: Clock in seconds of Unix time, for display only.
     """
 
     visibility: Callable[[], float] = monotonic
@@ -69,11 +69,11 @@ class Clocks(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """How much may wait.
+    """The capacity of a queue.
 
     Attributes:
-        messages: How many.
-        live_bytes: How large what is in use of the file may become.
+        messages: Maximum number of unacknowledged messages.
+        live_bytes: Maximum size in bytes of the used part of the file.
     """
 
     messages: int
@@ -81,11 +81,11 @@ class Limits(NamedTuple):
 
 
 class Prospect(NamedTuple):
-    """What a receiver that waits can hope for.
+    """The outlook for a waiting receiver.
 
     Attributes:
-        is_ready: Whether something can be received.
-        visibility_seconds: After what time the first visibility time ends; infinite if there is none.
+        is_ready: Whether a message can be received.
+        visibility_seconds: Seconds until the first visibility timeout expires; infinite if there is none.
     """
 
     is_ready: bool
@@ -102,13 +102,13 @@ class Tables:
     def __init__(
         self, environment: lmdb.Environment, made: Transaction, clocks: Clocks, visibility_seconds: float
     ) -> None:
-        """Open the tables, or make them.
+        """Open the tables, creating them if needed.
 
         Args:
-            environment: The file.
+            environment: The open environment.
             made: A write transaction.
-            clocks: What time it is.
-            visibility_seconds: How long a receiver may be silent.
+            clocks: Clocks to use.
+            visibility_seconds: Visibility timeout in seconds.
         """
         self._clocks = clocks
         self._visibility_seconds = visibility_seconds
@@ -122,11 +122,11 @@ class Tables:
         """Add the messages that are not known yet.
 
         Returns:
-            How many there are now that can be received.
+            Number of messages that can be received now; 0 if all messages were known.
 
         Raises:
-            Overloaded: More than may wait would; nothing was changed.
-            NoRoom: More bytes than may be would.
+            Overloaded: The number of messages would exceed the limit; nothing was changed.
+            NoRoom: The used part of the file would exceed the limit; nothing was changed.
         """
         new = self._unknown(transaction, messages)
         waiting = transaction.stat(self._messages)["entries"]
@@ -142,7 +142,7 @@ class Tables:
         queued = self._clocks.wall()
         last = _NUMBER.unpack(transaction.get(_LAST, _NUMBER.pack(0), db=self._state))[0]
         with transaction.cursor(self._keys) as cursor:
-            for last, (message, content) in enumerate(new, last + 1):  # noqa: B020  # it goes on from there
+            for last, (message, content) in enumerate(new, last + 1):  # noqa: B020  # starts after ``last``
                 self._append(transaction, cursor, _NUMBER.pack(last), content)
                 record = _HEAD.pack(queued, len(message.key)) + message.key + message.body
                 transaction.put(_NUMBER.pack(last), record, db=self._messages, append=True)
@@ -150,7 +150,7 @@ class Tables:
         return int(transaction.stat(self._ready)["entries"])
 
     def _unknown(self, transaction: Transaction, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:
-        """Those that do not wait yet, each once, with what ``keys`` knows them by."""
+        """Return the messages that are not known, each once, with their entries in ``keys``."""
         found: dict[bytes, Message] = {}
         for key, body in messages:
             content = _digest(key) + _CONTENT + _digest(body)
@@ -168,7 +168,7 @@ class Tables:
         transaction.put(content, number, db=self._keys)
 
     def live_bytes(self, transaction: Transaction) -> int:
-        """How large what is in use of the file is; the rest of it is free."""
+        """Return the size in bytes of the used part of the file."""
         pages = 0
         for table in self._all:
             found = transaction.stat(table)
@@ -178,7 +178,7 @@ class Tables:
     # ---- receiving --------------------------------------------------------------------------------
 
     def take(self, transaction: Transaction, receiver: bytes, limit: int) -> list[Delivery]:
-        """Give a receiver the oldest messages that can be had."""
+        """Take the oldest available messages for a receiver."""
         self._end_visibilities(transaction)
         with transaction.cursor(self._ready) as cursor:
             numbers = list(islice(cursor.iternext(values=False), limit))
@@ -193,7 +193,7 @@ class Tables:
         return found
 
     def prospect(self, transaction: Transaction) -> Prospect:
-        """What could be received now; by reading only."""
+        """Return the outlook for a waiting receiver, by reading only."""
         now, left = self._clocks.visibility(), float("inf")
         with transaction.cursor(self._receivers) as cursor:
             for _, visibility in cursor:
@@ -202,7 +202,7 @@ class Tables:
         return Prospect(transaction.stat(self._ready)["entries"] > 0, left)
 
     def keep(self, transaction: Transaction, receiver: bytes) -> None:
-        """Put off the end of a receiver's visibility time, if it is not over."""
+        """Renew a receiver's visibility timeout, unless it has expired."""
         visibility = transaction.get(receiver, db=self._receivers)
         if visibility is not None and not self._is_over(visibility, self._clocks.visibility()):
             self._write_visibility(transaction, receiver)
@@ -210,7 +210,7 @@ class Tables:
     def settle(
         self, transaction: Transaction, receiver: bytes, numbers: Iterable[int], *, is_done: bool
     ) -> list[int]:
-        """Acknowledge messages or give them back, and give which of them were this receiver's."""
+        """Acknowledge or release messages and return the numbers of those that this receiver held."""
         settled = []
         for number in numbers:
             packed = _NUMBER.pack(number)
@@ -225,7 +225,7 @@ class Tables:
         return settled
 
     def leave(self, transaction: Transaction, receiver: bytes) -> None:
-        """Forget a receiver that has nothing."""
+        """Remove a receiver that holds nothing."""
         transaction.delete(receiver, db=self._receivers)
 
     def _write_visibility(self, transaction: Transaction, receiver: bytes) -> None:
@@ -235,7 +235,7 @@ class Tables:
 
     def _is_over(self, visibility: bytes, now: float) -> bool:
         until, seconds, boot = _VISIBILITY.unpack(visibility)
-        # One that ends later than it could is of an earlier boot, where the system does not say which.
+        # Without boot ids, a timeout that ends later than possible is known to be from an earlier boot.
         return bool(boot != self._clocks.boot or until <= now or until > now + seconds + 1)
 
     def _end_visibilities(self, transaction: Transaction) -> None:
@@ -255,10 +255,10 @@ class Tables:
         transaction.delete(number, db=self._held)
         transaction.put(number, b"", db=self._ready)
 
-    # ---- forgetting -------------------------------------------------------------------------------
+    # ---- removing -------------------------------------------------------------------------------
 
     def remove(self, transaction: Transaction, keys: Collection[bytes]) -> None:
-        """Drop the messages of keys; those that somebody has stay with him, and are no longer known."""
+        """Drop the messages of keys; held ones stay with their receiver, but are no longer known."""
         for key in keys:
             for number in self._numbers_of(transaction, _digest(key)):
                 held = transaction.get(number, db=self._held)
@@ -270,7 +270,7 @@ class Tables:
                     self._forget_content(transaction, number, message)
 
     def depth(self, transaction: Transaction) -> Depth:
-        """How much waits."""
+        """Return the backlog."""
         with transaction.cursor(self._messages) as cursor:
             if not cursor.first():
                 return Depth(0, 0.0)
@@ -278,12 +278,12 @@ class Tables:
         return Depth(transaction.stat(self._messages)["entries"], max(0.0, self._clocks.wall() - queued))
 
     def held(self, transaction: Transaction) -> Held:
-        """What receivers have, and which of them are silent."""
+        """Return the number of held messages, and how many of their receivers are silent."""
         now, silent = self._clocks.visibility(), {}
         with transaction.cursor(self._receivers) as cursor:
             for receiver, visibility in cursor:
                 until, seconds, _ = _VISIBILITY.unpack(visibility)
-                if self._is_over(visibility, now):  # of an earlier boot, nobody knows since when
+                if self._is_over(visibility, now):  # the silence is a guess if it is of an earlier boot
                     silent[receiver] = (max(seconds, min(now - until + seconds, now)), 0.0)
                 elif until - now < seconds / 2:
                     silent[receiver] = (now - until + seconds, until - now)
@@ -308,14 +308,14 @@ class Tables:
         return found
 
     def _forget_first(self, transaction: Transaction, number: bytes) -> None:
-        """Drop the oldest message of a key; the next one can be received then."""
+        """Drop the oldest message of a key, and make the next one available."""
         order = self._forget(transaction, number)
         with transaction.cursor(self._keys) as cursor:
             if cursor.set_range(order) and cursor.key().startswith(order):
                 transaction.put(cursor.key()[len(order) :], b"", db=self._ready)
 
     def _forget(self, transaction: Transaction, number: bytes) -> bytes:
-        """Drop a message, and give what the others of its key begin with in ``keys``."""
+        """Drop a message, and return the prefix of the other messages of its key in ``keys``."""
         _, message = self._read(transaction, number)
         transaction.delete(number, db=self._messages)
         order = self._forget_content(transaction, number, message) + _ORDER
@@ -325,7 +325,7 @@ class Tables:
     def _forget_content(self, transaction: Transaction, number: bytes, message: Message) -> bytes:
         digest = _digest(message.key)
         content = digest + _CONTENT + _digest(message.body)
-        if transaction.get(content, db=self._keys) == number:  # else it was removed, and the same came again
+        if transaction.get(content, db=self._keys) == number:  # else it was removed and published again
             transaction.delete(content, db=self._keys)
         return digest
 
@@ -337,5 +337,5 @@ class Tables:
 
 
 def sizes(messages: Iterable[Message]) -> int:
-    """About how many bytes of a file messages take."""
+    """Return the approximate size of messages in the file, in bytes."""
     return sum(len(key) + len(body) + _OVERHEAD_BYTES for key, body in messages)

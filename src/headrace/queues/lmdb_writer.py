@@ -1,7 +1,7 @@
-"""Changes of an LMDB file by the threads of a process: what several ask for meanwhile is one commit.
+"""Group commit: changes that several threads of a process request at a time share one transaction.
 
-The first thread becomes the one that commits; what others ask for while it waits for its turn goes with it.
-A commit waits for the disk twice, so four threads that publish wait about as long as one.
+The first thread to take the lock commits; requests that arrive while it waits for the file join its
+transaction. A commit waits for the disk twice, so four publishing threads wait about as long as one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headrace.lmdb_file import LmdbFile, Transaction
 _ResultT = TypeVar("_ResultT")
 
 Change = Callable[[Transaction], _ResultT]
-"""What is to be done in a transaction. It raises HeadraceErrors before it has changed anything, or not."""
+"""A function to run in a transaction. It raises HeadraceErrors only before it has changed anything."""
 
 
 class _Ticket(Generic[_ResultT]):
-    """A change that somebody waits for."""
+    """A change that a thread waits for."""
 
     __slots__ = ("change", "error", "is_settled", "result")
 
@@ -36,14 +36,14 @@ class _Ticket(Generic[_ResultT]):
 
 
 class LmdbWriter:
-    """Makes the changes."""
+    """Commits the changes requested by the threads of this process."""
 
     def __init__(self, file: LmdbFile, timeout_seconds: float) -> None:
-        """Start.
+        """Create a writer.
 
         Args:
-            file: The file.
-            timeout_seconds: How long one change may take.
+            file: File to write to.
+            timeout_seconds: Timeout of one change in seconds.
         """
         self._file = file
         self._timeout_seconds = timeout_seconds
@@ -52,10 +52,10 @@ class LmdbWriter:
         self._tickets: list[_Ticket[Any]] = []
 
     def run(self, change: Change[_ResultT]) -> _ResultT:
-        """Make a change; when this returns it is made.
+        """Make a change; once this returns, it is committed.
 
         Raises:
-            Unavailable: Others did not let this one write in time, or the file or the disk is full.
+            Unavailable: Other writers held the lock until the timeout, or the file or the disk is full.
         """
         deadline = time.monotonic() + self._timeout_seconds
         ticket = _Ticket(change)
@@ -71,9 +71,7 @@ class LmdbWriter:
         else:
             self._withdraw(ticket)
         if not ticket.is_settled:
-            raise Unavailable(
-                "the queue's file was not written to in time; what was asked for may be done yet"
-            )
+            raise Unavailable("timed out writing to the queue's file; the change may still be made")
         if ticket.error is not None:
             raise ticket.error
         return ticket.result  # type: ignore[return-value]  # it is what the change returned
@@ -98,16 +96,16 @@ class LmdbWriter:
             for ticket, outcome in zip(tickets, outcomes, strict=True):
                 ticket.settle(*outcome)
         except Unavailable as error:
-            if not tickets:  # others write all the time
+            if not tickets:  # the write lock was not acquired in time
                 raise
             if len(tickets) == 1:
                 tickets[0].settle(None, error)
             for ticket in tickets if len(tickets) > 1 else ():
-                self._commit_alone(ticket)  # one of them is too much for the file: the others go without it
-        finally:  # whatever came, an interrupt too: nobody waits for what is not coming
+                self._commit_alone(ticket)  # one change may not fit in the file; the others still succeed
+        finally:  # settle all tickets even after an interrupt, so that no thread waits for ever
             for ticket in tickets:
                 if not ticket.is_settled:
-                    ticket.settle(None, Unavailable("writing to the queue's file was broken off"))
+                    ticket.settle(None, Unavailable("writing to the queue's file was interrupted"))
 
     def _commit_alone(self, ticket: _Ticket[Any]) -> None:
         try:

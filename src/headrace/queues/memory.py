@@ -14,18 +14,18 @@ from headrace.errors import Overloaded
 from headrace.queues.queue import Delivery, Depth, Message, check_messages, check_receive
 from headrace.queues.settings import MemoryQueue
 
-_MOST_STALE = 1000  # numbers of removed messages among those that can be received: no more than twice as many
+_MOST_STALE = 1000  # ``_ready`` is rebuilt beyond this many numbers more than twice the messages
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A message that nobody has acknowledged.
+    """An unacknowledged message.
 
     Attributes:
-        message: What was published.
-        queued: When, in seconds of Unix time.
-        holder: Who has received it, if somebody has.
-        is_removed: Whether the same is new when it is published again.
+        message: The message as published.
+        queued: Time of publication in seconds of Unix time.
+        holder: Receiver that holds the message; None if it can be received.
+        is_removed: Whether the message was removed, so that an equal one published later counts as new.
     """
 
     message: Message
@@ -35,25 +35,25 @@ class _Waiting:
 
 
 class MemoryMessages:
-    """A Queue of one process's threads; what it holds is gone with the process.
+    """A Queue for the threads of one process; its messages are lost with the process.
 
-    Only the oldest message of a key can be received: the next one follows when that is acknowledged.
+    Only the oldest message of a key can be received. The next one follows once it is acknowledged.
     """
 
     def __init__(self, settings: MemoryQueue) -> None:
-        """Begin empty.
+        """Create an empty queue.
 
         Args:
-            settings: How long receivers may be silent, and how many messages may wait.
+            settings: Settings with the visibility timeout and the capacity.
         """
         self._settings = settings
         self._changed = Condition()
         self._last = 0
-        # By number, in the order of publication; it finds its first at once, however many have gone.
+        # By number, in the order of publication. An OrderedDict finds its first entry in constant time.
         self._messages: OrderedDict[int, _Waiting] = OrderedDict()
         self._known: set[Message] = set()
         self._of_key: dict[bytes, deque[int]] = {}
-        self._ready: list[int] = []  # a heap of numbers: the first one of each key that nobody has
+        self._ready: list[int] = []  # heap of numbers: the oldest message of each key, unless held
         self._receivers: set[MemoryReceiver] = set()
 
     def publish(self, messages: Sequence[Message]) -> None:
@@ -98,10 +98,10 @@ class MemoryMessages:
     def close(self) -> None:
         """See Queue."""
 
-    # ---- what receivers ask for ---------------------------------------------------------------
+    # ---- called by receivers ---------------------------------------------------------------
 
     def take(self, receiver: MemoryReceiver, limit: int, wait_seconds: float) -> list[Delivery]:
-        """Give a receiver the oldest messages that can be had, once there are some."""
+        """Take the oldest available messages for a receiver, waiting until there are some."""
         end = time.monotonic() + wait_seconds
         with self._changed:
             while True:
@@ -111,17 +111,17 @@ class MemoryMessages:
                 found = self._ready_ones(receiver, limit)
                 if found or now >= end:
                     return found
-                # A receiver that waits is alive, and wakes up when another's time is over.
+                # A waiting receiver renews its own visibility timeout, and wakes when another's expires.
                 pause = min(one.until for one in self._receivers) - now
                 self._changed.wait(max(0.0, min(end - now, pause, self._settings.visibility_seconds / 3)))
 
     def keep(self, receiver: MemoryReceiver) -> None:
-        """Put off the end of a receiver's visibility time, if it is not over."""
+        """Renew a receiver's visibility timeout, unless it has expired."""
         with self._changed:
             self._renew_if_alive(receiver)
 
     def settle(self, receiver: MemoryReceiver, numbers: Collection[int], *, is_done: bool) -> int:
-        """Acknowledge messages or give them back, as far as they are this receiver's."""
+        """Acknowledge or release those messages that this receiver holds and return their number."""
         settled = 0
         with self._changed:
             self._renew_if_alive(receiver)
@@ -138,11 +138,11 @@ class MemoryMessages:
         return settled
 
     def leave(self, receiver: MemoryReceiver) -> None:
-        """Give back all that a receiver has."""
+        """Release all messages that a receiver holds."""
         with self._changed:
             self._drop_receiver(receiver)
 
-    # ---- with the lock ----------------------------------------------------------------------------
+    # ---- the lock is held ----------------------------------------------------------------------------
 
     def _append(self, message: Message, now: float) -> None:
         self._last += 1
@@ -161,7 +161,7 @@ class MemoryMessages:
             number = heappop(self._ready)
             waiting = self._messages.get(number)
             if waiting is None or waiting.holder is not None:
-                continue  # it was removed
+                continue  # removed meanwhile
             waiting.holder = receiver
             receiver.held.add(number)
             found.append(Delivery(waiting.message, waiting.queued, number))
@@ -174,7 +174,7 @@ class MemoryMessages:
 
     def _forget(self, number: int) -> None:
         waiting = self._messages.pop(number)
-        if not waiting.is_removed:  # else the same may have been published again
+        if not waiting.is_removed:  # else an equal message may have been published again
             self._known.discard(waiting.message)
         numbers = self._of_key[waiting.message.key]
         was_first = numbers[0] == number
@@ -209,15 +209,15 @@ class MemoryReceiver:
     """A receiver of MemoryMessages.
 
     Attributes:
-        until: When its visibility time ends, on the monotonic clock.
-        held: The numbers of what it has received.
+        until: End of its visibility timeout, on the monotonic clock.
+        held: Numbers of the messages it holds.
     """
 
     def __init__(self, queue: MemoryMessages) -> None:
-        """Have received nothing.
+        """Create a receiver that holds nothing.
 
         Args:
-            queue: Where from.
+            queue: Queue to receive from.
         """
         self._queue = queue
         self.until = 0.0
@@ -246,12 +246,12 @@ class MemoryReceiver:
 
 
 def numbers_of(deliveries: Collection[Delivery]) -> list[int]:
-    """The numbers that messages have in a queue that numbers them, in ascending order."""
+    """Return the numbers of messages in a queue that numbers them, in ascending order."""
     return sorted({delivery.receipt for delivery in deliveries if isinstance(delivery.receipt, int)})
 
 
 def full(waiting: int, most: int) -> Overloaded:
-    """The error for a queue that takes no more."""
+    """Return the error for a full queue."""
     return Overloaded(
         f"the queue holds {waiting} of at most {most} messages: add fillers, or raise queue.max_messages"
     )

@@ -1,4 +1,4 @@
-"""Opens the queue that the settings ask for."""
+"""Opens the queue that the settings name."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def open_queue(settings: AnyQueue) -> Queue:
     """Open a queue.
 
     Args:
-        settings: Which, and where.
+        settings: Kind and location of the queue.
 
     Raises:
-        ConfigError: It cannot be opened, or its package is not installed.
-        Unavailable: It does not answer.
+        ConfigError: The queue cannot be opened, or its package is not installed.
+        Unavailable: The queue does not answer.
     """
     if isinstance(settings, LmdbQueue):
         try:

@@ -1,16 +1,16 @@
-"""Queue: messages, delivered at least once. The contract that each engine keeps, and the suite tests.
+"""Queue: messages, delivered at least once. The contract of all engines, tested by the conformance suite.
 
-A message that ``publish`` has accepted is delivered until somebody acknowledges it, whoever is killed
-meanwhile. One that has been received is out of sight for everybody else until it is acknowledged, released,
-or its receiver has been silent for the queue's visibility time: then it is delivered again.
+A message that ``publish`` has accepted is delivered until it is acknowledged, even if processes are killed. A
+received message is invisible to other receivers until it is acknowledged or released, or its receiver has
+been silent for the visibility timeout. In the latter two cases it is delivered again.
 
-Messages of one key are delivered in the order of their publication, and never are some of them with one
-receiver while others are with another; those of different keys come about in that order. A queue may drop a
-message when one with the same key and body waits or is being worked on (memory and LMDB always do).
+Messages of one key are delivered in the order of publication, and at any time to one receiver only. Messages
+of different keys come in roughly that order. A queue may drop a message if one with the same key and body is
+waiting or being worked on; memory and LMDB always do.
 
-Calls block, and a Queue's may be made from any number of threads at once; a Receiver is for one thread, but
-another may call its ``keep`` meanwhile. Each call ends within the time that the queue was opened with, by
-its result or by ``Unavailable``; after that the same object may be used again.
+Calls block. Those of a Queue are thread-safe. A Receiver is for one thread, but another thread may call its
+``keep`` meanwhile. Each call ends within the timeout that the queue was opened with, with its result or with
+``Unavailable``; the object remains usable.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from headrace.errors import InvalidRequest, TooLarge
 
 LONGEST_KEY_BYTES = 480
-"""The longest key of a message."""
+"""Longest key of a message in bytes."""
 
 LARGEST_BODY_BYTES = 256 * 1024
-"""The largest body of a message."""
+"""Largest body of a message in bytes."""
 
 
 class Message(NamedTuple):
-    """What is to be delivered.
+    """A message to deliver.
 
     Attributes:
-        key: What it concerns; messages of one key keep their order.
-        body: The rest.
+        key: Key, within which messages keep their order.
+        body: Content.
     """
 
     key: bytes
@@ -42,12 +42,12 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A message as it was received.
+    """A received message.
 
     Attributes:
-        message: What was published.
-        queued: When it was, in seconds of Unix time.
-        receipt: What the queue knows it by.
+        message: The message as published.
+        queued: Time of publication in seconds of Unix time.
+        receipt: Identifier of the message within the queue.
     """
 
     message: Message
@@ -56,11 +56,11 @@ class Delivery:
 
 
 class Depth(NamedTuple):
-    """How much waits.
+    """The backlog of a queue.
 
     Attributes:
-        messages: How many are not acknowledged, received ones included.
-        oldest_seconds: How long the oldest one of those has waited; 0 if there is none.
+        messages: Number of unacknowledged messages, including received ones.
+        oldest_seconds: Age of the oldest unacknowledged message in seconds; 0 if there is none.
     """
 
     messages: int
@@ -68,13 +68,14 @@ class Depth(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What receivers have received and not acknowledged.
+    """Messages that receivers have received and not acknowledged.
 
     Attributes:
-        messages: How many.
-        silent: How many of those are with receivers that have said nothing for half their visibility time.
-        silent_seconds: How long the one has been silent that was heard of last of those; 0 if there is none.
-        until_seconds: After what time the last of them is delivered again; 0 for at once, to who asks.
+        messages: Number of these messages.
+        silent: Number of those held by receivers that have been silent for half their visibility timeout.
+        silent_seconds: Shortest silence among these silent receivers in seconds; 0 if there are none.
+        until_seconds: Longest time in seconds until the messages of a silent receiver can be delivered again;
+            0 for now.
     """
 
     messages: int
@@ -85,10 +86,10 @@ class Held(NamedTuple):
 
 @runtime_checkable
 class TellsHeld(Protocol):
-    """What a Queue may have beside: it says what its receivers hold."""
+    """An optional interface of a Queue that reports the messages its receivers hold."""
 
     def held(self) -> Held:
-        """What receivers have received and not acknowledged.
+        """Return the number of messages that receivers have received and not acknowledged.
 
         Raises:
             Unavailable: The queue did not answer in time.
@@ -98,92 +99,93 @@ class TellsHeld(Protocol):
 class Receiver(Protocol):
     """One consumer of a queue.
 
-    It joins with its first ``receive``. Each of its calls says that it is alive, and that what it has
-    received is still worked on.
+    It joins with its first ``receive``. Each of its calls signals that it is alive and still works on the
+    messages that it has received.
     """
 
     def receive(self, limit: int, wait_seconds: float) -> Sequence[Delivery]:
-        """Take messages out of sight of others.
+        """Receive messages and hide them from other receivers.
 
         Args:
-            limit: The most, at least 1.
-            wait_seconds: How long to wait for the first; more than are there by then are not waited for.
+            limit: Maximum number of messages, at least 1.
+            wait_seconds: Longest wait for the first message. Does not wait for more once there is one.
 
         Returns:
-            The oldest ones, each key's in their order; none if none came.
+            The oldest messages, those of each key in order; empty if none came.
 
         Raises:
             Unavailable: The queue did not answer in time.
         """
 
     def keep(self) -> None:
-        """Say that what was received is still worked on; wanted in each third of the visibility time.
+        """Signal that work on the received messages goes on; due every third of the visibility timeout.
 
         Raises:
             Unavailable: The queue did not answer in time.
         """
 
     def acknowledge(self, deliveries: Collection[Delivery]) -> int:
-        """Have messages delivered no more; when it returns they are not, whoever is killed.
+        """Acknowledge messages; once this returns, they are not delivered again, even after a crash.
 
-        What this receiver has lost, by silence or to another, is left alone: it is or will be delivered
+        Messages that this receiver has lost, by silence or to another one, are skipped. They are delivered
         again.
 
         Returns:
-            How many were still this receiver's.
+            Number of messages that were still this receiver's.
 
         Raises:
-            Unavailable: Some may not be acknowledged; try again with all.
+            Unavailable: Some may not be acknowledged; retry with all of them.
         """
 
     def release(self, deliveries: Collection[Delivery]) -> None:
-        """Give messages back, to be delivered again at once; what this receiver has lost is left alone."""
+        """Return messages to the queue for immediate redelivery; skip those this receiver has lost."""
 
     def close(self) -> None:
-        """Give back all that was not acknowledged, and let go; raises nothing.
+        """Release all unacknowledged messages and leave the queue; raises nothing.
 
-        What cannot be given back now is delivered again after the visibility time.
+        Messages that cannot be released now are delivered again after the visibility timeout.
         """
 
 
 class Queue(Protocol):
-    """Where messages wait."""
+    """A queue of messages."""
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """Have messages delivered; when it returns they are kept, whoever is killed.
+        """Enqueue messages; once this returns, they are kept even after a crash.
 
         Raises:
-            Unavailable: Not all were accepted; some may be delivered.
-            Overloaded: The queue holds as many as it may; none was accepted.
-            TooLarge: A key or a body is too long; none was accepted.
+            Unavailable: Not all messages were accepted; some may be delivered.
+            Overloaded: The queue is full; no message was accepted.
+            TooLarge: A key or a body is too long; no message was accepted.
         """
 
     def receiver(self) -> Receiver:
-        """Join those who receive."""
+        """Return a new receiver."""
 
     def remove(self, keys: Collection[bytes]) -> bool:
         """Drop the messages of these keys.
 
-        One that somebody works on stays with him. If he loses it, it is delivered again: he may be gone, and
-        have left something behind that another has to remove.
+        A message that a receiver holds stays with it. If the receiver loses it, it is delivered again: the
+        receiver may have died and left something that another one has to remove.
 
         Returns:
-            Whether that was done; False where the engine cannot, and its readers must.
+            Whether they were dropped; False if the engine cannot drop messages and its receivers must skip
+            them.
         """
 
     def depth(self) -> Depth:
-        """How much waits; cheap, however much that is.
+        """Return the backlog, at a cost independent of its size.
 
         Raises:
             Unavailable: The queue did not answer in time.
         """
 
     def close(self) -> None:
-        """Let go of files and connections; closes its receivers; no call is under way or comes after."""
+        """Close files, connections and receivers; no call is in flight or follows."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Refuse what no queue takes.
+    """Check that all queues take these messages.
 
     Raises:
         InvalidRequest: A key or a body is not bytes, or a key is empty.
@@ -204,10 +206,10 @@ def check_messages(messages: Sequence[Message]) -> None:
 
 
 def check_receive(limit: int, wait_seconds: float) -> None:
-    """Refuse what nobody can mean.
+    """Check the arguments of ``Receiver.receive``.
 
     Raises:
-        InvalidRequest: The limit is below 1, or the wait below 0 or no number.
+        InvalidRequest: The limit is below 1, or the wait is negative or not a number.
     """
     if limit < 1:
         raise InvalidRequest(f"expected at least 1, got {limit}", field="limit")

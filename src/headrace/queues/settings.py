@@ -1,4 +1,4 @@
-"""Which queue, and where: the ``[queue]`` table of ``archive.toml``."""
+"""Settings of the queue: the ``[queue]`` table of ``archive.toml``."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ _MOST_MESSAGES = 10**12
 _MOST_PARTITIONS = 10_000
 _MOST_REPLICAS = 100
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-# What brokers allow unless they are told otherwise (group.min.session.timeout.ms and its maximum).
+# Limits of brokers with default settings (group.min.session.timeout.ms and group.max.session.timeout.ms).
 _KAFKA_VISIBILITY_SECONDS = (6.0, 1800.0)
 _LARGEST_FILE_BYTES = 2**46
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind of queue has.
+    """Settings common to all kinds of queue.
 
     Attributes:
-        timeout_seconds: How long one call may take.
-        visibility_seconds: How long a receiver may be silent before others get what it has received.
-        max_messages: How many messages may wait; more are refused.
+        timeout_seconds: Timeout of one call in seconds.
+        visibility_seconds: Visibility timeout: the longest silence of a receiver before others get its
+            messages.
+        max_messages: Maximum number of unacknowledged messages; more are refused.
     """
 
     timeout_seconds: float = 5.0
@@ -40,16 +41,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MemoryQueue(QueueSettings, frozen=True, tag="memory"):
-    """In the memory of one process; gone with it."""
+    """A queue in the memory of one process, lost with it."""
 
 
 class LmdbQueue(QueueSettings, frozen=True, tag="lmdb"):
-    """In a file of this machine, which several processes share.
+    """A queue in a file of this machine, shared by several processes.
 
     Attributes:
-        path: The directory; a relative one starts from where ``archive.toml`` lies.
-        largest_bytes: How large the file may become; what is not used takes no disk.
-        sync: Whether what is accepted survives a loss of power, and not only the end of a process.
+        path: Directory of the file; a relative path starts from the directory of ``archive.toml``.
+        largest_bytes: Maximum size of the file in bytes; unused space takes no disk.
+        sync: Whether accepted messages survive a power loss, and not only the end of a process.
     """
 
     path: Path = Path("queue")
@@ -63,22 +64,24 @@ class LmdbQueue(QueueSettings, frozen=True, tag="lmdb"):
 
 
 class KafkaQueue(QueueSettings, frozen=True, tag="kafka"):
-    """In a topic of Apache Kafka.
+    """A queue in an Apache Kafka topic.
 
     Attributes:
-        servers: Where brokers are, ``host:port``; any of them tells of all others.
-        topic: The topic; for this queue only.
-        group: The consumer group of all who receive.
-        create: Whether the topic is made if it is not there.
-        partitions: How many partitions it is made with: the most receivers that share the work.
-        replication: On how many brokers each is. With 3 or more, all but one of them must have a message.
-        tls: Whether connections are encrypted, and the brokers' certificates checked.
-        ca_file: The certificates that are trusted; those of the system if it is not given.
-        certificate_file: A certificate to show, with its key in ``key_file``.
-        key_file: See there.
-        user: Who to log in as; "" for nobody.
-        password_file: A file that holds nothing but the password.
-        mechanism: How to log in.
+        servers: Addresses of some brokers as ``host:port``; the others are discovered.
+        topic: Name of the topic, used by this queue only.
+        group: Consumer group of all receivers.
+        create: Whether to create the topic if it does not exist.
+        partitions: Number of partitions of a topic that is created, which limits the number of active
+            receivers.
+        replication: Replication factor of a topic that is created. With 3 or more, all replicas but one must
+            have a message.
+        tls: Whether to encrypt connections and verify the brokers' certificates.
+        ca_file: File of trusted certificates; None for those of the system.
+        certificate_file: File of the client certificate.
+        key_file: File of the certificate's key.
+        user: User name to log in with; "" for none.
+        password_file: File with nothing but the password.
+        mechanism: SASL mechanism to log in with.
     """
 
     servers: tuple[str, ...] = ("localhost:9092",)
@@ -100,7 +103,7 @@ class KafkaQueue(QueueSettings, frozen=True, tag="kafka"):
         QueueSettings.__post_init__(self)
         least, most = _KAFKA_VISIBILITY_SECONDS
         if not least <= self.visibility_seconds <= most:
-            expected = f"{least:.0f} to {most:.0f} seconds, as Kafka's brokers want"
+            expected = f"{least:.0f} to {most:.0f} seconds, as Kafka's brokers require"
             raise wrong("queue.visibility_seconds", expected, self.visibility_seconds)
         if not self.servers or not all(_is_address(server) for server in self.servers):
             raise wrong("queue.servers", 'addresses as in ["kafka-1:9092"]', list(self.servers))
@@ -111,11 +114,13 @@ class KafkaQueue(QueueSettings, frozen=True, tag="kafka"):
         whole("queue.partitions", self.partitions, least=1, most=_MOST_PARTITIONS)
         whole("queue.replication", self.replication, least=1, most=_MOST_REPLICAS)
         if bool(self.user) != (self.password_file is not None):
-            raise wrong("queue.password_file", "a file where there is a user, and none without", self.user)
+            raise wrong("queue.password_file", "a file if user is set, and none otherwise", self.user)
         if (self.certificate_file is None) != (self.key_file is None):
-            raise wrong("queue.key_file", "a file where there is a certificate_file", self.key_file)
+            raise wrong(
+                "queue.key_file", "a file if certificate_file is set, and none otherwise", self.key_file
+            )
         if not self.tls and (self.ca_file or self.certificate_file):
-            raise wrong("queue.tls", "true where files of certificates are given", False)
+            raise wrong("queue.tls", "true, as certificate files are set", False)
 
 
 def _is_address(server: object) -> bool:

@@ -1,1 +1,1 @@
-"""From a version directory to a Servable: one file a runtime; ``registry`` finds the right one."""
+"""Load a version directory as a Servable: one module per runtime; ``registry`` selects the right one."""

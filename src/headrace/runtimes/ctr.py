@@ -1,9 +1,9 @@
 """headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
 
-Two signatures. ``serving_default`` takes one input for each field, with values as they were in the stream.
-``rows`` is for clients in a hurry: all values joined, as bucket numbers, and as hashes where they have rows
-of their own. An mdn has a third, ``interval``, whose answers say how sure they are. Inputs of the context may
-come with one row for all candidates of a request. Needs the extra ``ctr``.
+There are two signatures. ``serving_default`` takes one input per field, with values as they were in the
+stream. ``rows`` is faster: it takes all values joined, as bucket numbers, and as hashes for exact fields. An
+mdn has a third signature, ``interval``, which also returns the uncertainty of an answer. Context inputs may
+have one row for all candidates of a request. Needs the extra ``ctr``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""
 
 INTERVAL_SIGNATURE = "interval"
-"""The signature of an mdn that says how sure a click rate is: inputs by field, and a level."""
+"""The signature of an mdn that returns the uncertainty of a click rate; its inputs are fields and a level."""
 
 LEVEL_SAID = 0.9
-"""How sure an interval is where nothing is said: a level is at least 0, and less than 1."""
+"""Default level of an interval; a level is at least 0, and less than 1."""
 
 PADDING = np.uint32(2**32 - 1)
-"""In ``rows``: the bucket number of a place without a value."""
+"""In ``rows``: the bucket number of an empty slot."""
 
 _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int64)
 _KEY = np.dtype(np.uint64)
@@ -57,10 +57,10 @@ def load(file: Path, options: RuntimeOptions) -> CtrServable:
 
     Args:
         file: Its ``model.ctr``; the arrays lie beside it, or in the version that it is a patch of.
-        options: The operator's settings; there are no options.
+        options: The operator's settings; there are no runtime options.
 
     Raises:
-        LoadError: It is damaged, or does not fit together.
+        LoadError: The model is damaged or inconsistent.
     """
     options.check_known({})
     kind: Kind = "regress" if options.signature.kind == "predict" else options.signature.kind
@@ -70,13 +70,13 @@ def load(file: Path, options: RuntimeOptions) -> CtrServable:
 
 
 def servable_of(version: Path) -> CtrServable:
-    """Load a version's arrays; its kernels are compiled when they are called first.
+    """Load a version's arrays; its kernels are compiled at their first call.
 
     Args:
         version: Its directory.
 
     Raises:
-        LoadError: It is damaged, or does not fit together.
+        LoadError: The model is damaged or inconsistent.
     """
     return _servable(read_model(version), "regress")
 
@@ -100,12 +100,12 @@ class CtrServable:
     def __init__(
         self, model: tuple[ModelSettings, Features, Weights], grouped: GroupedScorer, kind: Kind
     ) -> None:
-        """Prepare what each call would otherwise do again.
+        """Prepare whatever each call would otherwise repeat.
 
         Args:
-            model: What it is, the layout of its rows, and its weights with the keys of exact fields.
-            grouped: What predicts.
-            kind: What TensorFlow Serving's API may call it for.
+            model: Its settings, the layout of its rows, and its weights with the keys of exact fields.
+            grouped: The scorer for predictions.
+            kind: The method of TensorFlow Serving's API that it supports besides Predict.
         """
         settings, features, weights = self._model = model
         self._features, self._keys, self._scorer = features, weights.keys, grouped
@@ -125,14 +125,14 @@ class CtrServable:
         self._starts = np.array(starts, np.int64)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Predict a whole batch.
 
         Args:
             inputs: Every input of the signature, checked.
-            signature: Which way to call it.
+            signature: The name of the signature.
 
         Raises:
-            InvalidRows: A bucket is not one of its table's, a number is not finite, or a level is none.
+            InvalidRows: A bucket is not in its table, a number is not finite, or a level is out of range.
         """
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
@@ -141,11 +141,11 @@ class CtrServable:
         return {"probability": self._scorer.predict(indices, dense)}
 
     def explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
-        """What each field adds to each row's logit; a row's contributions add up to its logit.
+        """Return each field's contribution to each row's logit; a row's contributions sum to its logit.
 
         Args:
-            inputs: As for ``predict``; the context with as many rows as the others.
-            signature: Which way to call it.
+            inputs: As for ``predict``, but context inputs must have as many rows as the others.
+            signature: The name of the signature.
 
         Raises:
             InvalidRows: As for ``predict``.
@@ -154,8 +154,8 @@ class CtrServable:
         return scorer(*self._model).explain(*place(inputs))
 
     def _distribution(self, indices: Array, dense: Array, inputs: Tensors) -> Tensors:
-        """What is known of click rates: their mean, variance, and an interval of the level that is asked."""
-        # Only an mdn needs it: it has distributions.
+        """Return the click rates' mean and variance, and an interval of the requested level."""
+        # Imported here because only an mdn needs it.
         from headrace.ctr.models.density import moments, quantiles  # noqa: PLC0415
 
         plain = inputs.numbers if isinstance(inputs, PackedTensors) else inputs
@@ -167,13 +167,13 @@ class CtrServable:
             raise InvalidRows.of({row: (LEVEL, f": {said} {plain[LEVEL][row]}") for row in rows})
         heads = self._scorer.heads(indices, dense)
         found = quantiles(heads, np.stack([0.5 - levels / 2, 0.5 + levels / 2], axis=1))
-        # The mean as ``serving_default`` gives it, to the bit.
+        # The same mean as from ``serving_default``, bit for bit.
         probabilities = self._scorer.predict(indices, dense)
         named = {"variance": moments(heads).variance, "lower": found[:, 0], "upper": found[:, 1]}
         return {"probability": probabilities} | {name: one.astype(np.float32) for name, one in named.items()}
 
     def close(self) -> None:
-        """Let go of the tables."""
+        """Release the tables."""
         del self._scorer, self._keys, self._model
 
     def _place_fields(self, inputs: Tensors) -> tuple[Array, Array]:
@@ -204,7 +204,7 @@ class CtrServable:
         return indices, self._numbers(plain, rows)
 
     def _place_texts(self, inputs: Tensors, rows: int, indices: Array, keys: Array) -> None:
-        """Fill in the rows and keys of all texts."""
+        """Write the rows and keys of all texts."""
         places = self._places
         if isinstance(inputs, PackedTensors):
             came = inputs.rows
@@ -215,9 +215,9 @@ class CtrServable:
             place_texts(data, where, places.texts, indices, keys)
 
     def _look_up(self, keys: Array, indices: Array) -> None:
-        """Fill in the rows of exact fields."""
+        """Write the rows of exact fields."""
         if keys.shape[1]:
-            # Only such models need it: they have vocabularies.
+            # Imported here because only models with exact fields need it.
             from headrace.ctr.models.vocabulary import look_up  # noqa: PLC0415
 
             look_up(self._features, self._keys, keys, indices)
@@ -259,7 +259,7 @@ class CtrServable:
         self._look_up(np.concatenate(parts, axis=1), indices)
         return indices, dense
 
-    # --- what is wrong with which rows: only asked when something is ---
+    # --- which rows are wrong, and why: only called after an error ---
 
     def _wrong_fields(self, inputs: Tensors) -> InvalidRows:
         wrong: dict[int, tuple[str, str]] = {}
@@ -289,9 +289,9 @@ class CtrServable:
 
 
 def _by_field(columns: Sequence[Array], rows: int, dtype: np.dtype[np.generic]) -> Array:
-    """Arrays of ``[rows]`` one after the other: ``[columns, rows]``, which cannot be written to."""
+    """Concatenate arrays of ``[rows]`` as ``[columns, rows]``, which is read-only."""
     try:
-        joined = _join(columns)  # in half of NumPy's time
+        joined = _join(columns)  # takes half of NumPy's time
     except (BufferError, ValueError):  # one is a view with gaps
         joined = np.concatenate(columns).tobytes()
     return np.ndarray((len(columns), rows), dtype, joined)
@@ -302,7 +302,7 @@ def _by_row(values: Array) -> Array:
 
 
 def _first_of_rows(bad: Array) -> Iterator[tuple[int, int]]:
-    """Each row that has something bad, and the first column of it that is."""
+    """Yield each row that has something bad, with its first bad column."""
     rows = np.flatnonzero(bad.any(axis=1))
     return zip(rows.tolist(), bad[rows].argmax(axis=1).tolist(), strict=True)
 
@@ -322,12 +322,12 @@ class _Places(NamedTuple):
     """Where the values of fields go: each field with its table's first row and its first slot.
 
     Attributes:
-        fields: Those of one integer, which are placed together.
+        fields: Fields of one integer, which one kernel places together.
         names: Their names.
-        integers: The same for the kernel.
-        text_names: The names of those of text.
-        texts: The same for the kernel.
-        others: Those of several integers, and of integers with rows of their own.
+        integers: The same fields, for the kernel.
+        text_names: The names of text fields.
+        texts: The text fields, for their kernel.
+        others: Fields of several integers, and of integers with rows of their own.
     """
 
     fields: tuple[tuple[Field, int, int], ...]
@@ -389,12 +389,12 @@ def _spec(field: Field) -> TensorSpec:
             shorter=several,
         )
     shape = (field.size,) if field.role == "vector" else ()
-    # As where the stream has no number.
+    # As in training, where the stream has no number.
     return TensorSpec(field.name, _FLOAT, shape, field.context, absent=0.0)
 
 
 def _joined_inputs(features: Features) -> tuple[TensorSpec, ...]:
-    """The joined inputs that have columns: those of the context first."""
+    """Return the joined inputs that have columns, those of the context first."""
     parts = []
     for name, context in (("context", True), ("candidate", False)):
         slots = [field for field, _ in features.field_slots() if field.context == context]
@@ -416,5 +416,5 @@ def _whole(array: Array | None, rows: int, dtype: np.dtype[np.generic]) -> Array
     if array is None:
         array = np.empty((rows, 0), dtype)
     array = array.view()
-    array.flags.writeable = False  # the kernel is compiled for one type of array only
+    array.flags.writeable = False  # the kernel is compiled for one array type only
     return array

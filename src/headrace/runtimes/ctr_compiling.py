@@ -1,4 +1,4 @@
-"""The program of the child that compiles a click model's kernels, and keeps them: see `ctr_kernels`."""
+"""Program of the child process that compiles a click model's kernels and caches them: see `ctr_kernels`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headrace.versions.layout import version_directories
 
 _ATTEMPTS = 10
 _LOCK_FILE = "compiling.lock"
-_WAIT_SECONDS = 120.0  # who compiles for longer than that hangs
+_WAIT_SECONDS = 120.0  # a process that compiles for longer is considered hung
 _LOOK_SECONDS = 0.05
 
 
 def main() -> None:
-    """Compile and keep what a version needs."""
+    """Compile and cache the kernels that a version needs."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     code = 1
     try:
@@ -34,25 +34,25 @@ def main() -> None:
         code = 0
     except HeadraceError as error:
         sys.stderr.write(f"{error.message}\n")
-    except BaseException:  # noqa: BLE001  # Said as Python would say it.
+    except BaseException:  # noqa: BLE001  # printed like an uncaught exception
         traceback.print_exc()
-    # Ended in order, Python would abort: the thread above holds standard input's lock.
+    # A normal exit would abort: the thread above holds standard input's lock.
     sys.stderr.flush()
     os._exit(code)
 
 
 @contextmanager
 def one_at_a_time(kept: Path | None) -> Iterator[None]:
-    """Wait while another process compiles: what it keeps is found then, and not compiled once more.
+    """Wait while another process compiles, so that its kernels are found in the cache and not compiled again.
 
     Workers of one server begin with the same kernels at the same time.
 
     Args:
-        kept: Where kernels are kept.
+        kept: The directory of cached kernels; None for none.
     """
     with ExitStack() as held:
         if kept is not None:
-            with suppress(OSError):  # without a lock it is only slower
+            with suppress(OSError):  # without a lock this is only slower
                 descriptor = os.open(kept / _LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
                 held.callback(os.close, descriptor)
                 _wait_for(descriptor)
@@ -74,10 +74,10 @@ def _locked(descriptor: int) -> bool:
 
 
 def servable_like(version: Path) -> CtrServable:
-    """Load a version, or the newest of its model if it is gone: trainers may be faster than this starts.
+    """Load a version, or its model's newest if it is gone: a trainer may have deleted it meanwhile.
 
     Raises:
-        LoadError: It is damaged, or nothing is left.
+        LoadError: It is damaged, or no version is left.
     """
     for _ in range(_ATTEMPTS):
         try:

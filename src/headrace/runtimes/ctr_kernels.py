@@ -1,8 +1,8 @@
-"""The kernels of a click model, ready before its first request: kept on disk, or compiled by a child process.
+"""Prepare a click model's kernels before its first request, from the disk cache or by a child process.
 
-Compiling takes ten seconds and more. It holds a lock that every other click model needs to load, and Python's
-own most of the time, which requests need. So a process that serves does not compile, but lets a child do it
-for the first version that needs a kernel which is not kept.
+Compiling takes ten seconds or more. Meanwhile it holds a lock that every other click model needs to load,
+and, for most of the time, the GIL, which requests need. So a serving process does not compile: a child
+process does it for the first version that needs a kernel which is not cached.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_ready(servable: Servable, version: Path) -> None:
-    """Load the kernels that a version needs; if they are not kept, let another process compile them.
+    """Load the kernels that a version needs; if they are not cached, let another process compile them.
 
     Args:
         servable: The loaded version.
@@ -39,10 +39,10 @@ def make_ready(servable: Servable, version: Path) -> None:
 
 
 def run_once(servable: Servable) -> None:
-    """Answer a row of zeros in each way, so that each kernel is compiled or loaded.
+    """Predict a row of zeros by each signature, so that every kernel is compiled or loaded.
 
     Raises:
-        NotKept: One is not kept, and none is to be compiled.
+        NotKept: A kernel is not cached, and compiling is not allowed.
     """
     for name, signature in servable.signatures.items():
         inputs = {}
@@ -51,22 +51,22 @@ def run_once(servable: Servable) -> None:
             inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
         servable.predict(inputs, name)
         if any(spec.dtype == STRING for spec in signature.inputs):
-            kernels.run_once()  # front ends read its texts with them
+            kernels.run_once()  # codecs locate the texts of messages with them
 
 
 def _compile_elsewhere(version: Path) -> None:
-    """Let a child process compile and keep them; without it, they are compiled here."""
+    """Let a child process compile and cache the kernels; if it cannot start, they are compiled here."""
     about = {"model": version.parent.name, "version": version.name}
-    _log.info("compiling kernels in a process of their own, once", extra=about)
+    _log.info("compiling kernels in a separate process, once", extra=about)
     command = [sys.executable, "-m", "headrace.runtimes.ctr_compiling", str(version)]
     try:
-        # It ends when its standard input does: with this process, at the latest.
+        # The child ends when its standard input is closed: at the latest, with this process.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as child:
             said = child.stderr.read() if child.stderr is not None else b""
     except OSError as error:
-        _log.warning("no process could be started to compile kernels: %s", error.strerror)
+        _log.warning("cannot start a process to compile kernels: %s", error.strerror)
         return
     if child.returncode:
         last = said.decode(errors="replace").strip().rpartition("\n")[2]

@@ -1,4 +1,4 @@
-"""What a model's file is, by its first bytes: for errors that say what to do where a library says no."""
+"""Guess a model file's format from its first bytes, so that errors can say what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headrace.disk import open_file
 from headrace.terminal import size
 
 _HEAD_BYTES = 512
-_WEB_PAGE = "is a web page: what it was downloaded from wants a login, or is another address"
+_WEB_PAGE = "is a web page: the download requires a login, or the address is wrong"
 _TAKEN_FOR_MODELS = {
     b"version https://git-lfs": "is a pointer of Git LFS: `git lfs pull` fetches the file, then publish it",
     b"<!doctype html": _WEB_PAGE,
@@ -26,22 +26,22 @@ _FORMATS = (
     (0, b"\x80\x05", "a pickle"),
     (8, b'{"', "a safetensors file, which has weights and no graph"),
 )
-_VERSION_OF_FORMAT = b"\x08"  # what exporters write first: the key of ModelProto.ir_version
+_VERSION_OF_FORMAT = b"\x08"  # the key of ModelProto.ir_version, which exporters write first
 
 
 def mistaken_for_model(file: Path) -> str:
-    """What a file is, if it is what people often take for a model; "" if not, or if it cannot be read."""
+    """Describe a file that is often mistaken for a model; return "" for others, or if it cannot be read."""
     begin = _begin(file)
     if begin is None:
         return ""
     start = begin[0].lstrip().lower()
     if not start:
-        return "is empty: copy it again, and publish the version anew"
+        return "is empty: copy it again, and publish the version again"
     return next((told for begins, told in _TAKEN_FOR_MODELS.items() if start.startswith(begins)), "")
 
 
 def look_of_onnx(file: Path) -> str:
-    """What to say of an ONNX file that cannot be parsed: its size, what it looks like, and what to do.
+    """Describe an ONNX file that cannot be parsed: its size, its likely format, and what to do.
 
     Args:
         file: The file.
@@ -62,7 +62,7 @@ def look_of_onnx(file: Path) -> str:
 
 
 def _begin(file: Path) -> tuple[bytes, int] | None:
-    """Its first bytes, and its size; None where it cannot be read."""
+    """Return a file's first bytes and its size; None if it cannot be read."""
     try:
         with open_file(file) as opened:
             return opened.read(_HEAD_BYTES), file.stat().st_size

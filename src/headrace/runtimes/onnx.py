@@ -1,7 +1,8 @@
 """ONNX Runtime on the CPU: ``model.onnx``, with or without external data files beside it.
 
 The first axis of every input and output is rows. A model exported for a fixed number of rows is called with
-exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, a column for each class in order.
+exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, with one column per class, in
+order.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
     """Load an ONNX file.
 
     Args:
-        file: The file; ONNX Runtime reads it by its path, without holding the interpreter's lock.
+        file: The file; ONNX Runtime reads it by its path, without holding the GIL.
         options: The operator's settings.
 
     Raises:
-        LoadError: ONNX Runtime refuses it, its external data cannot be read, or its inputs or outputs are not
-            rows.
+        LoadError: ONNX Runtime refuses it, its external data cannot be read, or the first axis of an input or
+            output is not rows.
     """
-    session_options(options)  # refuses before anything is read
+    session_options(options)  # rejects invalid options before anything is read
     try:
         external = options.share(lambda: _external(file, options))
         session = options.native(lambda: _session(file, options, external))
@@ -95,7 +96,7 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
 
 
 def checked(file: Path) -> frozenset[str]:
-    """Large files beside a model whose checksums ``load`` checks, as a manifest lists them.
+    """Return the large files beside a model whose checksums ``load`` checks, named as in a manifest.
 
     Raises:
         LoadError: The model cannot be read.
@@ -107,20 +108,20 @@ def checked(file: Path) -> frozenset[str]:
 
 def _external(file: Path, options: RuntimeOptions) -> dict[str, Array]:
     if not hasattr(onnxruntime.SessionOptions, _FROM_MEMORY):
-        return {}  # an older ONNX Runtime, which maps the files
+        return {}  # an older ONNX Runtime, which maps the files itself
     return read_external(file, options.checksums)
 
 
 def _session(
     file: Path, options: RuntimeOptions, external: Mapping[str, Array]
 ) -> onnxruntime.InferenceSession:
-    """Make a session; it holds addresses in ``external``, which must live as long as it does."""
+    """Create a session; it refers to memory of ``external``, which must outlive it."""
     settings = session_options(options)
     if external:
         settings.add_session_config_entry(_WHERE_THEY_LIE, "1")
         contents = list(external.values())
         getattr(settings, _FROM_MEMORY)(list(external), contents, [*map(len, contents)])
-    # Without fallback: it would print and try again what fails in the same way.
+    # Without fallback, which would print the error and fail again in the same way.
     return onnxruntime.InferenceSession(
         str(file), settings, providers=["CPUExecutionProvider"], enable_fallback=0
     )
@@ -130,8 +131,8 @@ class OnnxServable:
     """A session of ONNX Runtime.
 
     Attributes:
-        metadata: What the file says of itself, by key, as whoever exported it has put it there.
-        external: The contents of files beside the model, which the session computes with where they lie.
+        metadata: The file's custom metadata, by key, as written by its exporter.
+        external: The contents of files beside the model; the session uses them in place.
     """
 
     platform = "onnxruntime_onnx"
@@ -140,12 +141,12 @@ class OnnxServable:
     def __init__(
         self, session: onnxruntime.InferenceSession, signature: Signature, maps: Sequence[bool]
     ) -> None:
-        """Prepare what each call would otherwise do again.
+        """Prepare whatever each call would otherwise repeat.
 
         Args:
             session: The session.
             signature: Its signature.
-            maps: Which of the outputs are sequences of maps.
+            maps: For each output, whether it is a sequence of maps.
         """
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self.metadata: Mapping[str, str] = session.get_modelmeta().custom_metadata_map
@@ -157,12 +158,12 @@ class OnnxServable:
             for spec, is_map in zip(signature.outputs, maps, strict=True)
             if is_map or spec.dtype == STRING
         ]
-        # The session below the public one does the same. What the public one checks was checked
-        # when it came; checking it again costs a tenth of a small model's call.
+        # The inner session computes the same without checking inputs again, which costs a tenth of a small
+        # model's call. They were checked when they arrived.
         self._run: Callable[..., list[Any]] = getattr(session, "_sess", session).run
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Predict a whole batch.
 
         Args:
             inputs: Every input, checked.
@@ -183,16 +184,16 @@ class OnnxServable:
         return outputs
 
     def close(self) -> None:
-        """Free the session, and then what it has used."""
+        """Free the session, and then the external data that it refers to."""
         del self._run
         self.external = {}
 
 
 def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
-    """What the operator's settings mean to ONNX Runtime.
+    """Translate the operator's settings for ONNX Runtime.
 
     Raises:
-        LoadError: One is unknown or wrong.
+        LoadError: An option is unknown or invalid.
     """
     entries = {name: value for name, value in options.options.items() if name.startswith("session.")}
     options.check_known({"optimization": str, **{name: type(value) for name, value in entries.items()}})
@@ -204,7 +205,7 @@ def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
     settings.inter_op_num_threads = 1
     settings.graph_optimization_level = _OPTIMIZATION[level]
     settings.log_severity_level = _FATAL_ONLY
-    # Threads that spin while they wait take the cores from the serving thread.
+    # Threads that spin while they wait take cores away from the serving thread.
     for name, value in {"session.intra_op.allow_spinning": False, **entries}.items():
         settings.add_session_config_entry(name, str(int(value) if isinstance(value, bool) else value))
     return settings
@@ -259,9 +260,9 @@ def _as_text(name: str, array: Array) -> Array:
 
 
 def _as_void(array: Array) -> Array:
-    """One long text as the bytes that it is: ONNX Runtime copies them once, a Python string twice.
+    """Return one long text as raw bytes: ONNX Runtime copies them once, a Python string twice.
 
-    That they are UTF-8 is checked piece by piece, so that others go on in between.
+    UTF-8 is validated piece by piece, so that other threads can run in between.
     """
     text: bytes = array.flat[0]
     decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(text)
@@ -280,7 +281,7 @@ def _columns(maps: Sequence[Mapping[object, float]]) -> Array:
 
 
 def _text(error: Exception) -> str:
-    """What ONNX Runtime says, without its prefix, its source files and the machine's paths."""
+    """Return the error text of ONNX Runtime without its prefix, its source files and the machine's paths."""
     said = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
     said = re.sub(r"^Load model from .*? failed: ?", "", said)
     said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+", "", said)

@@ -1,7 +1,7 @@
-"""External data of ONNX models, as sealed copies: ONNX Runtime maps the files themselves if it is let.
+"""External data of ONNX models, as sealed copies: by default, ONNX Runtime maps the files themselves.
 
-A mapped file that is cut short ends the process, and one that is written over changes the answers. A sealed
-copy is neither, and several processes may share it. ONNX Runtime computes with it where it lies.
+A mapped file that is truncated kills the process, and one that is overwritten changes the answers. A sealed
+copy cannot change, and several processes may share it. ONNX Runtime uses it in place.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from headrace.tensors import Array
 
 _PIECE_BYTES = 2**20
 _BYTE = np.dtype(np.uint8)
-_KEY = b"\x0a\x08location\x12"  # how a model's bytes say where data lie: a key, then the file's name
+_KEY = b"\x0a\x08location\x12"  # precedes the name of a data file in a model's bytes
 
 
 def read_external(file: Path, checksums: Mapping[str, str] | None) -> dict[str, Array]:
-    """Read what lies in the files that a model names for its data.
+    """Read the external data files that a model refers to.
 
     Args:
         file: The model.
-        checksums: The SHA-256 of each file that is read, as the manifest lists them; None without one.
+        checksums: The SHA-256 of the version's files, from its manifest; None without one.
 
     Returns:
-        The bytes of each file, by the name that the model has for it.
+        The bytes of each file, by its name in the model.
 
     Raises:
-        LoadError: A file cannot be read, is not listed, or is not the one that is; or there is no memory.
+        LoadError: A file cannot be read, is not listed, or has another checksum; or memory is exhausted.
     """
     try:
         names = _named(file, sorted(_beside(file)))
@@ -44,11 +44,11 @@ def read_external(file: Path, checksums: Mapping[str, str] | None) -> dict[str, 
 
 
 def external_names(file: Path, least_bytes: int = 0) -> list[str]:
-    """The files that a model names for its data, as paths below its own directory.
+    """Return the external data files that a model refers to, as paths relative to its directory.
 
     Args:
         file: The model.
-        least_bytes: How large they must be.
+        least_bytes: Minimum size of a file.
 
     Raises:
         LoadError: The model cannot be read.
@@ -61,7 +61,7 @@ def external_names(file: Path, least_bytes: int = 0) -> list[str]:
 
 
 def _beside(file: Path) -> Iterator[str]:
-    """The files that may hold its data: those below its directory, by the names that a model may use."""
+    """Yield the files below the model's directory, under the names by which a model may refer to them."""
     for folder, _, names in os.walk(file.parent):
         for name in names:
             path = Path(folder, name)
@@ -71,7 +71,7 @@ def _beside(file: Path) -> Iterator[str]:
 
 
 def _named(file: Path, candidates: Iterable[str]) -> list[str]:
-    """Those of some names that a model's bytes give as a place of data."""
+    """Return the candidates that occur in a model's bytes as locations of data."""
     wanted = {name: _KEY + _length(os.fsencode(name)) + os.fsencode(name) for name in candidates}
     longest = max(map(len, wanted.values()), default=0)
     found, before = set[str](), b""
@@ -85,7 +85,7 @@ def _named(file: Path, candidates: Iterable[str]) -> list[str]:
 
 
 def _length(text: bytes) -> bytes:
-    """The length of a text as protobuf writes it."""
+    """Return the length of a text as a protobuf varint."""
     low, high = len(text) & 127, len(text) >> 7
     return bytes([low | 128, high]) if high else bytes([low])
 

@@ -1,4 +1,4 @@
-"""What every runtime is told about the version it loads."""
+"""Options that every runtime receives for the version that it loads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Option = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class SignatureSettings:
-    """What TensorFlow Serving's Classify and Regress make of a model's outputs.
+    """How TensorFlow Serving's Classify and Regress interpret a model's outputs.
 
     Attributes:
-        kind: Which of them the model answers, besides Predict.
-        scores: The output that holds the scores, or the regression's value; empty for the only one that can.
-        classes: The output that holds the classes' names; empty for none.
-        labels: The classes' names, where no output holds them.
+        kind: The method that the model supports besides Predict.
+        scores: The output with the scores, or the regression's value; empty for the only possible one.
+        classes: The output with the names of the classes; empty for none.
+        labels: The names of the classes, if no output holds them.
     """
 
     kind: Kind = "predict"
@@ -33,14 +33,14 @@ class SignatureSettings:
 
 
 class RunGently(Protocol):
-    """Runs a part of loading so that it disturbs requests least."""
+    """Runs a part of loading with the least disturbance of requests."""
 
     def __call__(self, call: Callable[[], ResultT], /) -> ResultT:
-        """Give the call's result."""
+        """Run the call and return its result."""
 
 
 def at_once(call: Callable[[], ResultT]) -> ResultT:
-    """Run a part of loading where there are no requests to disturb."""
+    """Run a part of loading directly, where there are no requests to disturb."""
     return call()
 
 
@@ -49,17 +49,17 @@ class RuntimeOptions:
     """The operator's settings for loading one version.
 
     Attributes:
-        kind: The runtime; empty to find it from the files.
-        threads: How many threads one call may use.
-        trusted: Type names that a skops file may hold beyond what skops trusts by itself.
+        kind: The runtime; empty to infer it from the files.
+        threads: Maximum number of threads per call.
+        trusted: Type names that a skops file may contain beyond those that skops trusts by itself.
         allow_code: Whether code from version directories may run.
         options: Settings of the runtime, listed in docs/runtimes.md.
-        signature: What Classify and Regress make of the outputs.
+        signature: How Classify and Regress interpret the outputs.
         checksums: The SHA-256 of the version's files, by path below its directory, as its manifest lists
             them; None without a manifest.
-        call: Calls another model by name, from a thread that may block; None where there are no other models.
-        native: Runs the native part of loading, if that lets go of Python's lock; perhaps twice side by side.
-        share: Runs loading that holds Python's lock.
+        call: Calls another model by name, from a thread that may block; None if there are no other models.
+        native: Runs a part of loading that releases the GIL; may run two parts at the same time.
+        share: Runs a part of loading that holds the GIL.
     """
 
     kind: str = ""
@@ -74,13 +74,13 @@ class RuntimeOptions:
     share: RunGently = at_once
 
     def check_known(self, known: Mapping[str, type]) -> None:
-        """Refuse options that a runtime does not have, or of another type than it wants.
+        """Refuse options that the runtime does not have, or whose type is wrong.
 
         Args:
-            known: The type of each option that the runtime has.
+            known: The type of each option of the runtime.
 
         Raises:
-            LoadError: One is unknown, or of the wrong type.
+            LoadError: An option is unknown, or of the wrong type.
         """
         for name, value in self.options.items():
             wanted = known.get(name)

@@ -1,8 +1,8 @@
-"""Modules beside a ``model.py``, which each version has for itself.
+"""Isolate the modules beside a ``model.py`` between versions.
 
-A version is a package, and its modules are submodules of it: two versions with a module of one name never
-share it. Import statements in its code find them by their plain names. So do ``pickle``, ``joblib`` and
-``importlib`` while the version's code runs: the plain name stands in ``sys.modules`` until then.
+A version is a package, and its modules are submodules of it: two versions never share a module of the same
+name. Import statements in the version's code find its modules by their plain names. So do ``pickle``,
+``joblib`` and ``importlib`` while that code runs: the plain name is in ``sys.modules`` until it ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headrace.errors import LoadError
 _numbers = itertools.count(1)
 _running: ContextVar[OwnModules | None] = ContextVar("_running", default=None)
 _plain: dict[str, tuple[ModuleType, ModuleType | None]] = {}
-"""By plain name, the version's module that stands in ``sys.modules``, and the module that stood there."""
+"""By plain name: the version's module now in ``sys.modules``, and the module that it displaced."""
 
 
 class OwnModules:
@@ -76,7 +76,7 @@ class OwnModules:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Let libraries find the modules by their plain names, in this context."""
+        """Let libraries find the modules by their plain names within this context."""
         token = _running.set(self)
         try:
             yield
@@ -86,7 +86,7 @@ class OwnModules:
                 self._give_back()
 
     def forget(self) -> None:
-        """Forget the modules; called once."""
+        """Remove the modules from the interpreter; to be called once."""
         self._give_back()
         if self.names:
             _FINDER.leave()
@@ -94,7 +94,7 @@ class OwnModules:
         for name in [name for name in sys.modules if name == self._package or name.startswith(start)]:
             sys.modules.pop(name, None)
         sys.path_importer_cache.pop(self._directory, None)
-        # Code that puts its directory there does so for modules that are found without it.
+        # Code that adds its directory does so for modules that are found without it.
         sys.path[:] = [one for one in sys.path if one != self._directory]
 
     def importing(
@@ -105,14 +105,14 @@ class OwnModules:
         wanted: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Stand for ``__import__`` in the version's code."""
+        """Replace ``__import__`` in the version's code."""
         top = name.partition(".")[0]
         if level or top not in self.names:
             return __import__(name, of, local, wanted or (), level)
         module = self.submodule(name)
         if isinstance(
             wanted, list
-        ):  # no statement, but C code such as pickle's: it looks in sys.modules next
+        ):  # not a statement, but C code such as pickle's, which looks in sys.modules next
             _lend(name, module)
             return module
         if not wanted:
@@ -131,15 +131,15 @@ class OwnModules:
 
 
 def _lend(name: str, module: ModuleType) -> None:
-    """Put a version's module into ``sys.modules`` by its plain name."""
+    """Put a version's module into ``sys.modules`` under its plain name."""
     there = sys.modules.get(name)
     if there is not module:
         _plain[name] = module, _plain[name][1] if name in _plain else there
-        sys.modules[name] = module  # last, so that no other thread runs before the caller has looked it up
+        sys.modules[name] = module  # last, so that no other thread runs before the caller looks it up
 
 
 def _names_beside(file: Path) -> frozenset[str]:
-    """Return the names of modules and packages; folders without ``__init__.py`` hide no installed package."""
+    """Return the module and package names; a folder without ``__init__.py`` hides no installed package."""
     folders = [one for one in file.parent.iterdir() if one.is_dir()]
     names = {one.stem for one in file.parent.iterdir() if one.suffix == ".py" and one != file}
     names |= {one.name for one in folders if (one / "__init__.py").is_file()}
@@ -155,14 +155,14 @@ def _is_installed(name: str) -> bool:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Reads source files of one version, and writes no ``__pycache__``: its directory is not to change."""
+    """Loads source files of one version without writing ``__pycache__``: its directory must not change."""
 
     def __init__(self, own: OwnModules, name: str, path: str) -> None:
         super().__init__(name, path)
         self._own = own
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run a module, whose import statements find the version's own modules first."""
+        """Run a module whose import statements find the version's own modules first."""
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": self._own.importing}
         super().exec_module(module)
 
@@ -171,14 +171,14 @@ class _SourceLoader(SourceFileLoader):
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of the version whose code runs in this context, by their plain names."""
+    """Finds modules of the version whose code runs in this context, by their plain names."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions = 0
 
     def enter(self) -> None:
-        """Take part in imports, while a version with modules of its own is loaded."""
+        """Install the finder while a version with modules of its own is loaded."""
         with self._lock:
             self._versions += 1
             if self._versions == 1:
@@ -194,7 +194,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find one; None for modules that are not the version's."""
+        """Find a module; return None for modules that are not the version's."""
         own = _running.get()
         if own is None or name.partition(".")[0] not in own.names:
             return None
@@ -205,16 +205,16 @@ _FINDER = _Finder()
 
 
 class _Lender(Loader):
-    """Gives a version's module in place of one of its plain name."""
+    """Replaces a module of a plain name by the version's own."""
 
     def __init__(self, own: OwnModules) -> None:
         self._own = own
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Leave it to importlib, which needs one to begin with."""
+        """Let importlib create the initial module."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Put the version's module in place of the one that importlib has made."""
+        """Replace the module that importlib has created by the version's own."""
         own = self._own.submodule(module.__name__)
         sys.modules.pop(module.__name__, None)
         _lend(module.__name__, own)

@@ -15,10 +15,11 @@ The file has a class ``Model``::
         def close(self):  # optional
             ...
 
-Modules beside it are imported with ``import name`` or ``from . import name``, and win over installed ones of
-the same name, as they do for a script; those of the standard library cannot be replaced. Each version is a
-package of its own, so two versions never share a module, and closing one forgets its modules. While ``load``
-and ``predict`` run, ``pickle``, ``joblib`` and ``importlib`` find these modules by their plain names, too.
+Modules beside it are imported with ``import name`` or ``from . import name``, and take precedence over
+installed ones of the same name, as in a script; modules of the standard library cannot be replaced. Each
+version is a package of its own, so two versions never share a module, and closing one removes its modules.
+While ``load`` and ``predict`` run, ``pickle``, ``joblib`` and ``importlib`` find these modules by their plain
+names, too.
 """
 
 from __future__ import annotations
@@ -43,22 +44,22 @@ _log = logging.getLogger(__name__)
 
 
 class Model(Protocol):
-    """What the class in ``model.py`` has; ``load(path, context)`` and ``close()`` are optional."""
+    """Interface of the class in ``model.py``; ``load(path, context)`` and ``close()`` are optional."""
 
     inputs: Iterable[tuple[str, str, Iterable[int | None]]]
     outputs: Iterable[tuple[str, str, Iterable[int | None]]]
 
     def predict(self, inputs: Tensors) -> Mapping[str, object]:
-        """Answer a whole batch."""
+        """Predict a whole batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What ``load`` is given beside the version directory.
+    """The second argument of ``load``, beside the version directory.
 
     Attributes:
-        threads: How many threads one call should use.
-        options: The ``[runtime.options]`` of the model's ``headrace.toml``, as they are.
+        threads: Number of threads that one call should use.
+        options: The ``[runtime.options]`` of the model's ``headrace.toml``, unchanged.
     """
 
     threads: int
@@ -73,7 +74,7 @@ class Context:
             inputs: Its inputs.
 
         Raises:
-            HeadraceError: Why there is no answer.
+            HeadraceError: The call failed.
         """
         if self._options.call is None:
             raise FailedPrecondition(
@@ -90,7 +91,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         options: The operator's settings.
 
     Raises:
-        LoadError: Code is not allowed, the code fails, or ``Model`` is not as it should be.
+        LoadError: Code is not allowed, the code fails, or ``Model`` is invalid.
     """
     if not options.allow_code:
         raise NotLoadable(
@@ -121,7 +122,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
 
 
 class PythonServable:
-    """An object of the class ``Model``."""
+    """An instance of the class ``Model``."""
 
     platform = "python"
 
@@ -133,7 +134,7 @@ class PythonServable:
 
         Args:
             model: The model.
-            signature: What it declares.
+            signature: Its declared inputs and outputs.
             own: The modules beside ``model.py``.
             directory: The version directory.
         """
@@ -144,15 +145,15 @@ class PythonServable:
         self._directory = directory
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Predict a whole batch.
 
         Args:
             inputs: Every input, checked.
             signature: There is only the default one.
 
         Raises:
-            HeadraceError: What the model raised, if it was one of these.
-            ModelError: The model raised something else, or answered with something that it did not declare.
+            HeadraceError: The model raised it.
+            ModelError: The model raised another exception, or its answer does not match its declaration.
         """
         try:
             given = {name: _read_only(array) for name, array in inputs.items()}
@@ -171,10 +172,10 @@ class PythonServable:
             raise ModelError(said, told="the model failed; the server's log says more") from error
 
     def close(self) -> None:
-        """Let the model free what it holds, and forget its modules."""
+        """Let the model free its resources, and remove its modules."""
         try:
             getattr(self._model, "close", _nothing)()
-        except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version goes all the same
+        except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
         self._own.forget()
@@ -195,7 +196,7 @@ def _instance(module: ModuleType, file: Path, options: RuntimeOptions) -> Model:
 
 
 def _nothing(*_: object) -> None:
-    """Stands for a method that a model does not have."""
+    """Replace a method that a model does not have."""
 
 
 def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]]) -> tuple[TensorSpec, ...]:
@@ -214,7 +215,7 @@ def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]])
 
 
 def _read_only(array: Array) -> Array:
-    """A view that cannot be written to: the array may be a caller's own."""
+    """Return a view that cannot be written to: the array may belong to a caller."""
     view = array.view()
     view.flags.writeable = False
     return view
@@ -224,7 +225,7 @@ def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
     if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
         got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else "no mapping"
         declared = ", ".join(spec.name for spec in specs)
-        raise ModelError(f"the model declares the outputs {declared}, and answered with {got or 'none'}")
+        raise ModelError(f"the model declares the outputs {declared}, but answered with {got or 'none'}")
     return {spec.name: _as_declared(spec, answer[spec.name]) for spec in specs}
 
 
@@ -241,7 +242,7 @@ def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
 
 
 def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
-    """A list's integers, if it has no other elements."""
+    """Return a list's integers; the given array if the list has other elements."""
     if not objects.size or not all(isinstance(one, int | np.integer) for one in objects.flat):
         return array
     limits = np.iinfo(spec.dtype)
@@ -258,11 +259,11 @@ def _as_declared(spec: TensorSpec, value: object) -> Array:
         texts = [text.encode() if isinstance(text, str) else text for text in array.flat]
         if any(not isinstance(text, bytes) for text in texts):
             raise ModelError(
-                f"the model declares {spec}, and answered with something that is not text or bytes"
+                f"the model declares {spec}, but answered with something that is not text or bytes"
             )
         array = np.array(texts, dtype=object).reshape(array.shape)
     else:
         array = _as_numbers(spec, value, array)
     if array.dtype != spec.dtype or array.ndim == 0 or not spec.accepts(array.shape[1:]):
-        raise ModelError(f"the model declares {spec}, and answered with {describe(array)}")
+        raise ModelError(f"the model declares {spec}, but answered with {describe(array)}")
     return array

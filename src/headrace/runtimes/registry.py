@@ -1,4 +1,4 @@
-"""Finds the runtime of a version directory, and imports it only then: one row in ``RUNTIMES`` for each.
+"""Find the runtime of a version directory, and import it only then: one row in ``RUNTIMES`` for each.
 
 A runtime is a module with ``load(file: Path, options: RuntimeOptions) -> Servable`` that raises LoadError.
 """
@@ -29,15 +29,15 @@ class Runtime:
     Attributes:
         kind: Its name in settings.
         module: The module that loads it.
-        file: The file name that settles that a directory is its own.
-        pattern: The names that are recognised if there is exactly one of them and nothing settles it.
-        extra: The extra of headrace that installs what the module imports; empty if nothing more is needed.
-        reads: Patterns of the files that it reads besides, which a manifest must list.
-        checks: Patterns of the files whose checksums it checks itself, on what it has read.
+        file: File name that identifies a directory of this runtime.
+        pattern: File names that are recognised if exactly one matches and no file name decides.
+        extra: The extra of headrace that installs the module's imports; empty if none is needed.
+        reads: Patterns of further files that it reads, which a manifest must list.
+        checks: Patterns of the files whose checksums it checks itself while reading.
         is_code: Whether the version directory holds code that is run.
-        native: Whether it loads without Python's lock nearly all the time, by ``options.native``.
-        names: Whether its module's ``checked(file)`` gives more files whose checksums it checks itself.
-        instances: How many calls of a model run side by side unless its settings say; 0 for one a core.
+        native: Whether it loads mostly without the GIL, through ``options.native``.
+        names: Whether its module's ``checked(file)`` returns more files whose checksums it checks itself.
+        instances: Number of instances unless the model's settings say; 0 for one per core.
     """
 
     kind: str
@@ -67,7 +67,7 @@ RUNTIMES = (
         extra="tensorflow",
         reads=("variables/*", "assets/*"),
     ),
-    # Calls of Python code seldom speed each other up: they share Python's lock, and often one GPU.
+    # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )
 
@@ -80,11 +80,11 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     """Load a version directory.
 
     Args:
-        path: The directory, complete and not to change any more.
+        path: The directory, which must be complete and not change any more.
         options: The operator's settings.
 
     Returns:
-        The Servable; the caller closes it.
+        The Servable; the caller must close it.
 
     Raises:
         LoadError: Not exactly one runtime recognises it, a package is missing, or it cannot be loaded.
@@ -111,7 +111,7 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
 
 
 def recognised(path: Path, kind: str) -> Runtime | None:
-    """The runtime that is to load a version directory; None where there is none: ``expect`` says why.
+    """Return the runtime of a version directory; None if none is recognised: ``expect`` raises the reason.
 
     Args:
         path: The directory.
@@ -124,7 +124,7 @@ def recognised(path: Path, kind: str) -> Runtime | None:
 
 
 def expect(path: Path, kind: str) -> NoReturn:
-    """Say why no runtime has recognised a version directory.
+    """Raise the reason why no runtime has recognised a version directory.
 
     Args:
         path: The directory.
@@ -138,17 +138,17 @@ def expect(path: Path, kind: str) -> NoReturn:
 
 
 def checks_itself(path: Path, runtime: Runtime | None) -> Callable[[str], bool]:
-    """Which files of a version directory its runtime checks the checksums of, as it reads them.
+    """Return a predicate for the files whose checksums the runtime checks itself while reading.
 
     Args:
-        path: The directory.
+        path: The version directory.
         runtime: The runtime; None for none.
     """
     if runtime is None:
         return lambda name: False
     try:
         named = _named(path, runtime)
-    except LoadError:  # `load` says it
+    except LoadError:  # `load` reports it
         named = ()
     return lambda name: (
         name in named or ("/" not in name and any(fnmatch.fnmatchcase(name, one) for one in runtime.checks))
@@ -171,7 +171,7 @@ def _names(path: Path) -> list[str]:
 
 
 def _check_listed(path: Path, runtime: Runtime, name: str, listed: Container[str]) -> None:
-    """Refuse files that are read and that the manifest does not vouch for."""
+    """Refuse files that the runtime reads and the manifest does not list."""
     besides = (file for pattern in runtime.reads for file in path.glob(pattern) if file.is_file())
     for file in (name, *sorted(one.relative_to(path).as_posix() for one in besides)):
         if file not in listed:
@@ -179,10 +179,10 @@ def _check_listed(path: Path, runtime: Runtime, name: str, listed: Container[str
 
 
 def _find(path: Path, kind: str) -> tuple[Runtime, str]:
-    """What ``find`` finds, with a word of where a model lies if it lies deeper.
+    """Call ``find``; if the directory has no files, name a subdirectory that holds a model in the error.
 
     Raises:
-        LoadError: None is recognised, or several are.
+        LoadError: No runtime is recognised, or several are.
     """
     names = _names(path)
     try:
@@ -191,13 +191,13 @@ def _find(path: Path, kind: str) -> tuple[Runtime, str]:
         below = _below(path) if not names else ""
         if below:
             raise NotLoadable(
-                f"{error.message}; {below} holds one: move what is in it up into the version directory"
+                f"{error.message}; {below} holds one: move its content up into the version directory"
             ) from None
         raise
 
 
 def _below(path: Path, depth: int = 2) -> str:
-    """The directory below a version directory that holds a model, such as ``export``; "" if none does."""
+    """Return the subdirectory that holds a model, such as ``export``; "" if none does."""
     for one in sorted(path.iterdir())[:_MOST_LOOKED_INTO]:
         if not (is_visible(one.name) and one.is_dir()):
             continue
@@ -211,8 +211,8 @@ def _below(path: Path, depth: int = 2) -> str:
 def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUNTIMES) -> tuple[Runtime, str]:
     """Decide which runtime loads which file of a version directory.
 
-    A runtime's own file name (``model.onnx``) settles it, whatever lies beside it; otherwise the only
-    file that some pattern matches does.
+    A runtime's own file name (``model.onnx``) decides, whatever lies beside it; otherwise the only file that
+    matches a pattern does.
 
     Args:
         names: The names of the files in the directory.
@@ -223,7 +223,7 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
         The runtime, and the name of the file that it loads.
 
     Raises:
-        LoadError: None is recognised, or several are.
+        LoadError: No runtime is recognised, or several are.
     """
     candidates = [runtime for runtime in runtimes if kind in ("", runtime.kind)]
     if not candidates:
@@ -262,14 +262,16 @@ def _module(runtime: Runtime) -> ModuleType:
     except ImportError as error:
         way_out = f"pip install 'headrace[{runtime.extra}]'" if runtime.extra else "reinstall headrace"
         said = f"the {runtime.kind} runtime cannot be imported ({error}); {way_out}"
-        # What is not installed stays so, unlike a library that could not be mapped for lack of memory.
+        # A missing package stays missing; a library that could not be mapped for lack of memory does not.
         kind = NotLoadable if isinstance(error, ModuleNotFoundError) else LoadError
         raise kind(said) from error
 
 
 def _check_signature(signature: Signature, settings: SignatureSettings) -> None:
     if not signature.inputs:
-        raise NotLoadable("the model takes no inputs: requests have rows, and rows are counted by an input")
+        raise NotLoadable(
+            "the model has no inputs, but needs one: the rows of a request are counted by an input"
+        )
     for setting, output in (("scores", settings.scores), ("classes", settings.classes)):
         if output and output not in signature.output_names:
             raise NotLoadable(

@@ -1,9 +1,9 @@
 """scikit-learn estimators from skops files, which hold data and type names but no code.
 
-One input: ``features`` of as many columns as the estimator was fitted on; ``text`` for estimators that take
-documents; or one input for each column: with the option ``columns``, and where texts and numbers are mixed.
-Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors answer ``prediction``.
-Needs the extra ``sklearn``.
+There is one input ``features`` with as many columns as the estimator was fitted on, or one input ``text`` for
+estimators that take documents. With the option ``columns``, and where texts and numbers are mixed, there is
+one input per column. Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors
+answer ``prediction``. Needs the extra ``sklearn``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         options: The operator's settings; docs/runtimes.md lists the options.
 
     Raises:
-        LoadError: It is damaged, holds types that nobody trusted, or does not predict rows.
+        LoadError: The file is damaged, contains untrusted types, or does not predict rows.
     """
     options.check_known(_OPTIONS)
     estimator = _read(file, options.trusted)
@@ -87,9 +87,9 @@ class SklearnServable:
 
         Args:
             signature: Its signature.
-            features: How inputs become features.
-            outputs: The method that answers each output.
-            threads: How many threads one call may use.
+            features: Converts inputs to features.
+            outputs: The method that computes each output.
+            threads: Maximum number of threads per call.
         """
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self._features = features
@@ -98,7 +98,7 @@ class SklearnServable:
         self._pools = _Pools(threads)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Predict a whole batch.
 
         Args:
             inputs: Every input, checked.
@@ -114,8 +114,8 @@ class SklearnServable:
             return {name: _as_output(self._specs[name], call(given)) for name, call in self._outputs.items()}
         except HeadraceError:
             raise
-        except ValueError as error:  # how scikit-learn refuses values, such as a category it does not know
-            # What follows its first line is advice for who wrote the model, and names its classes.
+        except ValueError as error:  # scikit-learn refuses values this way, such as an unknown category
+            # The lines after the first advise the model's author, and name its classes.
             said = str(error).partition("\n")[0]
             raise InvalidRequest(f"the estimator refuses a row: {said}", field="inputs") from error
         except Exception as error:  # the boundary to the estimator's own code
@@ -130,10 +130,10 @@ class SklearnServable:
 
 
 class _Pools:
-    """Keeps the thread pools of linear algebra to a number of threads.
+    """Limits the thread pools of linear algebra libraries.
 
-    BLAS has one pool for the process, so the last limit counts for all; OpenMP has a limit for each calling
-    thread, so it is set in every thread once.
+    BLAS has one pool per process, so the last limit applies to all. OpenMP has a limit per calling thread, so
+    it is set once in every thread.
     """
 
     _in_thread = threading.local()
@@ -156,7 +156,7 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         return skops.io.load(file, trusted=list(trusted))
     except LoadError:
         raise
-    except Exception as error:  # the boundary to skops, which raises what zipfile, json and NumPy do
+    except Exception as error:  # the boundary to skops, which passes on errors of zipfile, json and NumPy
         raise LoadError(
             f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}",
             told=f"cannot read {file.name} as a skops file; the server's log says more",
@@ -167,9 +167,9 @@ def _untrusted(file: Path, unknown: list[str], trusted: tuple[str, ...]) -> str:
     model = file.parent.parent.name  # no more of the path: clients read this, too
     line = ", ".join(f'"{type_name}"' for type_name in (*trusted, *unknown))
     return (
-        f"{file.name} holds types that nobody has trusted yet: {', '.join(unknown)}. Loading makes objects "
-        "of these types from the file's contents, which may run their code or, with forged contents, crash "
-        "the process: trust them only if you know them and who wrote the file. To do so, put into "
+        f"{file.name} holds types that are not trusted: {', '.join(unknown)}. Loading makes objects of "
+        "these types from the file's contents, which may run their code or, with forged contents, crash the "
+        "process: trust them only if you know them and who wrote the file. To do so, put into "
         f"{model}/{MODEL_CONFIG_FILE}, beside the versions' directories, under [runtime]: trusted = [{line}]"
     )
 
@@ -181,7 +181,7 @@ def _outputs(estimator: Estimator, wanted: str) -> dict[str, _Predict]:
         found = {"prediction": estimator.predict}
     else:
         found = {"label": estimator.predict}
-        # Classifiers with several targets give a list of arrays, which are no rows.
+        # Classifiers with several targets return a list of arrays, which are not rows.
         if hasattr(estimator, "predict_proba") and not isinstance(getattr(estimator, "classes_", None), list):
             found["probabilities"] = estimator.predict_proba
     if wanted != "all" and wanted not in found:

@@ -1,4 +1,4 @@
-"""What a fitted estimator takes: numbers, documents, or columns of texts and numbers; and a row of it."""
+"""Find the inputs of a fitted estimator, numbers, documents or mixed columns, and sample rows for it."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from headrace.tensors import BY_OIP, STRING, Array, Tensors
 _Value = float | str
 _Values = tuple[_Value, ...]
 _MOST_KNOWN = 4
-"""How many values of a column are kept as samples."""
+"""Maximum number of sample values per column."""
 _WRAPPED = ("best_estimator_", "estimator_", "regressor_", "estimator", "_preprocessor")
-"""Where estimators that wrap another one, fitted on the same columns, keep it."""
+"""Attributes in which estimators keep a wrapped one that was fitted on the same columns."""
 _WRAPPED_LISTS = ("estimators_", "calibrated_classifiers_")
 _MOST_PROBED = 1024
-"""The most columns of zeros that are tried with an estimator that does not know how many it takes."""
+"""Maximum number of zero columns to try with an estimator that does not state how many it takes."""
 _NUMBERS = (int, float, np.number, np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """How the inputs become what the estimator is given.
+    """The inputs, and their conversion to the estimator's argument.
 
     Attributes:
         specs: The inputs.
-        sample: Rows that the estimator can answer, as different as its categories allow.
+        sample: Rows that the estimator can answer, as varied as its categories allow.
         documents: Whether the estimator takes a list of documents.
     """
 
@@ -45,7 +45,7 @@ class Features:
     documents: bool = False
 
     def join(self, inputs: Tensors) -> Array | list[str]:
-        """Make a matrix, or a list of documents.
+        """Build a matrix, or a list of documents.
 
         Args:
             inputs: The inputs.
@@ -67,14 +67,14 @@ class Features:
 
 
 def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
-    """Find what an estimator takes, before its parts forget their columns' names.
+    """Find an estimator's inputs; to be called before ``prepare`` removes column names from its parts.
 
     Args:
         estimator: A fitted estimator.
         options: The operator's settings.
 
     Raises:
-        NotLoadable: A setting is wrong, or columns are to be named that have no names.
+        NotLoadable: A setting is invalid, or named columns are wanted and the columns have no names.
     """
     datatype = str(options.options.get("datatype", "FP64"))
     if datatype not in ("FP32", "FP64"):
@@ -106,7 +106,7 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
 
 
 def _count(estimator: Estimator) -> int | None:
-    """How many columns an estimator was fitted on; if it does not say, its first step does."""
+    """Return an estimator's number of columns, if needed from its first step or from a wrapped estimator."""
     count = getattr(estimator, "n_features_in_", None)
     if count is not None:
         return int(count)
@@ -118,10 +118,10 @@ def _count(estimator: Estimator) -> int | None:
 
 
 def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
-    """What an estimator takes that does not know how many columns it was fitted on: what it answers.
+    """Find the inputs of an estimator that does not state its number of columns by calling it.
 
     Raises:
-        NotLoadable: It answers nothing that a request can hold.
+        NotLoadable: It accepts no input that a request can carry.
     """
 
     def answers(rows: object) -> bool:
@@ -146,21 +146,21 @@ def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
     if answers([{}]):
         got = "it takes dictionaries, as DictVectorizer does"
     else:
-        got = f"it answers neither a text nor a row of 1 to {_MOST_PROBED} zeros, and has no n_features_in_"
+        got = f"it accepts neither a text nor a row of 1 to {_MOST_PROBED} zeros, and has no n_features_in_"
     raise NotLoadable(
-        f"{got}, and no request can hold what it was fitted on; fit it on columns, with a ColumnTransformer, "
-        "or serve it by a model.py that prepares its rows"
+        f"{got}, but no request can hold what it was fitted on; fit it on columns, with a "
+        "ColumnTransformer, or serve it by a model.py that prepares its rows"
     )
 
 
 def with_missing(features: Features, predict: Callable[[Any], Any]) -> Features:
-    """Say of which inputs numbers may be missing: those with whose NaN the estimator answers.
+    """Mark the inputs whose numbers may be missing: those for which the estimator accepts NaN.
 
-    What it was fitted with does not tell: some impute, some split by it, and most refuse it.
+    The estimator's attributes do not say: some impute, some split by missing values, and most refuse them.
 
     Args:
-        features: What the estimator takes.
-        predict: What answers.
+        features: The estimator's inputs.
+        predict: The method to try.
     """
 
     def answers(*specs: TensorSpec) -> bool:
@@ -182,7 +182,7 @@ def with_missing(features: Features, predict: Callable[[Any], Any]) -> Features:
 
 
 def _words(part: Estimator) -> _Values:
-    """Some texts of words that a vectorizer knows; "a text" if nothing is known."""
+    """Return some words that a vectorizer knows; "a text" if none are known."""
     if isinstance(part, Pipeline):
         return _words(part.steps[0][1])
     if isinstance(part, FeatureUnion):
@@ -192,7 +192,7 @@ def _words(part: Estimator) -> _Values:
 
 
 def _sample(values: _Values, rows: int, dtype: np.dtype[Any]) -> Array:
-    """A column of so many rows, of values in turn."""
+    """Return a column of ``rows`` values that cycles through ``values``."""
     known = [value.encode() if isinstance(value, str) else value for value in values]
     return np.array([known[row % len(known)] for row in range(rows)], dtype=dtype)
 
@@ -208,14 +208,14 @@ def _decoded(spec: TensorSpec, column: Array) -> Array:
 
 
 def _known(part: Estimator) -> Mapping[int, _Values]:
-    """Values of each column, by its position, of which something is known: categories, or that it is a text.
+    """Return sample values for the columns with known categories or known to hold texts, by position.
 
-    An encoder may refuse what it was not fitted on, so zeros would not do, and only its categories tell
+    An encoder may refuse values that it was not fitted on, so zeros would not do. Only its categories tell
     whether a column holds texts.
     """
     if isinstance(part, Pipeline):
         steps = [step for _, step in part.steps if step not in (None, "passthrough")]
-        # Imputers leave columns where they are, so what follows them may know more.
+        # Imputers do not move columns, so the step after them may know more.
         kept = [step for step in steps if isinstance(step, SimpleImputer)]
         first = next((step for step in steps if not isinstance(step, SimpleImputer)), None)
         return {**(_known(kept[0]) if kept else {}), **({} if first is None else _known(first))}
@@ -250,7 +250,7 @@ def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Values]:
     merged: dict[int, _Values] = {}
     for columns, part in parts:
         if isinstance(columns, int | np.integer):
-            # A transformer that is given a vector takes documents, unless something is known of it.
+            # A transformer that is given a vector takes documents, unless its values are known.
             merged[int(columns)] = _known(part).get(0, ("",))
         elif not isinstance(part, str):
             merged.update({int(columns[index]): some for index, some in _known(part).items()})
@@ -258,7 +258,7 @@ def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Values]:
 
 
 def _indices(every: range, chosen: Any) -> Any:
-    """Positions, of a slice or a mask, too, and counted from the end."""
+    """Return positions for a slice, a mask, or indices, which may count from the end."""
     if isinstance(chosen, int | np.integer):
         return every[chosen]
     return np.asarray(every)[
@@ -271,8 +271,8 @@ def _index_type(chosen: Any) -> type:
 
 
 def _values(categories: Any) -> _Values:
-    """Some categories without the missing one; texts if any is one."""
+    """Return some categories without the missing one; only texts if there are any."""
     texts = (str(one) for one in categories if isinstance(one, str))
-    # What is missing is None, or a NaN, which is not even equal to itself.
+    # A missing category is None or NaN, which is not equal to itself.
     numbers = (float(one) for one in categories if isinstance(one, _NUMBERS) and one == one)  # noqa: PLR0124
     return tuple(islice(texts, _MOST_KNOWN)) or tuple(islice(numbers, _MOST_KNOWN)) or (0.0,)

@@ -1,4 +1,4 @@
-"""A fitted estimator's parts: found however deeply they are nested, and made fit for arrays of few rows."""
+"""Find the parts of a fitted estimator at any depth, and adapt them to small arrays."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
 def prepare(estimator: Estimator) -> None:
-    """Change a fitted estimator, so that it takes arrays, without a warning and without starting threads.
+    """Change a fitted estimator so that it takes arrays without warnings and without starting threads.
 
-    The signature has checked names and order of the columns, so no part needs to know names: scikit-learn
-    would warn of arrays in each prediction. Who selects columns by name selects them by position, and no part
-    makes data frames of arrays. ``n_jobs`` of training is forgotten: starting threads for each request costs
-    more than they save.
+    The signature has checked the columns' names and order, so no part needs names: with them, scikit-learn
+    would warn about arrays in each prediction. Selections of columns by name become selections by position,
+    and no part converts arrays to data frames. ``n_jobs`` from training is removed: starting threads for each
+    request costs more than they save.
 
     Args:
-        estimator: What was fitted; changed in place.
+        estimator: The fitted estimator; changed in place.
     """
     parts = list(_parts(estimator))
     for part in parts:
@@ -41,37 +41,37 @@ def prepare(estimator: Estimator) -> None:
 
 
 class _Numbers:
-    """A fitted transformer that is given its columns as numbers, where they are numbers.
+    """A fitted transformer that receives numeric columns as numbers.
 
-    A matrix of texts and numbers holds Python objects, of which NumPy's functions make nothing.
+    A matrix of texts and numbers holds Python objects, which NumPy's functions cannot process.
     """
 
     def __init__(self, transformer: Estimator) -> None:
         self._transformer = transformer
 
     def transform(self, given: Any, **parameters: Any) -> Any:
-        # A column holds numbers or texts, not both, so one row tells for all.
+        # A column holds numbers or texts, not both, so the first row is representative.
         if given.dtype.hasobject and not any(isinstance(one, str) for one in given[:1].flat):
             given = given.astype(np.float64)
         return self._transformer.transform(given, **parameters)
 
 
 def positions(transformer: Estimator, chosen: Any) -> Any:
-    """Where the columns lie that a fitted ColumnTransformer chose for one of its transformers.
+    """Return the positions of the columns that a fitted ColumnTransformer selected for a transformer.
 
     Args:
         transformer: The ColumnTransformer.
-        chosen: The columns, as its ``transformers_`` has them: by name or by position, one or several.
+        chosen: The columns from its ``transformers_``: by name or by position, one or several.
 
     Returns:
-        One position for one column, which its transformer is given as a vector; else a list of them, or what
-        was chosen if that has no names.
+        One position for one column, which its transformer receives as a vector; else a list of them, or
+        ``chosen`` itself if it contains no names.
     """
     names = list(getattr(transformer, "feature_names_in_", ()))
     if isinstance(chosen, str):
         return names.index(chosen)
     if isinstance(chosen, slice) and isinstance(chosen.start or chosen.stop, str):
-        # As in pandas, the last of a range of names is part of it.
+        # As in pandas, a range of names includes its last name.
         start = 0 if chosen.start is None else names.index(chosen.start)
         return list(range(start, len(names) if chosen.stop is None else names.index(chosen.stop) + 1))
     if isinstance(chosen, Iterable) and any(isinstance(name, str) for name in chosen):
@@ -80,16 +80,17 @@ def positions(transformer: Estimator, chosen: Any) -> Any:
 
 
 def _parts(estimator: Estimator) -> Iterator[Any]:
-    """The estimator, and everything with attributes that it is made of.
+    """Yield the estimator, and everything with attributes that it consists of.
 
-    Parameters (``get_params``) are not all: what was fitted are copies of them, in lists, dictionaries and
-    arrays that each estimator names as it likes (``transformers_``, ``best_estimator_``, ``estimators_``).
+    Parameters (``get_params``) do not suffice: the fitted parts are copies of them, in lists, dictionaries
+    and arrays whose names differ between estimators (``transformers_``, ``best_estimator_``,
+    ``estimators_``).
     """
     seen = {id(estimator)}
     waiting = [estimator]
     while waiting:
         part = waiting.pop()
-        # Classes and functions are parameters, too (dtype=np.float64), and shared by the whole process.
+        # Classes and functions can be parameters (dtype=np.float64), and are shared by the whole process.
         if isinstance(part, type | FunctionType | ModuleType):
             continue
         if hasattr(part, "__dict__"):

@@ -1,9 +1,8 @@
-"""TensorFlow on the CPU: SavedModel directories, as TensorFlow Serving has them, with all their signatures.
+"""TensorFlow on the CPU: SavedModel directories in TensorFlow Serving's layout, with all their signatures.
 
-A SavedModel is loaded into a session of its own, as TensorFlow Serving's C++ does, and each signature is a
-prepared call into it that runs in the calling thread: a tenth of what calling the signature as a Python
-function costs. Sessions also end: what a version held is freed when it is closed. Needs the extra
-``tensorflow``.
+A SavedModel is loaded into a session of its own, as in TensorFlow Serving's C++. Each signature is a prepared
+call into that session in the calling thread, which costs a tenth of calling the signature as a Python
+function. Closing a version ends its session and frees its memory. Needs the extra ``tensorflow``.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Before TensorFlow is imported, which reads it then: what it would print is in the exceptions it raises.
+# TensorFlow reads this when it is imported. The messages that it suppresses are also in the exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TensorFlow's own modules, about each other
+    warnings.simplefilter("ignore")  # TensorFlow's own modules warn about each other
     import tensorflow
     from tensorflow.core.protobuf import config_pb2, saved_model_pb2
     from tensorflow.errors import InvalidArgumentError
@@ -48,10 +47,10 @@ _MetaGraph = Any
 
 
 class Prepared(NamedTuple):
-    """A signature as it is called.
+    """A signature that is prepared for calls.
 
     Attributes:
-        call: Takes its inputs in order, gives its outputs in order.
+        call: Takes the inputs in order, and returns the outputs in order.
         inputs: The names of its inputs, in order.
         outputs: The names of its outputs, in order.
         feeds: The names of the inputs in the graph.
@@ -73,7 +72,7 @@ def load(file: Path, options: RuntimeOptions) -> TensorflowServable:
         options: The operator's settings; docs/runtimes.md lists the options.
 
     Raises:
-        LoadError: It is damaged, is not for serving, or a signature's inputs or outputs are not rows.
+        LoadError: It is damaged, is not for serving, or the first axis of an input or output is not rows.
     """
     options.check_known(_OPTIONS)
     tags = _tags(file)
@@ -95,26 +94,26 @@ class TensorflowServable:
     def __init__(
         self, session: _Session, signatures: Mapping[str, Signature], calls: Mapping[str, Prepared]
     ) -> None:
-        """Keep what answers.
+        """Store the session and its prepared calls.
 
         Args:
             session: The session that holds the variables.
             signatures: The signatures, by name.
-            calls: What answers each of them.
+            calls: The prepared call of each signature.
         """
         self.signatures = signatures
         self._session = session
         self._calls = dict(calls)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Answer a whole batch.
+        """Predict a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: Which of the model's signatures.
+            signature: The name of one of the model's signatures.
 
         Raises:
-            InvalidRequest: An Example lacks what the model reads of it.
+            InvalidRequest: An Example lacks a feature that the model reads.
             ModelError: TensorFlow failed.
         """
         prepared = self._calls[signature]
@@ -122,14 +121,14 @@ class TensorflowServable:
             answers = prepared.call(*[inputs[name] for name in prepared.inputs])
         except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
             if self.signatures[signature].examples and isinstance(error, InvalidArgumentError):
-                # What an Example must hold only the model knows: a wrong one is not the model's fault.
+                # Only the model knows which features an Example must have: a wrong one is the caller's fault.
                 (name,) = prepared.inputs
                 raise InvalidRequest(f"the model cannot read it: {_text(error)}", field=name) from error
             raise ModelError(f"the model failed: {_text(error)}") from error
         return dict(zip(prepared.outputs, answers, strict=True))
 
     def predict_traced(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Any:
-        """Answer a batch, and record what ran: TensorFlow's ``StepStats``, for ``headrace profile``."""
+        """Run a batch and return a trace of it: TensorFlow's ``StepStats``, for ``headrace profile``."""
         prepared = self._calls[signature]
         record = config_pb2.RunMetadata()
         self._session.run(
@@ -141,13 +140,13 @@ class TensorflowServable:
         return record.step_stats
 
     def close(self) -> None:
-        """End the session, and free what it held."""
+        """Close the session, which frees its memory."""
         self._calls.clear()
         self._session.close()
 
 
 def _tags(file: Path) -> list[str]:
-    """What names the graph for serving; of several, the one that is for nothing else besides."""
+    """Return the tags of the graph for serving; of several graphs, those of the one with the fewest."""
     model = saved_model_pb2.SavedModel()
     try:
         model.ParseFromString(file.read_bytes())
@@ -170,7 +169,7 @@ _first_threads: list[int] = []
 
 
 def _keep_to_threads(threads: int) -> None:
-    """Say so where the setting has no effect: TensorFlow has one pool for the whole process."""
+    """Warn if the setting has no effect: TensorFlow has one thread pool for the whole process."""
     with _threads_lock:
         if not _first_threads:
             _first_threads.append(threads)
@@ -185,8 +184,8 @@ def _session(threads: int) -> _Session:
     settings = tensorflow.compat.v1.ConfigProto(
         device_count={"GPU": 0},
         intra_op_parallelism_threads=threads,
-        # Negative: operations run in the calling thread, which no hop then delays; they still divide their
-        # work among the threads above.
+        # Negative: operations run in the calling thread, without the delay of a thread switch. They still
+        # divide their work among the threads above.
         inter_op_parallelism_threads=-1,
     )
     settings.experimental.optimize_for_static_graph = True
@@ -220,7 +219,7 @@ def _prepare(
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Keep quiet about files, and about this loader being the old one: into sessions there is no other."""
+    """Suppress messages about files, and that this loader is deprecated: no other loads into sessions."""
     log = logging.getLogger("tensorflow")
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -234,7 +233,7 @@ def _without_advice() -> Iterator[None]:
 
 
 def _default(names: Sequence[str], chosen: str) -> str:
-    """Which signature a request means that names none."""
+    """Return the signature for requests that name none."""
     if chosen and chosen not in names:
         raise NotLoadable(
             f"runtime.options.default_signature: the model has {', '.join(names) or 'none'}, not {chosen!r}"
@@ -249,7 +248,7 @@ def _default(names: Sequence[str], chosen: str) -> str:
 
 
 def _served(names: Sequence[str], default: str) -> list[tuple[str, str]]:
-    """The names to serve under, each with the model's own name; the default one comes first."""
+    """Return the names to serve under, each with the model's own name; the default comes first."""
     others = [(name, name) for name in names if name != DEFAULT_SIGNATURE]
     return [(DEFAULT_SIGNATURE, default), *others]
 
@@ -259,7 +258,7 @@ def _prepared(session: _Session, signature: Signature, definition: _SignatureDef
     fetches = [definition.outputs[name].name for name in signature.output_names]
     make = getattr(session, "_make_callable_from_options", None)
     if make is None:
-        # The public one does the same, and then looks at each value again in Python: five times the time.
+        # The public one does the same, but then inspects each value again in Python: five times as slow.
         call = session.make_callable(fetches, feeds)
     else:
         call = make(config_pb2.CallableOptions(feed=feeds, fetch=fetches))
@@ -277,7 +276,7 @@ def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions, gr
         )
     chosen = options.signature.kind if name == DEFAULT_SIGNATURE else "predict"
     own = _KINDS.get(definition.method_name, "predict")
-    # In TensorFlow's maps nothing comes first; by name, the order is at least always the same.
+    # TensorFlow's maps are unordered; sorting by name makes the order stable.
     specs = tuple(_spec("input", one, inputs[one]) for one in sorted(inputs))
     texts = len(specs) == 1 and specs[0].dtype == STRING and specs[0].shape == ()
     return Signature(
@@ -291,9 +290,9 @@ def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions, gr
 
 
 def _parses_examples(graph: _MetaGraph) -> bool:
-    """Whether an operation in it reads serialized Examples: then texts that come alone are such.
+    """Whether an operation of the graph parses serialized Examples; if so, a lone text input holds Examples.
 
-    Signatures that TensorFlow 2 saves are all called Predict's, whatever they are for.
+    All signatures that TensorFlow 2 saves are marked as Predict's, whatever they are for.
     """
     functions = graph.graph_def.library.function
     nodes = chain(graph.graph_def.node, *(function.node_def for function in functions))
@@ -319,7 +318,7 @@ def _sizes(side: str, name: str, info: _TensorInfo) -> list[int | None]:
 
 
 def _text(error: Exception) -> str:
-    """What TensorFlow says, without its stack of the graph, its source files and the machine's paths."""
+    """Return TensorFlow's error text without its graph stack, its source files and the machine's paths."""
     said = str(getattr(error, "message", "") or error)
     said = re.sub(r"(?s)(Original stack trace|Errors may have originated).*", "", said)
     said = re.sub(r"\[\[\{?\{?[^\]]*\]\]|\d+ (?:root error|successful|derived error).*", "", said)

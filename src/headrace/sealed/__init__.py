@@ -1,1 +1,1 @@
-"""Contents of files in memory that nobody can change, once for all processes that share a keeper."""
+"""Immutable in-memory copies of files, made once for all processes that share a keeper."""

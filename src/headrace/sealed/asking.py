@@ -1,4 +1,4 @@
-"""Asks a keeper for sealed copies and checksums, and does not wait for one that says nothing."""
+"""Ask a keeper for sealed copies and checksums, with a timeout for one that hangs."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from headrace.sealed.messages import FORMAT, Copied, Digested, Question, Reply, 
 _log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 10.0
-"""A keeper that says nothing for so long is taken for one that hangs: it tells each second that it works."""
+"""A keeper that is silent for so long is considered hung: it reports progress every second."""
 
 _LEFT_ALONE_SECONDS = 60.0
-# Keepers are restarted within a moment, so one that has ended is asked for the next file again.
+# Only after a timeout: a keeper that has ended is restarted soon, so it is asked for the next file.
 
 
 class Door:
-    """The end of a keeper's socket at which questions are asked; many threads and processes may share it."""
+    """The asking end of a keeper's socket; may be shared by many threads and processes."""
 
     def __init__(self, descriptor: int) -> None:
-        """Take a descriptor of one's own; the one that is given stays the caller's.
+        """Duplicate a descriptor; the given one remains the caller's.
 
         Args:
-            descriptor: Of the socket.
+            descriptor: The socket's descriptor.
 
         Raises:
-            OSError: There is no descriptor left.
+            OSError: No descriptor is left.
         """
         self._descriptor = os.dup(descriptor)
         weakref.finalize(self, os.close, self._descriptor)
@@ -46,15 +46,15 @@ class Door:
 
         Args:
             file: The file's descriptor.
-            content: What it must hold.
-            patch: The descriptor of what ``content.patch`` tells of.
+            content: Its expected content.
+            patch: Descriptor of the row numbers and values that ``content.patch`` describes.
 
         Returns:
-            The copy; None where the keeper is away: that is logged.
+            The copy; None if the keeper is away, which is logged.
 
         Raises:
-            NotCopied: The file holds something else, or was changed meanwhile.
-            OSError: The keeper could not read it, or there is no memory for it.
+            NotCopied: The file has other content, or changed meanwhile.
+            OSError: The keeper could not read it, or lacks memory for it.
         """
         given = (file,) if patch is None else (file, patch)
         asked = self._ask(given, Question(FORMAT, "copy", content))
@@ -65,27 +65,27 @@ class Door:
             try:
                 return SealedCopy.received(descriptors[0], content.size_bytes, lifeline.detach())
             except OSError as error:
-                _say_away(f"what it gave is not sealed ({error.strerror})")
+                _say_away(f"its copy is not sealed ({error.strerror})")
                 return None
         messages.close(descriptors)
         lifeline.close()
         if isinstance(reply, Refusal):
             raise _error(reply)
-        _say_away("what it answered is not known here")
+        _say_away("it sent an unknown answer")
         return None
 
     def checksum(
         self, file: int, size_bytes: int, between: Callable[[], object] = lambda: None
     ) -> str | None:
-        """Ask for the SHA-256 of a file, in hexadecimal digits; None where the keeper is away.
+        """Ask for the SHA-256 of a file, in hexadecimal digits; return None if the keeper is away.
 
         Args:
             file: The file's descriptor.
             size_bytes: Its size.
-            between: Called each time the keeper says that it works; what it raises ends the waiting.
+            between: Called at each progress report of the keeper; an exception from it ends the wait.
 
         Raises:
-            NotCopied: It was changed meanwhile.
+            NotCopied: The file changed meanwhile.
             OSError: The keeper could not read it.
         """
         asked = self._ask((file,), Question(FORMAT, "checksum", Content(size_bytes)), between)
@@ -98,7 +98,7 @@ class Door:
             raise _error(reply)
         if isinstance(reply, Digested):
             return reply.checksum
-        _say_away("what it answered is not known here")
+        _say_away("it sent an unknown answer")
         return None
 
     def _ask(
@@ -114,7 +114,7 @@ class Door:
         except TimeoutError:
             ours.close()
             self._asked_again = time.monotonic() + _LEFT_ALONE_SECONDS
-            _say_away(f"it has said nothing for {SILENT_SECONDS:.0f} s")
+            _say_away(f"it has not answered for {SILENT_SECONDS:.0f} s")
             return None
         except OSError as error:
             ours.close()
@@ -127,10 +127,10 @@ class Door:
 
 
 def _send(door: socket.socket, question: Question, *descriptors: int) -> None:
-    """Send a question, and wait while those before it have not been taken.
+    """Send a question, waiting until the socket has room for it.
 
     Raises:
-        TimeoutError: They have not been for too long.
+        TimeoutError: The keeper has not read earlier questions in time.
         OSError: The keeper has ended.
     """
     ends = time.monotonic() + SILENT_SECONDS
@@ -145,14 +145,14 @@ def _send(door: socket.socket, question: Question, *descriptors: int) -> None:
 
 
 def _say_away(why: str) -> None:
-    _log.warning("the keeper of shared memory is away, this process makes its own copy: %s", why)
+    _log.warning("the keeper of shared memory is unavailable; this process makes its own copy: %s", why)
 
 
 def _answer(ours: socket.socket, between: Callable[[], object]) -> tuple[Reply, list[int]]:
     """Wait for the last reply to a question.
 
     Raises:
-        TimeoutError: Nothing has come for too long.
+        TimeoutError: No reply came in time.
         OSError: The keeper has ended.
     """
     while True:

@@ -1,12 +1,11 @@
-"""Sealed copies: bytes in memory that nobody can change, whatever happens to the file they came from.
+"""Sealed copies: bytes in memory that cannot change, whatever happens to their source file.
 
-A file that is mapped can be cut short or written over by anybody who may write to it. The process that has
-it mapped then gets other numbers, or a signal (SIGBUS) that native code cannot turn into an error. So what is
-mapped here is a copy in a memfd whose size and content the kernel keeps from changing: for everybody, this
-process included.
+Anybody who may write to a file that is mapped can truncate or overwrite it. The mapping process then reads
+other numbers, or gets a signal (SIGBUS) that native code cannot turn into an error. So headrace maps a copy
+in a memfd whose size and content the kernel keeps every process from changing, this one included.
 
-Copies of the same content, told by its SHA-256, are one in a process. Another process can map it, too, when
-it is given the descriptor: the seals tell it that nothing will change. That is what a keeper does
+A process holds one copy of the same content, identified by its SHA-256. Another process that receives the
+descriptor can map the copy, too: the seals guarantee that nothing will change. A keeper does this
 (``headrace.sealed.keeper``).
 """
 
@@ -29,48 +28,48 @@ from headrace import memory
 from headrace.tensors import Array
 
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_NEVER_RUN = 8  # MFD_NOEXEC_SEAL, which Python does not name yet; some systems ask for it (vm.memfd_noexec)
-# The kernel refuses to seal while it has hold of a page for itself (to move it, or to see how it is used). It
-# waits for 0.15 s; on a crowded machine that was too short. Who asks a keeper waits for longer than this.
+_NEVER_RUN = 8  # MFD_NOEXEC_SEAL, which Python does not name yet; required on some systems (vm.memfd_noexec)
+# The kernel refuses to seal while it holds a page itself (to move it, or to track its use). It waits for
+# 0.15 s, which was too short on a crowded machine. The timeout for a keeper is longer than this one.
 _BUSY_SECONDS, _BUSY_PAUSE_SECONDS = 5.0, 0.01
 
 _lock = threading.Lock()
 _by_checksum: weakref.WeakValueDictionary[str, SealedCopy] = weakref.WeakValueDictionary()
-_still_to_copy = 0  # bytes that copies being made will take
+_still_to_copy = 0  # bytes that copies in progress will still take
 
 
 class SealedCopy:
-    """A copy of some content, sealed; it lives as long as something refers to it or to an array of it.
+    """A sealed copy of some content; it lives as long as something refers to it or to an array of it.
 
     Attributes:
-        descriptor: Of the memfd: may be passed to other processes, and must not be closed.
-        size_bytes: How large it is.
+        descriptor: The memfd's descriptor: may be passed to other processes, and must not be closed.
+        size_bytes: Its size.
     """
 
     def __init__(self, descriptor: int, size_bytes: int, *held: int) -> None:
-        """Take what is sealed already; ``sealed`` and ``received`` make one.
+        """Wrap a sealed memfd; use ``sealed`` or ``received`` to create one.
 
         Args:
-            descriptor: Of the memfd; closed with this object.
-            size_bytes: How large it is.
-            held: Descriptors that are closed after it.
+            descriptor: The memfd's descriptor; closed with this object.
+            size_bytes: Its size.
+            held: Descriptors to close after it.
         """
         self.descriptor, self.size_bytes = descriptor, size_bytes
-        for one in (*held, descriptor):  # the last one that is registered is the first one to be called
+        for one in (*held, descriptor):  # finalizers run in reverse order of registration
             weakref.finalize(self, os.close, one)
 
     @classmethod
     def sealed(
         cls, pieces: Iterable[memoryview], finish: Callable[[int], object] = lambda _: None
     ) -> SealedCopy:
-        """Copy and seal.
+        """Copy content and seal the copy.
 
         Args:
             pieces: The content, piece by piece.
-            finish: Gets the descriptor when all is copied, and may change it still.
+            finish: Called with the descriptor after copying; may still change the copy.
 
         Raises:
-            OSError: There is no memory for it, no descriptor, or something keeps it from being sealed.
+            OSError: Memory or descriptors are exhausted, or the copy cannot be sealed.
         """
         descriptor, size = _memfd(), 0
         try:
@@ -88,15 +87,15 @@ class SealedCopy:
 
     @classmethod
     def received(cls, descriptor: int, size_bytes: int, lifeline: int) -> SealedCopy:
-        """Take what another process has sealed.
+        """Wrap a copy that another process has sealed.
 
         Args:
-            descriptor: Of the memfd; closed with the copy, or at once if it is refused.
-            size_bytes: How large it must be.
-            lifeline: What tells that process, as long as it is open, that the copy is held; closed likewise.
+            descriptor: The memfd's descriptor; closed with the copy, or at once if it is refused.
+            size_bytes: Its expected size.
+            lifeline: Descriptor that keeps the copy alive in that process while it is open; closed likewise.
 
         Raises:
-            OSError: It is not sealed for good, or has another size.
+            OSError: The copy lacks a seal, or has another size.
         """
         try:
             status = os.fstat(descriptor)
@@ -110,10 +109,10 @@ class SealedCopy:
         return cls(descriptor, size_bytes, lifeline)
 
     def array(self, dtype: np.dtype[np.generic], shape: tuple[int, ...], offset: int) -> Array:
-        """Map it as an array, privately: what is written to the array stays this array's own.
+        """Map the copy as a private array: writes stay in this array.
 
         Raises:
-            OSError: There is no room for another mapping.
+            OSError: It cannot be mapped.
         """
         mapped = mmap.mmap(self.descriptor, self.size_bytes, flags=mmap.MAP_PRIVATE)
         return np.asarray(_Mapped(np.ndarray(shape, dtype, mapped, offset), self))
@@ -133,10 +132,10 @@ def _seal(descriptor: int) -> None:
 
 
 class _Mapped:
-    """What keeps a mapping, and the copy that it is of, as long as there are arrays of it.
+    """Keeps a mapping and its copy alive as long as there are arrays of it.
 
-    The mapping goes first. So the memory is freed when the copy's own descriptor is closed, which is done
-    without the interpreter's lock: requests go on beside it.
+    The mapping is released first. The memory is then freed when the copy's own descriptor is closed, which
+    happens without the GIL, so requests continue meanwhile.
     """
 
     def __init__(self, array: Array, copy: SealedCopy) -> None:
@@ -149,7 +148,7 @@ class _Mapped:
 
 
 def shared(checksum: str) -> SealedCopy | None:
-    """The copy of some content, if there is one in this process.
+    """Return this process's copy of some content, if there is one.
 
     Args:
         checksum: The content's SHA-256, in hexadecimal digits.
@@ -159,25 +158,25 @@ def shared(checksum: str) -> SealedCopy | None:
 
 
 def share(copy: SealedCopy, checksum: str) -> SealedCopy:
-    """Let others have a copy by the SHA-256 of its content; the first of equal ones is everybody's."""
+    """Share a copy under the SHA-256 of its content; return the first copy of that content."""
     with _lock:
         return _by_checksum.setdefault(checksum, copy)
 
 
 @contextmanager
 def room_for(size_bytes: int) -> Iterator[Room]:
-    """Refuse to copy what does not fit into memory: running out of it would end the process.
+    """Refuse a copy that does not fit into memory: running out of memory would kill the process.
 
-    What other copies that are being made will take counts as taken.
+    The bytes that other copies in progress will still take count as used.
 
     Args:
-        size_bytes: How much will be copied.
+        size_bytes: Size of the copy.
 
     Yields:
-        What is to be told as it is copied.
+        The reservation, to be updated while copying.
 
     Raises:
-        OSError: There is less memory available.
+        OSError: Less memory is available.
     """
     available = memory.available_bytes()
     room = Room()
@@ -197,24 +196,24 @@ def room_for(size_bytes: int) -> Iterator[Room]:
 
 
 class Room:
-    """Memory that a copy being made has not taken yet.
+    """Memory reserved by a copy in progress.
 
     Attributes:
-        left_bytes: How much that is.
+        left_bytes: Bytes not copied yet.
     """
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start without a reservation."""
         self.left_bytes = 0
 
     def take(self, size_bytes: int) -> None:
-        """Count so much more as still to be copied; the caller holds the lock."""
-        global _still_to_copy  # noqa: PLW0603 - the process's, like its memory
+        """Reserve more bytes; the caller holds the lock."""
+        global _still_to_copy  # noqa: PLW0603 - one per process, like its memory
         self.left_bytes += size_bytes
         _still_to_copy += size_bytes
 
     def copied(self, size_bytes: int) -> None:
-        """So much has been copied: the system counts it from now on."""
+        """Release bytes that have been copied: the system counts them from now on."""
         with _lock:
             self.take(-min(size_bytes, self.left_bytes))
 
@@ -228,6 +227,6 @@ def _memfd() -> int:
     try:
         return os.memfd_create("headrace", flags | _NEVER_RUN)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # which kernels before 6.3 say
+        if error.errno != errno.EINVAL:  # from kernels before 6.3
             raise
         return os.memfd_create("headrace", flags)

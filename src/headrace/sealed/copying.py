@@ -1,8 +1,8 @@
-"""One pass over a file: it is copied, its checksum is computed, and its numbers are looked through.
+"""Copy a file, compute its checksum and check its numbers in one pass.
 
-What is checked is what is copied, with nothing in between. Where the process has a keeper (``use_keeper``),
-that one is asked for the copy, and makes it once for all processes that ask; without one, or where it is
-away, the copy is made here.
+The bytes that are checked are the bytes that are copied. A process with a keeper (``use_keeper``) asks it for
+the copy, which the keeper makes once for all processes that ask. Without one, or when the keeper is away, the
+copy is made here.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from headrace.sealed.asking import Door
 
 PIECE_BYTES = 2**18
-"""What is copied, digested and looked through at a time; it stays in a core's cache."""
+"""Bytes that are copied, hashed and checked at a time; they fit into a core's cache."""
 
 LARGE_BYTES = 2**20
-"""What is smaller each process reads by itself."""
+"""Each process reads smaller files itself."""
 
 _OWN_SHARE = 0.1
 _INDEX = np.dtype(np.uint32)
@@ -39,11 +39,11 @@ _keeper: Door | None = None
 
 
 class Numbers(msgspec.Struct, frozen=True):
-    """Floating-point numbers that must all be finite: from a place in a file to its end.
+    """Floating-point numbers that must all be finite: from an offset in a file to its end.
 
     Attributes:
-        dtype: NumPy's text for their type.
-        offset: Where they start, in bytes.
+        dtype: Their NumPy dtype, as a string.
+        offset: Start in the file, in bytes.
     """
 
     dtype: str
@@ -51,13 +51,13 @@ class Numbers(msgspec.Struct, frozen=True):
 
 
 class Patch(msgspec.Struct, frozen=True):
-    """Rows of the array in a file that are replaced in its copy.
+    """Rows to be replaced in the copy of an array's file.
 
     Attributes:
-        checksum: The SHA-256 of their numbers (uint32) and of their values, one after the other.
-        count: How many they are.
-        row_bytes: The size of one.
-        offset: Where the array starts in the file, in bytes; it reaches to its end.
+        checksum: The SHA-256 of the row numbers (uint32) followed by the values.
+        count: Number of rows.
+        row_bytes: Size of one row.
+        offset: Start of the array in the file, in bytes; it extends to the file's end.
     """
 
     checksum: str
@@ -67,13 +67,13 @@ class Patch(msgspec.Struct, frozen=True):
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What a file must hold.
+    """The expected content of a file.
 
     Attributes:
         size_bytes: Its size.
         checksum: Its SHA-256, in hexadecimal digits; None for any.
-        finite: Which of its numbers must be finite; None for none.
-        patch: Which rows are replaced once it is checked; None for none.
+        finite: The numbers that must be finite; None for none.
+        patch: The rows to replace after the check; None for none.
     """
 
     size_bytes: int
@@ -83,15 +83,15 @@ class Content(msgspec.Struct, frozen=True):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """Why a file was not copied.
+    """The reason why a file was not copied.
 
     Attributes:
-        reason: It was changed meanwhile, has another checksum, holds a number that is not finite, or the
-            system refused something.
-        place: Which number is not finite, counted from the first.
+        reason: The file changed meanwhile, has another checksum or a number that is not finite, or a system
+            call failed.
+        place: Index of the number that is not finite.
         number: That number.
-        errno: What the system said, as a number.
-        said: What the system said, for people.
+        errno: The system's error number.
+        said: The system's error message.
     """
 
     reason: Literal["changed", "checksum", "number", "system"]
@@ -105,43 +105,43 @@ class NotCopied(Exception):
     """A file was not copied.
 
     Attributes:
-        refusal: Why.
+        refusal: The reason.
     """
 
     def __init__(self, refusal: Refusal) -> None:
-        """Say why."""
+        """Store the reason."""
         super().__init__(refusal.reason)
         self.refusal = refusal
 
 
 def use_keeper(descriptor: int) -> None:
-    """From now on, ask a keeper for copies.
+    """Ask a keeper for copies from now on.
 
     Args:
-        descriptor: The asking end of the keeper's socket; stays the caller's, and must stay open.
+        descriptor: The asking end of the keeper's socket; remains the caller's, and must stay open.
     """
-    global _keeper  # noqa: PLW0603 - the process's, like the descriptor
+    global _keeper  # noqa: PLW0603 - one per process, like the descriptor
     from headrace.sealed.asking import Door  # noqa: PLC0415 - only processes that have a keeper need it
 
     _keeper = Door(descriptor)
 
 
 def forget_keeper() -> None:
-    """From now on, make copies here."""
+    """Make copies in this process from now on."""
     global _keeper  # noqa: PLW0603
     _keeper = None
 
 
 def sealed_copy(file: io.FileIO, content: Content) -> SealedCopy:
-    """A sealed copy of a file: one that is in this process already, the keeper's, or one that is made here.
+    """Return a sealed copy of a file: an existing one of this process, the keeper's, or a new one.
 
     Args:
-        file: The file, opened.
-        content: What it must hold.
+        file: The open file.
+        content: Its expected content.
 
     Raises:
-        NotCopied: It holds something else, or was changed meanwhile.
-        OSError: It cannot be read, or there is no memory for it, or no descriptor.
+        NotCopied: The file has other content, or changed meanwhile.
+        OSError: It cannot be read, or memory or descriptors are exhausted.
     """
     checksum = content.checksum
     found = copies.shared(checksum) if checksum else None
@@ -155,21 +155,21 @@ def sealed_copy(file: io.FileIO, content: Content) -> SealedCopy:
 def patched_copy(
     file: io.FileIO, content: Content, offset: int, rows: Array, values: Array
 ) -> SealedCopy | None:
-    """A sealed copy of an array's file in which the keeper has replaced rows, for all who ask for the same.
+    """Return a sealed copy of an array's file with rows replaced by the keeper, shared by equal requests.
 
     Args:
-        file: The file, opened.
-        content: What it must hold.
-        offset: Where the array starts in it, in bytes.
-        rows: Numbers of rows that it has.
-        values: What they are to be.
+        file: The open file.
+        content: Its expected content.
+        offset: Start of the array in it, in bytes.
+        rows: Numbers of the rows to replace.
+        values: Their new values.
 
     Returns:
-        None where the caller is to replace them: without a keeper, or where they are on few pages.
+        The copy; None if the caller should replace the rows: there is no keeper, or they are on few pages.
 
     Raises:
-        NotCopied: The file holds something else, or was changed meanwhile.
-        OSError: It cannot be read, or there is no memory for it, or no descriptor.
+        NotCopied: The file has other content, or changed meanwhile.
+        OSError: It cannot be read, or memory or descriptors are exhausted.
     """
     if _keeper is None or not values.size:
         return None
@@ -190,24 +190,25 @@ def patched_copy(
 
 
 def _are_on_many_pages(rows: Array, row_bytes: int, size_bytes: int) -> bool:
-    """Whether replacing rows would make more than a part of an array's pages each process's own."""
+    """Whether replacing rows privately would unshare more than ``_OWN_SHARE`` of an array's pages."""
     pages = len(np.unique(rows.astype(np.int64) * row_bytes // mmap.PAGESIZE))
     return pages * mmap.PAGESIZE > _OWN_SHARE * size_bytes
 
 
 def kept_checksum(file: io.FileIO, size_bytes: int, between: Callable[[], object]) -> str | None:
-    """The SHA-256 of a large file in hexadecimal digits, as the keeper computes it once for all who ask.
+    """Return a large file's SHA-256 in hexadecimal digits, computed by the keeper once for all who ask.
 
     Args:
-        file: The file, opened.
+        file: The open file.
         size_bytes: Its size.
-        between: Called about once a second while it is waited for; what it raises ends the waiting.
+        between: Called about once a second while waiting; an exception from it ends the wait.
 
     Returns:
-        None where the caller is to compute it: without a keeper, or for a small file.
+        The checksum; None if the caller should compute it: there is no keeper, the keeper is away, or the
+        file is small.
 
     Raises:
-        NotCopied: The file was changed meanwhile.
+        NotCopied: The file changed meanwhile.
         OSError: It cannot be read.
     """
     if _keeper is None or size_bytes < LARGE_BYTES:
@@ -224,14 +225,14 @@ def make_copy(
     """Copy a file and check it in the same pass.
 
     Args:
-        descriptor: Of the file; its position stays where it is.
-        content: What it must hold.
-        between: Called with the size of each piece that has been copied; what it raises ends the copying.
-        patch: The descriptor of what ``content.patch`` tells of: numbers of rows, and values.
+        descriptor: The file's descriptor; its position does not move.
+        content: Its expected content.
+        between: Called with the size of each copied piece; an exception from it ends the copying.
+        patch: Descriptor of the row numbers and values that ``content.patch`` describes.
 
     Raises:
-        NotCopied: It holds something else, or was changed meanwhile.
-        OSError: It cannot be read, or there is no memory for it, or no descriptor.
+        NotCopied: The file has other content, or changed meanwhile.
+        OSError: It cannot be read, or memory or descriptors are exhausted.
     """
     with copies.room_for(content.size_bytes) as room:
 
@@ -247,11 +248,11 @@ def make_copy(
 
 
 def _replace(size_bytes: int, patch: Patch, source: int, descriptor: int) -> None:
-    """Write a patch's rows into a copy that is not sealed yet; it is not mapped any more then."""
+    """Write a patch's rows into a copy that is not sealed yet, and unmap it again."""
     size = patch.count * (_INDEX.itemsize + patch.row_bytes)
     array_bytes = size_bytes - patch.offset
     if os.fstat(source).st_size != size or min(size, array_bytes) <= 0 or array_bytes % patch.row_bytes:
-        raise OSError(errno.EINVAL, "the patch is not as large as it is said to be")
+        raise OSError(errno.EINVAL, "the patch does not have the expected size")
     with mmap.mmap(source, size, prot=mmap.PROT_READ) as given, mmap.mmap(descriptor, size_bytes) as whole:
         rows = np.frombuffer(given, _INDEX, patch.count)
         values = np.frombuffer(given, np.uint8, offset=rows.nbytes).reshape(patch.count, patch.row_bytes)
@@ -261,18 +262,18 @@ def _replace(size_bytes: int, patch: Patch, source: int, descriptor: int) -> Non
             table[rows] = values
         del rows, values, table
     if not is_within:
-        raise OSError(errno.EINVAL, "the patch has rows beyond the table")
+        raise OSError(errno.EINVAL, "the patch has rows beyond the end of the table")
 
 
 def pieces(descriptor: int, content: Content) -> Iterator[memoryview]:
-    """A file's whole content, checked; each piece is valid until the next one.
+    """Yield a file's whole content, checked; each piece is valid until the next one.
 
     Args:
-        descriptor: Of the file; its position stays where it is.
-        content: What it must hold.
+        descriptor: The file's descriptor; its position does not move.
+        content: Its expected content.
 
     Raises:
-        NotCopied: It holds something else, or was changed meanwhile.
+        NotCopied: The file has other content, or changed meanwhile.
         OSError: It cannot be read.
     """
     buffer, done = memoryview(bytearray(min(PIECE_BYTES, content.size_bytes + 1))), 0
@@ -310,7 +311,7 @@ def _check_finite(piece: memoryview, done: int, finite: Numbers) -> None:
     dtype = np.dtype(finite.dtype)
     numbers = np.frombuffer(piece[start:], dtype, max(0, len(piece) - start) // dtype.itemsize)
     if not numbers.size or (np.isfinite(numbers.max()) and np.isfinite(numbers.min())):
-        return  # a NaN is the largest, and the smallest, too
+        return  # max and min both propagate a NaN
     first = int(np.argmin(np.isfinite(numbers)))
     place = (done + start - finite.offset) // dtype.itemsize + first
     raise NotCopied(Refusal("number", place=place, number=float(numbers[first])))

@@ -1,10 +1,10 @@
 """The keeper: a process that makes sealed copies of files once, and hands them to all processes that ask.
 
-It asks for nothing but descriptors: a question brings the file, so it is the file that the asker has opened,
-whatever its name leads to by now. A copy is known by its checksum, or, where there is none, by which file it
-is of. It goes when nobody holds it any more: when the socket of the last answer has been closed.
+It opens no files. A question carries the descriptor of the file that the asker has opened, whatever its name
+refers to by now. A copy is identified by its checksum, or else by the file's identity and state. It is
+dropped when nobody holds it any more: when the socket of the last answer has been closed.
 
-``headrace.sealed.process`` starts it; it ends when nobody can ask any more.
+``headrace.sealed.process`` starts it; it ends when all asking ends are closed.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ _WORKERS = 4
 _MOST_DESCRIPTORS = 3
 _TELL_SECONDS = 1.0
 _CHECKSUMS_KEPT = 4096
-_SETTLED_MILLISECONDS = 500  # who writes twice within one tick of a clock leaves one time: longest 10 ms
+_SETTLED_MILLISECONDS = 500  # two writes within one clock tick, at most 10 ms, leave the same timestamp
 
 
 class _Unwanted(Exception):
-    """Nobody waits for the work any more."""
+    """All processes that waited for the work have gone."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """One file's content: being worked on, or made and held.
+    """The content of one file: in progress, or made and held.
 
     Attributes:
-        key: What it is known by.
-        question: What was asked.
-        content: What the file must hold.
-        files: The descriptors of the file, and of the patch if there is one; none when it is made.
-        state: Which file it is, as it was when it was changed last.
-        is_kept: Whether a checksum is remembered.
-        lifelines: The sockets of those who wait for it, or hold it.
-        others: What those of them have given who gave another file that is to hold the same.
-        result: What came of it; None as long as it is being worked on.
-        copy: The copy, if it is one.
+        key: Its key among the jobs.
+        question: The first question for it.
+        content: The expected content of the file.
+        files: Descriptors of the file, and of the patch if there is one; empty when the work is done.
+        state: State of the file when the question came.
+        is_kept: Whether to remember the checksum.
+        lifelines: Sockets of the processes that wait for it, or hold it.
+        others: Files with the same expected content from other questions, by socket.
+        result: The last reply; None while work is in progress.
+        copy: The copy, if one was made.
     """
 
     key: Hashable
@@ -77,13 +77,13 @@ class _Job:
 
 
 class Keeper:
-    """The loop that takes questions and answers them; copying is done in threads beside it."""
+    """The loop that receives questions and answers them; threads beside it do the copying."""
 
     def __init__(self, door: socket.socket) -> None:
         """Prepare; ``run`` serves.
 
         Args:
-            door: Where questions come in.
+            door: The socket that receives questions.
         """
         self._door = door
         self._selector = selectors.DefaultSelector()
@@ -95,7 +95,7 @@ class Keeper:
         self._moved_bytes = 0
 
     def run(self) -> None:
-        """Serve until nobody can ask any more."""
+        """Serve until all asking ends are closed."""
         self._selector.register(self._door, selectors.EVENT_READ, self._take)
         self._selector.register(self._woken, selectors.EVENT_READ, self._finish)
         for _ in range(_WORKERS):
@@ -114,13 +114,13 @@ class Keeper:
     # ---- in the loop's thread ----
 
     def _take(self) -> bool:
-        """Take a question; False when there can be none any more."""
+        """Receive a question; return False when all asking ends are closed."""
         try:
             received = messages.receive(self._door, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return True
-        except OSError as error:  # out of descriptors: the asker sees its socket closed, and helps itself
-            _log.warning("a question could not be taken: %s", error.strerror)
+        except OSError as error:  # out of descriptors: the asker sees its socket closed, and copies itself
+            _log.warning("could not receive a request: %s", error.strerror)
             return True
         if received is None:
             return False
@@ -144,21 +144,21 @@ class Keeper:
         if job is None:
             is_kept = question.wanted == "checksum" and is_settled
             job = self._jobs[key] = _Job(key, question, question.content, files, state, is_kept)
-            job.lifelines.add(lifeline)  # before a thread has it, which gives up what nobody waits for
+            job.lifelines.add(lifeline)  # before a thread gets the job: it drops one without lifelines
             self._begin_with_copy(job, status)
             self._waiting.put(job)
         else:
             job.lifelines.add(lifeline)
             if job.files and state != job.state:
-                job.others[lifeline] = files  # where that one is damaged, this one may be whole
+                job.others[lifeline] = files  # a fallback if the first file is damaged
             else:
                 messages.close(files)
         self._selector.register(lifeline, selectors.EVENT_READ, lambda: self._leave(job, lifeline))
-        if not job.files:  # what is made is handed here; what threads are at, in _finish
+        if not job.files:  # done: hand it on here; ``_finish`` hands on work in progress
             self._hand(job, lifeline)
 
     def _begin_with_copy(self, job: _Job, status: os.stat_result) -> None:
-        """Take for a patch's base a copy that is here: it is checked already."""
+        """Use an existing copy as a patch's base: it has been checked already."""
         patch = job.content.patch
         if patch is None:
             return
@@ -170,7 +170,7 @@ class Keeper:
             job.content = Content(job.content.size_bytes, patch=patch)
 
     def _finish(self) -> None:
-        """Answer what threads have done."""
+        """Answer the questions of one job that a thread has completed."""
         self._woken.recv(1)
         job = self._done.get()
         messages.close(job.files)
@@ -193,7 +193,7 @@ class Keeper:
             self._asked(job.question, files, lifeline)
 
     def _others_of_refused(self, job: _Job) -> dict[socket.socket, list[int]]:
-        """Those who are not answered by what came of another file than theirs, with their files."""
+        """Return the askers whose own files are still to be tried because the job's file was refused."""
         others, job.others = job.others, {}
         if not isinstance(job.result, Refusal):
             for files in others.values():
@@ -211,7 +211,7 @@ class Keeper:
                 self._leave(job, lifeline)
 
     def _leave(self, job: _Job, lifeline: socket.socket) -> None:
-        """Somebody does not want it any more, or is gone: the last one takes the copy along."""
+        """Remove a process that has left or needs nothing more; drop the copy with the last one."""
         if lifeline in job.lifelines:
             job.lifelines.discard(lifeline)
             messages.close(job.others.pop(lifeline, []))
@@ -234,7 +234,7 @@ class Keeper:
     def _send(self, reply: Reply, lifeline: socket.socket, *descriptors: int) -> bool:
         try:
             messages.send(lifeline, reply, *descriptors)
-        except OSError:  # it is gone, or takes nothing
+        except OSError:  # the asker has ended, or does not read
             return False
         return True
 
@@ -268,8 +268,8 @@ class Keeper:
         except OSError as error:
             said = error.strerror or str(error)
             return Refusal("system", errno=error.errno or errno.EIO, said=said), None
-        except Exception as error:  # noqa: BLE001 - the boundary of a thread that others' files wait for
-            _log.exception("a file could not be worked on")
+        except Exception as error:  # noqa: BLE001 - a thread boundary: other files wait for this thread
+            _log.exception("processing a file failed")
             return Refusal("system", errno=errno.EIO, said=type(error).__name__), None
 
 
@@ -282,7 +282,7 @@ def _digest(file: int, content: Content, between: Callable[[int], object]) -> st
 
 
 def _key(question: Question, status: os.stat_result) -> Hashable:
-    """What a content is known by: its checksum, or which file it is, as it was when it was changed last."""
+    """Return the key of a content: its checksum, or the file's identity and state."""
     content = question.content
     if content.checksum is not None:
         return question.wanted, content
@@ -290,12 +290,12 @@ def _key(question: Question, status: os.stat_result) -> Hashable:
 
 
 def _is_settled(status: os.stat_result) -> bool:
-    """Whether a change of the file from now on gives it another time than it has."""
+    """Whether any further change of the file will change its timestamp."""
     return clock.unix_milliseconds() - status.st_ctime_ns // 10**6 > _SETTLED_MILLISECONDS
 
 
 def _fits(question: Question, descriptors: list[int]) -> bool:
-    """Whether a question came with what it must: a socket, and a file, and a patch's rows if it has one."""
+    """Whether a question has its descriptors: a socket, a file, and the patch's rows if it has a patch."""
     count = 2 if question.content.patch is None else 3
     if len(descriptors) != count or (question.wanted == "checksum" and count > 2):
         return False
@@ -304,13 +304,13 @@ def _fits(question: Question, descriptors: list[int]) -> bool:
 
 
 def main() -> None:
-    """Keep: the arguments are the descriptor of the socket, and the style and level of the log."""
+    """Run a keeper; the arguments are the socket's descriptor, and the format and level of the log."""
     descriptor, style, level = sys.argv[1:]
     logs.set_up("json" if style == "json" else "text", level, serves=True)
-    # They are for whoever asks: it ends with the last of them.
+    # The keeper ends with its last asker; these signals are meant for the askers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    os.nice(NICER_BY)  # as loader threads: requests come first
+    os.nice(NICER_BY)  # like loader threads: requests have priority
     Keeper(socket.socket(fileno=int(descriptor))).run()
 
 

@@ -1,9 +1,9 @@
-"""What a keeper and those who ask it say to one another.
+"""Messages between a keeper and the processes that ask it.
 
-Each message is one packet of a Unix socket, MessagePack in an array whose first element says the version. A
-question comes with descriptors: the socket for its answers, the file, and the patch if there is one. Who
-holds that socket open holds the copy; so nothing has to be said when a copy is not wanted any more, or when
-its holder is killed.
+Each message is one packet of a Unix socket: MessagePack, questions as an array whose first element is the
+version. A question carries descriptors: the socket for its answers, the file, and the patch if there is one.
+The copy lives while that socket is open, so a holder need not report that it no longer wants the copy, or
+that it was killed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import msgspec
 from headrace.sealed.copying import Content, Refusal
 
 LARGEST_BYTES = 4096
-"""The largest message."""
+"""Size limit of a message."""
 
 FORMAT = 1
 """The version of these messages; a keeper answers no other."""
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):
-    """What is asked of a keeper.
+    """A request to a keeper.
 
     Attributes:
         format: The version of these messages.
-        wanted: A sealed copy of the file, or its checksum only.
-        content: What the file must hold.
+        wanted: A sealed copy of the file, or only its checksum.
+        content: The expected content of the file.
     """
 
     format: int
@@ -39,11 +39,11 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Working(msgspec.Struct, frozen=True, tag="working"):
-    """The keeper is at it: said about once a second, as long as something moves."""
+    """The keeper is working: sent about once a second while it makes progress."""
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """The copy is made; its descriptor comes with this."""
+    """The copy is made; its descriptor is attached to this message."""
 
 
 class Digested(msgspec.Struct, frozen=True, tag="digested"):
@@ -57,7 +57,7 @@ class Digested(msgspec.Struct, frozen=True, tag="digested"):
 
 
 Reply = Working | Copied | Digested | Refusal
-"""What a keeper answers; the last but ``Working`` ends it."""
+"""A keeper's reply; any but ``Working`` is the last one."""
 
 _encoder = msgspec.msgpack.Encoder()
 _questions = msgspec.msgpack.Decoder(Question)
@@ -65,10 +65,10 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def send(to: socket.socket, message: Question | Reply, *descriptors: int) -> None:
-    """Send a message, with descriptors that the receiver gets copies of; never waits.
+    """Send a message, with descriptors to be duplicated for the receiver, without blocking.
 
     Raises:
-        BlockingIOError: The receiver has not taken what was sent before.
+        BlockingIOError: The receiver has not read earlier messages.
         OSError: There is no receiver any more.
     """
     passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
@@ -76,13 +76,13 @@ def send(to: socket.socket, message: Question | Reply, *descriptors: int) -> Non
 
 
 def receive(sender: socket.socket, most_descriptors: int) -> tuple[bytes, list[int]] | None:
-    """Take the next message and its descriptors, which are the caller's to close; never waits.
+    """Return the next message and its descriptors, which the caller must close, without blocking.
 
     Returns:
-        None when nobody can send any more.
+        The bytes and the descriptors; None when all senders have closed.
 
     Raises:
-        BlockingIOError: There is none.
+        BlockingIOError: No message is available.
         OSError: The connection is broken.
     """
     space = socket.CMSG_SPACE(most_descriptors * 4)
@@ -99,7 +99,7 @@ def receive(sender: socket.socket, most_descriptors: int) -> tuple[bytes, list[i
 
 
 def question(content: bytes) -> Question | None:
-    """Read a question; None for what is none."""
+    """Decode a question; return None if it is malformed or of another version."""
     try:
         asked = _questions.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -108,7 +108,7 @@ def question(content: bytes) -> Question | None:
 
 
 def reply(content: bytes) -> Reply | None:
-    """Read a reply; None for what is none."""
+    """Decode a reply; return None if it is malformed."""
     try:
         said: Reply = _replies.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -117,6 +117,6 @@ def reply(content: bytes) -> Reply | None:
 
 
 def close(descriptors: list[int]) -> None:
-    """Close descriptors that came and are not wanted."""
+    """Close received descriptors that are not needed."""
     for descriptor in descriptors:
         os.close(descriptor)

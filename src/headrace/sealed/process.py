@@ -1,4 +1,4 @@
-"""Starts a keeper in a process of its own, and starts it again when it has ended."""
+"""Start a keeper in its own process, and restart it when it has ended."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _END_SECONDS = 5.0
 
 
 class KeeperProcess:
-    """A keeper's process, with both ends of its socket: questions outlive the process that was to answer.
+    """A keeper's process, with both ends of its socket, so that pending questions survive a restart.
 
-    The keeper ends when all asking ends are closed. So it ends with its last asker, however that one ends.
+    The keeper ends when all asking ends are closed, and thus with its last asker, even if that one crashes.
 
     Attributes:
         descriptor: The asking end, for ``use_keeper`` in each process that it is passed to.
     """
 
     def __init__(self, log_format: str = "text", log_level: str = "info") -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            log_format: How it logs, to this process's standard error: text or json.
-            log_level: The least that it logs.
+            log_format: Format of its log, on this process's standard error: text or json.
+            log_level: Minimum level of its log.
 
         Raises:
-            OSError: No process can be started.
+            OSError: The process cannot be started.
         """
         self._keeping, self._asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.descriptor = self._asking.fileno()
@@ -49,11 +49,11 @@ class KeeperProcess:
 
     @property
     def pid(self) -> int:
-        """The keeper's process."""
+        """The process id of the keeper."""
         return self._process.pid
 
     def look_after(self) -> None:
-        """Start it again if it has ended; to be called about once a second, and never waits."""
+        """Restart the keeper if it has ended; never blocks. To be called about once a second."""
         ended = self._process.poll()
         if ended is None or time.monotonic() - self._started < _AGAIN_SECONDS:
             return
@@ -65,7 +65,7 @@ class KeeperProcess:
             _log.warning("the keeper of shared memory cannot be started: %s", error.strerror)
 
     def close(self) -> None:
-        """End it, whoever asks still; copies that were handed on stay with those who have them."""
+        """Kill the keeper, even if others still ask it. Copies remain with the processes that hold them."""
         self._keeping.close()
         self._asking.close()
         self._process.kill()

@@ -1,1 +1,1 @@
-"""Stores: values by key, in partitions; one contract, several engines under it."""
+"""Stores: values by key, in partitions. One contract with several engines."""

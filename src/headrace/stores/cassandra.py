@@ -1,4 +1,4 @@
-"""The store in a Cassandra cluster: a keyspace, in which each partition is a table, and so are records."""
+"""The store in a Cassandra cluster: one keyspace with a table for each partition and one for records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PAUSE_SECONDS = 0.05
 _WRITES_FOR_A_READ = 8
 _FIRST_TOKEN = -(2**63)
 _CURSOR, _TOKEN_BYTES = b"t", 8
-# Cassandra keeps the end of a value's time in 31 bits, and takes 20 years at most: what lives longer stays.
+# Cassandra stores expiry times in 31 bits and limits a TTL to 20 years. A longer TTL means no expiry.
 _LAST_SECOND, _LONGEST_SECONDS = 2**31 - 2, 20 * 365 * 86_400
 _NO_TABLE = re.compile(r"unconfigured table|table \S+ does not exist", re.IGNORECASE)
 
@@ -57,13 +57,13 @@ _Result = TypeVar("_Result")
 
 
 class _NoPartition(Exception):
-    """There is no table of a partition."""
+    """The partition has no table."""
 
 
 def _in_time(
     call: Callable[Concatenate[InCassandraStore, float, _Args], _Result],
 ) -> Callable[Concatenate[InCassandraStore, _Args], _Result]:
-    """Give a call its deadline, and have it end with an error of ours."""
+    """Pass a deadline to a call and raise driver errors as ``Unavailable``."""
 
     @wraps(call)
     def timed(self: InCassandraStore, /, *args: _Args.args, **named: _Args.kwargs) -> _Result:
@@ -81,13 +81,13 @@ class InCassandraStore:
 
     Attributes:
         is_local: False.
-        timeout_seconds: How long a call may take.
+        timeout_seconds: Timeout of one call in seconds.
     """
 
     is_local = False
 
     def __init__(self, settings: CassandraStore) -> None:
-        """Prepare; nothing is connected before the first call.
+        """Prepare the session; the first call connects.
 
         Raises:
             ConfigError: The password or a certificate is not where the settings say.
@@ -101,7 +101,7 @@ class InCassandraStore:
 
     @_in_time
     def create(self, deadline: float, partition: str) -> None:
-        """As the contract says."""
+        """See Store."""
         check_partition(partition)
         session = self._session.ready(deadline)
         if not has_table(session, self._settings.keyspace, partition):
@@ -109,10 +109,10 @@ class InCassandraStore:
                 f"CREATE TABLE IF NOT EXISTS {self._table(partition)} (key blob PRIMARY KEY, value blob)",
                 timeout=_left(deadline),
             )
-        # A table is in the schema a moment before it can be used, and other nodes hear of it later still.
+        # A new table is in the schema before it is usable, and other nodes learn of it later still.
         while not self._is_usable(session, partition):
             if time.monotonic() > deadline:
-                raise Unavailable(f"Cassandra: the table of {partition!r} could not be used in time")
+                raise Unavailable(f"Cassandra: the table of {partition!r} was not usable in time")
             time.sleep(_PAUSE_SECONDS)
 
     def _is_usable(self, session: Any, partition: str) -> bool:
@@ -126,7 +126,7 @@ class InCassandraStore:
 
     @_in_time
     def drop(self, deadline: float, partition: str) -> None:
-        """As the contract says; Cassandra removes the files by itself."""
+        """See Store. Cassandra removes the files by itself."""
         check_partition(partition)
         session = self._session.ready(deadline)
         self._forget(partition)
@@ -137,7 +137,7 @@ class InCassandraStore:
     def get_many(
         self, deadline: float, partition: str, keys: Sequence[bytes], missing: bytes = b""
     ) -> list[bytes]:
-        """As the contract says; some keys a query, several queries at once."""
+        """See Store. Runs several queries of several keys each in parallel."""
         wanted = [key for key in dict.fromkeys(keys) if 0 < len(key) <= LONGEST_KEY_BYTES]
         step = self._settings.keys_at_once
         chunks = [(wanted[start : start + step],) for start in range(0, len(wanted), step)]
@@ -154,7 +154,7 @@ class InCassandraStore:
     def put_many(
         self, deadline: float, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0
     ) -> None:
-        """As the contract says; a query for each item, as they belong to different nodes."""
+        """See Store. Runs one query for each item, as items belong to different nodes."""
         check_items(items, ttl_seconds)
         ttl = _whole_seconds(ttl_seconds)
         try:
@@ -164,7 +164,7 @@ class InCassandraStore:
 
     @_in_time
     def delete_many(self, deadline: float, partition: str, keys: Sequence[bytes]) -> None:
-        """As the contract says."""
+        """See Store."""
         wanted = [(key,) for key in dict.fromkeys(keys) if 0 < len(key) <= LONGEST_KEY_BYTES]
         try:
             self._run(deadline, partition, _DELETE, wanted)
@@ -173,7 +173,7 @@ class InCassandraStore:
 
     @_in_time
     def scan(self, deadline: float, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
-        """As the contract says: in the order of tokens, of which the last one is the cursor."""
+        """See Store. Keys come in token order; the last token is the cursor."""
         limit = min(max(limit, 1), _LARGEST_PAGE)
         try:
             (rows,) = self._run(deadline, partition, _SCAN, [(_token(cursor), limit)])
@@ -181,8 +181,8 @@ class InCassandraStore:
             return Page([], START)
         if len(rows) < limit:
             return Page([key for key, _ in rows], START)
-        # Keys may share a token, and some of the last one's may be missing: they come with the next page,
-        # unless all of this page's have it, which so many never do.
+        # Keys may share a token, and the page may end between them. Leave the last token's keys to the next
+        # page, unless all keys of this page share it, which never happens with this many keys.
         last = rows[-1][1]
         before = [row for row in rows if row[1] != last] or rows
         token: int = before[-1][1]
@@ -190,7 +190,7 @@ class InCassandraStore:
 
     @_in_time
     def read(self, deadline: float, name: str) -> bytes | None:
-        """As the contract says: what was agreed on last."""
+        """See Store. Reads with serial consistency, which sees the latest lightweight transaction."""
         check_record(name)
         (rows,) = self._run(deadline, RECORDS, _READ, [(name,)])
         value: bytes | None = rows[0][0] if rows else None
@@ -198,7 +198,7 @@ class InCassandraStore:
 
     @_in_time
     def swap(self, deadline: float, name: str, expected: bytes | None, value: bytes) -> bool:
-        """As the contract says, by a lightweight transaction."""
+        """See Store. Uses a lightweight transaction."""
         check_record(name, value)
         if expected is None:
             (rows,) = self._run(deadline, RECORDS, _MAKE, [(name, value)])
@@ -207,16 +207,16 @@ class InCassandraStore:
         return bool(rows[0][0])
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         self._session.close()
 
     def _run(
         self, deadline: float, partition: str, text: str, values: Sequence[Sequence[object]]
     ) -> list[Sequence[Row]]:
-        """Run one statement of a partition with several values.
+        """Run one statement on a partition's table, once for each set of values.
 
         Raises:
-            _NoPartition: There is no table of it.
+            _NoPartition: The partition has no table.
         """
         session = self._session.ready(deadline)
         at_once = self._settings.queries_at_once * (1 if text in _READS else _WRITES_FOR_A_READ)

@@ -1,8 +1,7 @@
-"""A session with a Cassandra cluster that is made when it is first needed, and again until there is one.
+"""A session with a Cassandra cluster, opened by the first call that needs it and retried until it succeeds.
 
-Connecting may take longer than a call has: it is done in a thread, one at a time, and whoever calls meanwhile
-waits for it as long as its own time lasts. Once there is a session, the driver itself finds nodes again that
-went away.
+Connecting may take longer than a call's timeout. So one thread at a time connects, and callers wait for it
+until their own deadlines. Once a session exists, the driver reconnects to failed nodes by itself.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from headrace.stores.security import password, tls_context
 from headrace.stores.settings import CassandraStore, RemoteStore, host_and_port
 
 RECORDS = '"Records"'
-"""The table of records; a partition's name has no capitals."""
+"""The table of records. Its capital letter keeps it apart from partition names, which have none."""
 
 Row = tuple[Any, ...]
 
-# A version that servers of all supported releases speak.
+# Servers of all supported releases speak this version.
 _PROTOCOL_VERSION = 4
 _RECONNECT_SECONDS = 0.5
 _HEARTBEAT_SECONDS = 5
@@ -40,7 +39,7 @@ _TOLD = "the store does not answer"
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Leave out what the driver logs, with a traceback, of each look at a partition that is not there."""
+    """Filter out the traceback that the driver logs for each access to a missing partition."""
     return not str(record.msg).startswith("Error preparing query")
 
 
@@ -48,11 +47,11 @@ logging.getLogger("cassandra.cluster").addFilter(_is_news)
 
 
 class Query(NamedTuple):
-    """What is asked, with its values.
+    """A statement with its values.
 
     Attributes:
-        statement: A prepared one.
-        values: What stands for its question marks.
+        statement: A prepared statement.
+        values: Values for its placeholders.
     """
 
     statement: Any
@@ -63,7 +62,7 @@ class CassandraSession:
     """The one session of a store."""
 
     def __init__(self, settings: CassandraStore) -> None:
-        """Check what can be checked; nothing is connected.
+        """Check the password and certificates; do not connect.
 
         Raises:
             ConfigError: The password or a certificate is not where the settings say.
@@ -78,13 +77,13 @@ class CassandraSession:
         self._is_closed = False
 
     def ready(self, deadline: float) -> Session:
-        """The session.
+        """Return the session, connecting if there is none.
 
         Args:
-            deadline: Until when to wait for it, on the monotonic clock.
+            deadline: Deadline on the monotonic clock.
 
         Raises:
-            Unavailable: There is none in time.
+            Unavailable: Connecting failed or did not finish in time.
         """
         if self._session is not None:
             return self._session
@@ -106,11 +105,11 @@ class CassandraSession:
             cluster = self._cluster()
             session = cluster.connect()
             session.default_fetch_size = None
-            # Of preparing a statement: the driver has no public way to say it beside profiles, and its own is
-            # ten seconds.
+            # Timeout for preparing statements. With execution profiles the driver has no public setting for
+            # it, and its default is ten seconds.
             session._default_timeout = self._settings.timeout_seconds
             self._prepare_keyspace(session)
-        # Whatever keeps it from working, callers are told, and it is tried again.
+        # Whatever the error, report it to the waiting callers; a later call retries.
         except Exception as error:  # noqa: BLE001
             if cluster is not None:
                 cluster.shutdown()
@@ -158,7 +157,7 @@ class CassandraSession:
         if not session.execute(query, (settings.keyspace,)).all():
             if not settings.create_keyspace:
                 raise Unavailable(
-                    f"there is no keyspace {settings.keyspace!r}: make it, or set store.create_keyspace"
+                    f"there is no keyspace {settings.keyspace!r}: create it, or set store.create_keyspace"
                 )
             copies = settings.replication or {"replication_factor": settings.replication_factor}
             told = ", ".join(f"'{name}': {count}" for name, count in copies.items())
@@ -176,7 +175,7 @@ class CassandraSession:
         return ", ".join(self._settings.contact_points)
 
     def close(self) -> None:
-        """End the session, and one that is being made."""
+        """Close the session, or wait for the connection being made, which then closes itself."""
         with self._lock:
             self._is_closed = True
             connecting = self._connecting
@@ -190,37 +189,37 @@ class CassandraSession:
 
 
 class _Credentials(AuthProvider):  # type: ignore[misc] # the driver has no types
-    """Who asks; the password is read anew for each connection, so that it can be changed."""
+    """The login. The password is read again for each connection, so that it can be changed."""
 
     def __init__(self, settings: RemoteStore) -> None:
         self._settings = settings
 
     def new_authenticator(self, host: object) -> PlainTextAuthenticator:
-        """What a connection says of itself."""
+        """Return the authenticator for a new connection."""
         return PlainTextAuthenticator(self._settings.user, password(self._settings) or "")
 
 
 def has_table(session: Session, keyspace: str, table: str) -> bool:
-    """Whether a table is there."""
+    """Return whether a table exists."""
     query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = %s AND table_name = %s"
     return bool(session.execute(query, (keyspace, table)).all())
 
 
 def run_all(session: Session, queries: Iterable[Query], deadline: float, at_once: int) -> list[Sequence[Row]]:
-    """Run queries side by side.
+    """Run queries in parallel.
 
     Args:
-        session: Where.
-        queries: Any number.
-        deadline: Until when, on the monotonic clock.
-        at_once: How many are under way at a time.
+        session: The session to run them in.
+        queries: Any number of queries.
+        deadline: Deadline on the monotonic clock.
+        at_once: Maximum number of queries in flight.
 
     Returns:
-        The rows of each, in their order.
+        The rows of each query, in the order of ``queries``.
 
     Raises:
-        Unavailable: Not all were answered in time.
-        Exception: The driver's, for the first one that failed.
+        Unavailable: Not all queries were answered in time.
+        Exception: The driver's error for the first query that failed.
     """
     answers: list[Sequence[Row]] = []
     errors: list[Exception] = []
@@ -265,9 +264,9 @@ def _failed(errors: list[Exception], permits: threading.Semaphore) -> Callable[[
 
 
 def _reason(error: Exception) -> str:
-    """Why there is no session, in words: some of the driver's errors say nothing."""
+    """Return why connecting failed, in words: some of the driver's errors have no text."""
     from cassandra import UnresolvableContactPoints  # noqa: PLC0415 - an extra
 
     if isinstance(error, UnresolvableContactPoints):
-        return "no address is known of any of these names"
+        return "none of these names could be resolved"
     return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What every store refuses in the same words: names, keys and values that another store could not hold."""
+"""Limits that all stores share: names, keys and values that another store could not hold are refused."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NAME = re.compile(rf"[ -~]{{1,{LONGEST_NAME}}}")
 
 
 def check_partition(partition: str) -> None:
-    """Refuse what cannot be a partition's name.
+    """Check the name of a partition.
 
     Raises:
-        InvalidRequest: It is too long, or has other characters.
+        InvalidRequest: The name is empty, too long, or has other characters.
     """
     if not _PARTITION.fullmatch(partition):
         raise InvalidRequest(
@@ -32,11 +32,11 @@ def check_partition(partition: str) -> None:
 
 
 def check_record(name: str, value: bytes = b"") -> None:
-    """Refuse what cannot be a record.
+    """Check the name and value of a record.
 
     Raises:
-        InvalidRequest: Its name is too long, or has other characters.
-        TooLarge: Its value is.
+        InvalidRequest: The name is empty, too long, or has other characters.
+        TooLarge: The value is too large.
     """
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
@@ -50,10 +50,10 @@ def check_record(name: str, value: bytes = b"") -> None:
 
 
 def check_items(items: Sequence[Item], ttl_seconds: float) -> None:
-    """Refuse items that some store could not hold, before one of them is written.
+    """Check all items before the first of them is written.
 
     Raises:
-        InvalidRequest: A key is empty, or the time is no time.
+        InvalidRequest: A key is empty, or ``ttl_seconds`` is negative, infinite or not a number.
         TooLarge: A key or a value is too long.
     """
     if not 0 <= ttl_seconds < float("inf"):
@@ -62,7 +62,7 @@ def check_items(items: Sequence[Item], ttl_seconds: float) -> None:
         if not 0 < len(key) <= LONGEST_KEY_BYTES:
             error = TooLarge if key else InvalidRequest
             raise error(
-                f"expected 1 to {LONGEST_KEY_BYTES} bytes, got {len(key)}: use a digest of what is longer",
+                f"expected 1 to {LONGEST_KEY_BYTES} bytes, got {len(key)}: use a digest for longer keys",
                 field=f"key {shown(key)}",
             )
         if len(value) > LARGEST_VALUE_BYTES:
@@ -73,10 +73,10 @@ def check_items(items: Sequence[Item], ttl_seconds: float) -> None:
 
 
 def not_there(partition: str) -> NotFound:
-    """The error of a write to a partition that was never made."""
-    return NotFound(f"partition {shown(partition)}: it was never made, or has been dropped; create it first")
+    """Return the error for a write to a partition that does not exist."""
+    return NotFound(f"partition {shown(partition)} was never created or has been dropped; create it first")
 
 
 def no_cursor(cursor: bytes) -> InvalidRequest:
-    """The error of a scan that goes on from something else than a page's cursor."""
-    return InvalidRequest(f"expected what a page gave, got {shown(cursor)}", field="cursor")
+    """Return the error for a scan cursor that no page returned."""
+    return InvalidRequest(f"expected the cursor of a page, got {shown(cursor)}", field="cursor")

@@ -1,17 +1,16 @@
-"""The store in a file of this machine, which several processes share: LMDB.
+"""The store in an LMDB file of this machine, shared by several processes.
 
-The file has one tree of keys. What is in there, by how a key begins:
+The file has one tree of keys. The first byte of a key tells its kind:
 
-- ``p`` and a partition's name: its number, which is never used again, and which of its two trees were ever
-  written. A partition that is dropped is gone with this one entry.
-- ``d`` and a number: a dropped partition, of which something is left to be removed.
-- ``n``: the last number. ``r`` and a name: a record.
-- A number with its highest bit set, 4 bytes: a value. Even numbers are those of values that stay: they are as
-  they were given, and reading them costs no more than LMDB does. Odd ones are those of values with a time to
-  live: its end follows the value. A key is in one of the two.
+- ``p`` and a partition's name: its number, which is never reused, and which of its two trees were ever
+  written. Deleting this one entry drops the partition.
+- ``d`` and a number: a dropped partition with values still to be removed.
+- ``n``: the last number assigned. ``r`` and a name: a record.
+- A number of 4 bytes with its highest bit set: a value. Even numbers hold values without a time to live,
+  stored unchanged, so that a read costs no more than in plain LMDB. Odd numbers hold values with a time to
+  live, followed by their expiry time. A key is in one of the two.
 
-What is over its time is not answered, and removed by those who write later: each looks at a few more entries
-than it writes.
+Reads skip expired values. Writes remove them: each write examines a few more entries than it writes.
 """
 
 from __future__ import annotations
@@ -45,22 +44,22 @@ _VALUES = 0x8000_0000
 _END_BYTES = 5
 _ENTRY = struct.Struct(">IB")
 _STAYING, _ENDING = 1, 2
-# One transaction writes so much: a hundredth of a second, in which others wait.
+# Limit of one transaction: about 10 ms, during which other writers wait.
 _MOST_WRITTEN, _MOST_WRITTEN_BYTES = 10_000, 16 * 2**20
 _MOST_REMOVED = 2000
-# Each write looks at so many entries more than it writes, for those that are over their time or dropped.
+# Entries that each write examines beyond those it writes, to remove expired and dropped values.
 _SWEPT_MORE = 64
 _LARGEST_PAGE = 100_000
 
 
 class _Partition(NamedTuple):
-    """What there is of one.
+    """A partition's number and key prefixes.
 
     Attributes:
-        number: Its own.
-        written: Which of its trees were ever written.
-        staying: How the keys of values begin that stay.
-        ending: How the keys of values begin that have a time to live.
+        number: Number of the partition.
+        written: Bit mask of the trees that were ever written.
+        staying: Key prefix of values without a time to live.
+        ending: Key prefix of values with a time to live.
     """
 
     number: int
@@ -70,7 +69,7 @@ class _Partition(NamedTuple):
 
     @classmethod
     def of(cls, number: int, written: int) -> _Partition:
-        """The one of a number."""
+        """Return the partition with a number."""
         first = _VALUES | 2 * number
         return cls(number, written, first.to_bytes(_PREFIX_BYTES), (first + 1).to_bytes(_PREFIX_BYTES))
 
@@ -85,11 +84,11 @@ class InLmdbStore:
     is_local = True
 
     def __init__(self, settings: LmdbStore) -> None:
-        """Open the file, or make it.
+        """Open the file, creating it if needed.
 
         Raises:
-            ConfigError: It cannot be opened.
-            Unavailable: The disk is full, or somebody else wrote all the while.
+            ConfigError: The file cannot be opened.
+            Unavailable: The disk is full, or other writers held the lock until the timeout.
         """
         options = LmdbOptions(settings.path, settings.largest_bytes, settings.sync, _CONTENTS)
         self._timeout_seconds = settings.timeout_seconds
@@ -101,7 +100,7 @@ class InLmdbStore:
         self._pages = Pages.of(self._file.environment, self._data, CONTENTS_KEY)
 
     def create(self, partition: str) -> None:
-        """As the contract says."""
+        """See Store."""
         check_partition(partition)
         key = _PARTITION + partition.encode()
         if self._get(key) is not None:
@@ -113,7 +112,7 @@ class InLmdbStore:
                 transaction.put(key, _ENTRY.pack(number, 0))
 
     def drop(self, partition: str) -> None:
-        """As the contract says: one entry at once, then values as long as there is time; others' later."""
+        """See Store. Deletes one entry, then removes values until the timeout; later calls continue."""
         check_partition(partition)
         deadline = self._deadline()
         key = _PARTITION + partition.encode()
@@ -132,7 +131,7 @@ class InLmdbStore:
             return _first_dropped(transaction) is not None
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        """As the contract says; no lock is taken, and nobody waited for."""
+        """See Store. Takes no lock and never waits."""
         try:
             with self._reading() as transaction:
                 found = self._known(transaction, partition)
@@ -142,7 +141,7 @@ class InLmdbStore:
         except Unavailable as error:
             import lmdb  # noqa: PLC0415 - an extra; here, as it would cost each lookup
 
-            if not isinstance(error.__cause__, lmdb.BadValsizeError):  # a key that is longer than LMDB's
+            if not isinstance(error.__cause__, lmdb.BadValsizeError):  # a key exceeds LMDB's own limit
                 raise
         possible = [key for key in keys if len(key) <= LONGEST_KEY_BYTES]
         values = iter(self.get_many(partition, possible, missing))
@@ -150,7 +149,7 @@ class InLmdbStore:
 
     @contextmanager
     def in_place(self, partition: str, keys: list[str]) -> Iterator[Array | None]:
-        """As the contract says; no lock is taken, and nobody waited for."""
+        """See InPlace. Takes no lock and never waits."""
         with self._reading() as transaction:
             found = self._known(transaction, partition)
             tree = self._pages.tree(transaction) if self._pages is not None else None
@@ -163,14 +162,14 @@ class InLmdbStore:
             if found.written & _ENDING and ended == READ:
                 now = int.from_bytes(_end(_now()))
                 ended = find(tree, int.from_bytes(found.ending), now, texts, values)
-            if ended == DAMAGED:  # LMDB does not look whether a page is as it should be
+            if ended == DAMAGED:  # LMDB itself does not check pages
                 raise self._damaged()
             yield values if ended == READ else None
 
     def _damaged(self) -> Unavailable:
         problem = (
-            "the LMDB file is damaged: a page is not as it should be; end all processes that have it open, "
-            "and put a copy in its place or remove it"
+            "the LMDB file is damaged: a page is invalid; stop all processes that have it open, then replace "
+            "it with a copy or remove it"
         )
         if not self._is_told:
             self._is_told = True
@@ -178,18 +177,18 @@ class InLmdbStore:
         return Unavailable(problem)
 
     def _known(self, transaction: Transaction, name: str) -> _Partition | None:
-        """A partition, as it was read before if nobody has written anything since."""
+        """Return a partition, cached until the next write to the file."""
         state = transaction.id()
         known = self._read.get(name)
         if known is not None and known[0] == state:
             return known[1]
         found = _partition(transaction, name)
-        if found is not None:  # so that there are no more of these than partitions
+        if found is not None:  # cache only existing partitions, to bound the cache
             self._read[name] = state, found
         return found
 
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
-        """As the contract says; one transaction for all, where they are not too many."""
+        """See Store. Writes all items in one transaction, or in several if there are too many."""
         check_items(items, ttl_seconds)
         deadline = self._deadline()
         end = _end(_now() + ttl_seconds, math.ceil) if ttl_seconds else b""
@@ -207,7 +206,7 @@ class InLmdbStore:
             found = found._replace(written=found.written | now)
             transaction.put(_PARTITION + name.encode(), _ENTRY.pack(found.number, found.written))
         here, there = (found.ending, found.staying) if end else (found.staying, found.ending)
-        # In the order of the tree, which is cheaper; of one key the last stays the last.
+        # In key order, which is cheaper. The sort is stable, so the last value of a key still wins.
         ordered = sorted(items, key=_key)
         with transaction.cursor() as cursor:
             cursor.putmulti([(here + key, value + end if end else value) for key, value in ordered])
@@ -217,7 +216,7 @@ class InLmdbStore:
         self._sweep(transaction, found, len(items) + _SWEPT_MORE)
 
     def _sweep(self, transaction: Transaction, found: _Partition, most: int) -> None:
-        """Remove some of what was dropped, then some of what is over its time, from where the last ended."""
+        """Remove some dropped values, then some expired ones, resuming where the last sweep stopped."""
         most -= _remove_dropped(transaction, most)
         if most <= 0 or not found.written & _ENDING:
             return
@@ -236,7 +235,7 @@ class InLmdbStore:
             transaction.delete(key)
 
     def delete_many(self, partition: str, keys: Sequence[bytes]) -> None:
-        """As the contract says."""
+        """See Store."""
         deadline = self._deadline()
         possible = [Item(key, b"") for key in keys if len(key) <= LONGEST_KEY_BYTES]
         for some in _slices(possible):
@@ -249,7 +248,7 @@ class InLmdbStore:
                     transaction.delete(found.ending + key)
 
     def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
-        """As the contract says: in the order of keys, those that stay before those that end."""
+        """See Store. Keys come in order: those without a time to live, then those with one."""
         if cursor != START and (cursor[:1] not in (b"s", b"e") or len(cursor) > LONGEST_KEY_BYTES + 1):
             raise no_cursor(cursor)
         limit = min(max(limit, 1), _LARGEST_PAGE)
@@ -265,12 +264,12 @@ class InLmdbStore:
             return page._replace(cursor=b"e")
 
     def read(self, name: str) -> bytes | None:
-        """As the contract says."""
+        """See Store."""
         check_record(name)
         return self._get(_RECORD + name.encode())
 
     def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
-        """As the contract says."""
+        """See Store."""
         check_record(name, value)
         key = _RECORD + name.encode()
         with self._writing(self._deadline(), len(value) + 1) as transaction:
@@ -280,12 +279,12 @@ class InLmdbStore:
         return is_expected
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
         self._data.close()
 
     def _reading(self) -> AbstractContextManager[Transaction]:
-        self._data.size()  # what LMDB does not look at, and a page that is gone ends the process
+        self._data.size()  # LMDB does not check it; reading a page beyond the end kills the process
         return self._file.reading()
 
     def _writing(self, deadline: float, more_bytes: int = 0) -> AbstractContextManager[Transaction]:
@@ -309,7 +308,7 @@ def _partition(transaction: Transaction, name: str) -> _Partition | None:
 def _values(
     get: Callable[..., bytes], found: _Partition, keys: Sequence[bytes], missing: bytes
 ) -> list[bytes]:
-    """The values of keys, with as little work for each as there can be."""
+    """Return the values of keys, with as little work for each as possible."""
     if not found.written & _ENDING:
         return list(map(get, map(found.staying.__add__, keys), repeat(missing)))
     now = _end(_now())
@@ -324,7 +323,7 @@ def _values(
 
 
 def _page(transaction: Transaction, prefix: bytes, cursor: bytes, limit: int) -> Page:
-    """Keys after a cursor, which is a letter for the tree and the last key."""
+    """Return the keys after a cursor, which is a letter for the tree followed by the last key."""
     now = _end(_now())
     keys: list[bytes] = []
     last = cursor[1:]
@@ -348,7 +347,7 @@ def _first_dropped(transaction: Transaction) -> bytes | None:
 
 
 def _remove_dropped(transaction: Transaction, most: int) -> int:
-    """Remove entries of dropped partitions; returns how many."""
+    """Remove up to ``most`` entries of dropped partitions and return how many were removed."""
     removed = 0
     while removed < most and (dropped := _first_dropped(transaction)) is not None:
         partition = _Partition.of(int.from_bytes(dropped[1:]), _STAYING | _ENDING)
@@ -370,7 +369,7 @@ def _remove_dropped(transaction: Transaction, most: int) -> int:
 
 
 def _slices(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
-    """Cut items into what one transaction may write; at least one slice."""
+    """Split items into slices that fit in one transaction; yield at least one slice."""
     start = size = 0
     for number, item in enumerate(items):
         size += len(item.value)
@@ -389,7 +388,7 @@ def _now() -> float:
 
 
 def _end(seconds: float, rounded: Callable[[float], int] = int) -> bytes:
-    """A time, in bytes that are ordered as times are."""
+    """Encode a time as bytes that sort in time order."""
     last = 2 ** (8 * _END_BYTES) - 1
     moment: int = min(rounded(seconds), last)
     return moment.to_bytes(_END_BYTES)

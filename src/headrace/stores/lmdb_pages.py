@@ -1,18 +1,20 @@
-"""LMDB's pages, read where they lie: where the values of many keys are, found in one call.
+"""Read LMDB's pages directly: find the values of many keys in one call, without copying them.
 
-py-lmdb lets go of Python's lock and takes it again for each key, so that another thread may be in the way
-for milliseconds, and each key waits for memory at every level of the tree. Here a kernel goes down the tree
-with a block of keys at once, and fetches what the next step needs of all of them. Nothing is copied.
+py-lmdb releases and reacquires the GIL for each key. Another thread may then hold it for milliseconds, and
+each key waits for memory at every level of the tree. Here a kernel descends the tree with a block of keys at
+once and prefetches what the next step needs for all of them.
 
-LMDB guards what is read: within a transaction of its own no page of that transaction's state is written to.
-Only format 1 is read, LMDB 0.9's; another is left to py-lmdb. A file may be damaged: each page, node and
-value is known to lie within the file before it is read, and what is not as it should be is an error.
+LMDB protects the pages being read: while a read transaction is open, no page of its snapshot is written to.
+Only format 1 (LMDB 0.9) is read; py-lmdb reads others. The file may be damaged. So each page, node and value
+is checked to lie within the file before it is read, and an invalid one is reported as an error.
 
-- Two pages begin the file. Each says of one state (its transaction's number) where the tree's root is.
-- A page has 16 bytes of head (at 0 its number, at 10 its kind, at 12 where the places of its nodes end), then
-  the places of its nodes in their keys' order, 2 bytes each.
-- A node has 8 bytes of head (in 4 the value's size, or with 2 more the number of the page below; flags; the
-  key's size), the key, and the value; or instead of a large value the number of the first page that it is on.
+- The file begins with two meta pages. Each has a transaction number and the root of the tree as of that
+  transaction.
+- A page has a header of 16 bytes: its number at 0, its kind at 10, the end of the node offsets at 12. The
+  offsets of its nodes follow in key order, 2 bytes each.
+- A node has a header of 8 bytes, then the key, then the value. The header has the value's size in 4 bytes (or
+  with 2 more the number of the child page), flags, and the key's size. A large value is replaced by the
+  number of its first overflow page.
 """
 
 from __future__ import annotations
@@ -40,19 +42,19 @@ if TYPE_CHECKING:
 
     import lmdb
 
-_intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+_intrinsic: Any = _typed_intrinsic  # numba's type wants all arguments at every call, also the typing context
 _cgutils: Any = cgutils
 
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
 _STATE = struct.Struct(
     "<16xII8xQI84xQQQ"
-)  # magic, format, size of the map, of a page; root, last page, number
-_FIRST = 24  # of a first page what nobody changes: its number, magic, format
+)  # magic, format, map size, page size; root, last page, transaction number
+_FIRST = 24  # constant start of the first meta page: its number, magic, format
 _DEPTH = struct.Struct("<94xH")
 _PAGE_HEAD, _NODE_HEAD, _NUMBER_BYTES = 16, 8, 8
 _BRANCH, _LEAF = 0x01, 0x02
 _OVERFLOW = 0x04
-_KINDS = 0x6F  # of all kinds of pages that a tree may have
+_KINDS = 0x6F  # mask of all kinds of pages that a tree may have
 _IS_LARGE, _FLAGS = 0x01, 0x07
 _PREFIX_BYTES, _END_BYTES = 4, 5
 _LONGEST = 512
@@ -62,21 +64,21 @@ _SMALLEST_PAGE, _LARGEST_PAGE = 512, 32_768
 _MS_ASYNC = 1
 
 READ, NO_KEYS, DAMAGED = range(3)
-"""How ``find`` ended: all was read; a key can be none; a page is not as it should be, or not in the file."""
+"""Results of ``find``: success; a key that is not valid; a page that is invalid or outside the file."""
 
 
 class DataFile:
-    """The file that an environment has mapped, by a descriptor of its own: how long it is now.
+    """The file that an environment has mapped, opened again to watch its size.
 
     Attributes:
-        longest: How many bytes it had when it was last asked.
+        longest: Largest size seen so far, in bytes.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open it.
+        """Open the file.
 
         Raises:
-            Unavailable: It cannot be opened.
+            Unavailable: The file cannot be opened.
         """
         self.longest = 0
         try:
@@ -85,46 +87,46 @@ class DataFile:
             raise Unavailable(f"the LMDB file cannot be read: {error.strerror}") from error
 
     def size(self) -> int:
-        """How many bytes it has now.
+        """Return the current size of the file in bytes.
 
         Raises:
-            Unavailable: It has become shorter. LMDB never makes it so, and what is beyond its end cannot be
-                read without the process's end.
+            Unavailable: The file has shrunk, or cannot be read. LMDB never shrinks it, and reading a mapped
+                page beyond its end would kill the process.
         """
-        longest = self.longest  # before it is asked: other threads may see it grow meanwhile
+        longest = self.longest  # read before the size, as another thread may see the file grow meanwhile
         try:
             size = os.lseek(self._descriptor, 0, os.SEEK_END)
         except OSError as error:
             raise Unavailable(f"the LMDB file cannot be read, or is closed: {error.strerror}") from error
         if size < longest:
             raise Unavailable(
-                f"the LMDB file was cut to {size} bytes, of {longest}: end all processes that have it open, "
-                "and put a copy in its place or remove it"
+                f"the LMDB file was truncated to {size} bytes, from {longest}: stop all processes that have "
+                "it open, then replace it with a copy or remove it"
             )
         if size > longest:
             self.longest = size
         return size
 
     def head(self, count: int) -> bytes:
-        """Its first bytes."""
+        """Return the first ``count`` bytes of the file."""
         return os.pread(self._descriptor, count, 0)
 
     def close(self) -> None:
-        """Close it, once: its number may be another file's by then."""
+        """Close the file, only once: another file may have the same descriptor afterwards."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 class Tree(NamedTuple):
-    """One state of the tree.
+    """One snapshot of the tree.
 
     Attributes:
-        base: The address of the first page.
-        page_bytes: How long a page is.
-        last: The last page's number.
-        root: The root's.
-        depth: How many levels there are.
+        base: Address of the first page.
+        page_bytes: Size of a page in bytes.
+        last: Number of the last page.
+        root: Number of the root page.
+        depth: Number of levels.
     """
 
     base: int
@@ -135,22 +137,22 @@ class Tree(NamedTuple):
 
 
 class Pages:
-    """The pages of an open environment, for as long as it is open."""
+    """The pages of an environment, usable while it is open."""
 
     def __init__(self, base: int, page_bytes: int, file: DataFile) -> None:
-        """Use ``of``."""
+        """Take the addresses that ``of`` has found, and compile the kernel."""
         self._base, self._page_bytes, self._file = base, page_bytes, file
         self._known: tuple[int, Tree] | None = None
         run_once()
 
     @classmethod
     def of(cls, environment: lmdb.Environment, file: DataFile, key: bytes) -> Pages | None:
-        """The pages of an environment; None if they are not of the format that is known here.
+        """Return the pages of an environment, or None if their format is not supported.
 
         Args:
-            environment: The environment.
-            file: Its data.
-            key: One that is there, with a small value.
+            environment: An open environment.
+            file: Its data file.
+            key: An existing key with a small value.
         """
         head = file.head(_STATE.size)
         if len(head) < _STATE.size or _STATE.unpack(head)[:2] != (_MAGIC, _FORMAT):
@@ -162,31 +164,31 @@ class Pages:
             value: Any = transaction.get(key)
             if not value:
                 return None
-            # A page says its number, so that the first one's address is known by any other's.
+            # Each page holds its own number, so the address of any page yields that of the first.
             page = np.frombuffer(value, np.uint8).ctypes.data & -page_bytes
             base = page - ctypes.c_uint64.from_address(page).value * page_bytes
-            # The first page is written once; the second one begins with another number.
+            # The first page is written only once; the second one has another number at its start.
             if not _is_mapped(base, file.size()) or ctypes.string_at(base, _FIRST) != head[:_FIRST]:
                 return None
         return cls(base, page_bytes, file)
 
     def tree(self, transaction: Any) -> Tree | None:
-        """The tree as a transaction sees it; None if that cannot be said.
+        """Return the tree of a transaction's snapshot, or None if it cannot be determined.
 
         Args:
-            transaction: One that is open, for as long as the tree is used; begun after the file was found to
-                be as long as ever.
+            transaction: A transaction that stays open while the tree is used. ``DataFile.size`` was called
+                before it began.
         """
         number = transaction.id()
         known = self._known
         if known is not None and known[0] == number:
             return known[1]
-        last = self._file.size() // self._page_bytes - 1  # nothing beyond is touched, whatever pages say
+        last = self._file.size() // self._page_bytes - 1  # read no page beyond it, whatever pages say
         for page in range(min(2, last + 1)):
             at = self._base + page * self._page_bytes
             state = ctypes.string_at(at, _STATE.size)
             magic, version, _, _, root, said, of = _STATE.unpack(state)
-            # Another process may be writing it: then it says two things, or a later transaction's.
+            # Another process may be writing the meta page: two reads then differ, or it has a later number.
             if (magic, version, of) == (_MAGIC, _FORMAT, number):
                 (depth,) = _DEPTH.unpack_from(state)
                 if state != ctypes.string_at(at, _STATE.size) or root > said or depth > _DEEPEST:
@@ -198,7 +200,7 @@ class Pages:
 
 
 def _is_mapped(base: int, size: int) -> bool:
-    """Whether there is memory at all of these addresses; the system is asked, nothing is touched."""
+    """Return whether an address range is mapped, by asking the kernel and without reading it."""
     if base <= 0 or base % mmap.PAGESIZE:
         return False
     asked = ctypes.CDLL(None).msync(ctypes.c_void_p(base), ctypes.c_size_t(size), _MS_ASYNC)
@@ -207,7 +209,7 @@ def _is_mapped(base: int, size: int) -> bool:
 
 @_intrinsic
 def _compared(_context: Any, one: Any, other: Any, size: Any) -> Any:
-    """Whether bytes come before others (less than 0), are the same (0), or come after them."""
+    """Compare bytes as ``memcmp`` does: less than 0, 0, or more than 0."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         void, number = _cgutils.voidptr_t, ir.IntType(32)
@@ -221,7 +223,7 @@ def _compared(_context: Any, one: Any, other: Any, size: Any) -> Any:
 
 @njit(inline="always")
 def _order(key: Any, size: Any, node: Any) -> Any:
-    """How a key stands to a node's: less than 0 before it, 0 the same, else after it."""
+    """Compare a key with a node's key: less than 0 if it is smaller, 0 if equal, else more than 0."""
     other = np.int64(read_uint16(node, 3))
     found = np.int64(_compared(key, node + _NODE_HEAD, min(size, other)))
     return found if found != 0 else size - other
@@ -229,24 +231,24 @@ def _order(key: Any, size: Any, node: Any) -> Any:
 
 @njit(inline="always")
 def _is_page(page: Any, number: Any, kind: Any) -> Any:
-    """Whether a page is the one of a number, and of a kind."""
+    """Return whether a page has the expected number and kind."""
     return np.int64(read_uint64(page, 0)) == number and (read_uint16(page, 5) & _KINDS) == kind
 
 
 @njit
 def _search(page: Any, page_bytes: Any, kind: Any, key: Any, size: Any) -> Any:
-    """The node of a branch that a key is below, or of a leaf that is the key's.
+    """Find the node of a branch page to descend into, or the node of a leaf page with the key.
 
     Returns:
-        Its address, with its head and its key within the page; 0 if there is none, -1 if the page is not as
-        it should be.
+        Address of the node, whose header and key lie within the page. 0 if there is none, -1 if the page is
+        invalid.
     """
     end = np.int64(read_uint16(page, 6))
     if end < _PAGE_HEAD or end > page_bytes:
         return np.int64(-1)
     low, high = np.int64(0), np.int64((end - _PAGE_HEAD) // 2 - 1)
     if kind == _BRANCH:
-        low = np.int64(1)  # the first node's key is not said: it is before all others
+        low = np.int64(1)  # the first node's key is not stored: it precedes all others
     while low <= high:
         middle = (low + high) // 2
         place = np.int64(read_uint16(page + _PAGE_HEAD, middle))
@@ -269,7 +271,7 @@ def _search(page: Any, page_bytes: Any, kind: Any, key: Any, size: Any) -> Any:
 
 @njit(inline="always")
 def _below(tree: Any, number: Any, key: Any, size: Any) -> Any:
-    """The number of the page below a branch where a key is; -1 if a page is not as it should be."""
+    """Return the number of the child page for a key; -1 if a page is invalid."""
     base, page_bytes, last, _, _ = tree
     page = base + number * page_bytes
     if not _is_page(page, number, _BRANCH):
@@ -283,7 +285,7 @@ def _below(tree: Any, number: Any, key: Any, size: Any) -> Any:
 
 @njit
 def _there(tree: Any, number: Any, key: Any, size: Any) -> Any:
-    """Where a key's value lies, and how long it is; 0 if it is not there, -1 as above."""
+    """Return the address and size of a key's value; address 0 if it is missing, -1 if a page is invalid."""
     base, page_bytes, last, _, _ = tree
     nothing, damaged = (np.int64(0), np.int64(0)), (np.int64(-1), np.int64(0))
     page = base + number * page_bytes
@@ -310,7 +312,7 @@ def _there(tree: Any, number: Any, key: Any, size: Any) -> Any:
 
 @njit
 def _is_over(at: Any, size: Any, now: Any) -> Any:
-    """Whether the end of a value's time, which follows it, has come."""
+    """Return whether a value has expired, by the expiry time stored after it."""
     end = np.int64(0)
     for place in range(_END_BYTES if size >= _END_BYTES else 0):
         end = end << 8 | np.int64(read_uint8(at + size - _END_BYTES, place))
@@ -319,7 +321,7 @@ def _is_over(at: Any, size: Any, now: Any) -> Any:
 
 @njit
 def _prefixed(texts: Any, start: Any, prefix: Any, keys: Any, sizes: Any) -> Any:
-    """Write keys as the tree has them; whether all of them can be ones."""
+    """Write keys with their prefix, as the tree stores them; return whether all of them are valid."""
     for key in range(len(sizes)):
         item = item_of(texts, start + key)
         sizes[key] = item
@@ -341,7 +343,7 @@ def _prefixed(texts: Any, start: Any, prefix: Any, keys: Any, sizes: Any) -> Any
 
 @njit
 def _fetch_nodes(page: Any, page_bytes: Any) -> Any:
-    """Ask for the heads and keys of a leaf's nodes."""
+    """Prefetch the headers and keys of a leaf's nodes."""
     count = (np.int64(read_uint16(page, 6)) - _PAGE_HEAD) // 2
     if count > _FETCHED_NODES:
         count = np.int64(_FETCHED_NODES)
@@ -353,17 +355,17 @@ def _fetch_nodes(page: Any, page_bytes: Any) -> Any:
 
 @cached()
 def find(tree: Any, prefix: int, now: int, texts: int, values: Array) -> int:
-    """Find where values lie.
+    """Find the values of keys.
 
     Args:
-        tree: A ``Tree``, whose transaction is open.
-        prefix: What stands before all keys: 4 bytes, as a number.
-        now: The time that values must not be over, where their end follows them; -1 where none does.
-        texts: The address of a list of keys, each a text.
-        values: Gets the address and the size of those that are there, int64 ``[N, 2]``.
+        tree: A ``Tree`` whose transaction is open.
+        prefix: The 4-byte prefix of all keys, as a number.
+        now: Values that expire at or before this time are skipped; -1 if values have no expiry time.
+        texts: Address of a list of keys, each a text.
+        values: Output for the address and size of each value found, int64 ``[N, 2]``.
 
     Returns:
-        ``READ``; or why what was found is not to be used.
+        ``READ`` on success, else ``NO_KEYS`` or ``DAMAGED``; then ``values`` is not to be used.
     """
     base, page_bytes, last, root, depth = tree
     room, lengths = np.empty((BLOCK, _LONGEST), np.uint8), np.empty(BLOCK, np.int64)
@@ -399,6 +401,6 @@ def find(tree: Any, prefix: int, now: int, texts: int, values: Array) -> int:
 
 
 def run_once() -> None:
-    """Compile or load the kernel here, before anybody waits for it."""
+    """Compile or load the kernel now, so that no lookup waits for it."""
     texts: list[str] = []
     find(Tree(0, 4096, 0, 0, 0), 0, -1, id(texts), np.zeros((0, 2), np.int64))

@@ -1,7 +1,7 @@
-"""The store in one process's memory: for tests, demonstrations, and services that may forget.
+"""The store in one process's memory: for tests, demonstrations, and services that may lose their data.
 
-Keys are kept twice: with their values, and in a fixed number of bins, by which scans find their way without
-sorting or holding anything between two pages.
+Keys are held twice: with their values, and in a fixed number of bins. Scans go through the bins, so they need
+neither sorting nor any state between two pages.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from headrace.stores.store import START, Item, Page
 
 _BINS = 1024
 _CURSOR_BYTES = 4
-# What an item takes beside its bytes: objects, and their places in dictionaries and in a bin. Measured: 160
-# bytes, and 290 with a time to live.
+# Overhead of an item for objects, dictionary entries and its place in a bin. Measured: 160 bytes, and 290
+# with a time to live.
 _ITEM_BYTES = 300
-# So many items are looked at for values that are over their time, for each one that is written.
+# Values examined for expiry for each value written.
 _SWEPT_PER_WRITE = 2
 
 
 @dataclass(slots=True)
 class _Partition:
     values: dict[bytes, bytes] = field(default_factory=dict)
-    expiries: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # looked at next first
+    expiries: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # in the order of examination
     bins: list[set[bytes]] = field(default_factory=lambda: [set() for _ in range(_BINS)])
 
 
 class InMemoryStore:
-    """A Store that lives as long as its object.
+    """A Store that lives as long as this object.
 
     Attributes:
         is_local: True.
@@ -44,10 +44,10 @@ class InMemoryStore:
     is_local = True
 
     def __init__(self, settings: MemoryStore) -> None:
-        """Begin empty.
+        """Create an empty store.
 
         Args:
-            settings: How much it may hold.
+            settings: Settings with the capacity.
         """
         self._largest_bytes = settings.largest_bytes
         self._held_bytes = 0
@@ -56,13 +56,13 @@ class InMemoryStore:
         self._lock = threading.Lock()
 
     def create(self, partition: str) -> None:
-        """As the contract says."""
+        """See Store."""
         check_partition(partition)
         with self._lock:
             self._partitions.setdefault(partition, _Partition())
 
     def drop(self, partition: str) -> None:
-        """As the contract says."""
+        """See Store."""
         check_partition(partition)
         with self._lock:
             held = self._partitions.pop(partition, None)
@@ -70,7 +70,7 @@ class InMemoryStore:
                 self._held_bytes -= sum(map(_size, held.values.items()))
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        """As the contract says; no lock is taken."""
+        """See Store. Takes no lock."""
         held = self._partitions.get(partition)
         if held is None:
             return [missing] * len(keys)
@@ -81,7 +81,7 @@ class InMemoryStore:
         return [get(key, missing) if expires(key, now + 1) > now else missing for key in keys]
 
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
-        """As the contract says; Unavailable where it would hold more than it may."""
+        """See Store. Raises Unavailable if the store would exceed its capacity."""
         check_items(items, ttl_seconds)
         with self._lock:
             held = self._partitions.get(partition)
@@ -99,8 +99,8 @@ class InMemoryStore:
                 f"the store in memory is full: it may hold {self._largest_bytes} bytes (store.largest_bytes)"
             )
         self._held_bytes += more
-        # The value comes first: a reader, which takes no lock, may see it with the time of the one before,
-        # and never the one before with a time that is not over.
+        # Set the value first. A reader takes no lock: it may see the new value with the old expiry time, but
+        # must never see the old value with the new one.
         held.values[key] = value
         if ttl_seconds:
             held.expiries[key] = time.monotonic() + ttl_seconds
@@ -109,14 +109,14 @@ class InMemoryStore:
         held.bins[_bin(key)].add(key)
 
     def delete_many(self, partition: str, keys: Sequence[bytes]) -> None:
-        """As the contract says."""
+        """See Store."""
         with self._lock:
             held = self._partitions.get(partition)
             if held is not None:
                 self.remove(held, keys)
 
     def remove(self, held: _Partition, keys: Sequence[bytes]) -> None:
-        """Remove keys; the lock is held."""
+        """Remove keys; the caller holds the lock."""
         for key in keys:
             value = held.values.pop(key, None)
             if value is not None:
@@ -125,7 +125,7 @@ class InMemoryStore:
                 self._held_bytes -= _size((key, value))
 
     def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
-        """As the contract says: whole bins, until there are enough."""
+        """See Store. Returns whole bins until there are enough keys."""
         if cursor != START and (len(cursor) != _CURSOR_BYTES or int.from_bytes(cursor) >= _BINS):
             raise no_cursor(cursor)
         keys: list[bytes] = []
@@ -140,12 +140,12 @@ class InMemoryStore:
         return Page(keys, START if is_last else number.to_bytes(_CURSOR_BYTES))
 
     def read(self, name: str) -> bytes | None:
-        """As the contract says."""
+        """See Store."""
         check_record(name)
         return self._records.get(name)
 
     def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
-        """As the contract says."""
+        """See Store."""
         check_record(name, value)
         with self._lock:
             if self._records.get(name) != expected:
@@ -154,12 +154,12 @@ class InMemoryStore:
             return True
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         self._partitions, self._records = {}, {}
 
 
 def _sweep(store: InMemoryStore, held: _Partition, most: int) -> None:
-    """Look at the next so many values with a time to live, and remove those that are over it."""
+    """Examine the next ``most`` values with a time to live and remove those that have expired."""
     now, expiries = time.monotonic(), held.expiries
     for _ in range(min(most, len(expiries))):
         key = next(iter(expiries))

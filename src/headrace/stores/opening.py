@@ -1,4 +1,4 @@
-"""Opens the store that the settings name; each kind is imported only when it is asked for."""
+"""Opens the store that the settings name. Each kind is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from headrace.stores.store import Store
 def open_store(settings: AnyStore) -> Store:
     """Open a store.
 
-    One that is elsewhere and does not answer now is opened all the same: its calls end with ``Unavailable``
-    until it does.
+    A remote store is opened even if it does not answer now: its calls raise ``Unavailable`` until it does.
 
     Args:
-        settings: Which, and where.
+        settings: Kind and location of the store.
 
     Raises:
-        ConfigError: A package is missing, or the settings can never work, as a file that is damaged.
-        Unavailable: A store of this machine cannot be opened now: its disk is full.
+        ConfigError: A package is missing, or the settings can never work, for example with a damaged file.
+        Unavailable: A store on this machine cannot be opened now, for example because its disk is full.
     """
     if isinstance(settings, LmdbStore):
         from headrace.stores.lmdb import InLmdbStore  # noqa: PLC0415 - an extra
@@ -31,6 +30,6 @@ def open_store(settings: AnyStore) -> Store:
         from headrace.stores.cassandra import InCassandraStore  # noqa: PLC0415 - an extra
 
         return InCassandraStore(settings)
-    from headrace.stores.memory import InMemoryStore  # noqa: PLC0415 - only where it is asked for
+    from headrace.stores.memory import InMemoryStore  # noqa: PLC0415 - imported only when used
 
     return InMemoryStore(settings)

@@ -1,9 +1,9 @@
 """The store in a Redis server.
 
-What is in there, all of it under the settings' prefix: ``partitions``, a hash of names and numbers;
-``number``, the last of these, none of which is used again; ``dropped``, a hash of dropped numbers and how far
-they are removed; ``record:NAME``; and ``v:NUMBER:KEY``, a value. Whatever changes more than one of them is a
-script, which Redis runs as one step.
+All keys begin with the configured prefix. ``partitions`` is a hash from names to numbers. ``number`` is the
+last number assigned; none is reused. ``dropped`` is a hash from dropped numbers to the cursor of their
+removal. ``record:NAME`` is a record, and ``v:NUMBER:KEY`` a value. A script, which Redis runs atomically,
+makes each change to more than one of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError as missing:
 
 _MOST_CONNECTIONS = 1024
 _READ_AT_ONCE = 1000
-# One script, or one round of removals, keeps Redis from others' calls for about a millisecond.
+# One script, or one round of removals, blocks other calls to Redis for about a millisecond.
 _WRITTEN_AT_ONCE, _WRITTEN_BYTES_AT_ONCE = 500, 4 * 2**20
 _SCANNED_AT_ONCE = 1000
 _LARGEST_PAGE = 100_000
@@ -41,7 +41,7 @@ _PARTITION_CHANGES = 3
 _CURSOR = re.compile(rb"[1-9][0-9]{0,19}")
 _TOLD = "the store does not answer"
 _LONGEST_MILLISECONDS = 10**15
-# What redis-py raises where a service is no Redis and answers with something else; its own parsers do, too.
+# Errors that redis-py and its parsers raise when the server is not Redis and sends something else.
 _NONSENSE = (ValueError, TypeError, IndexError, AttributeError, KeyError, OverflowError, RecursionError)
 
 _Args = ParamSpec("_Args")
@@ -99,7 +99,7 @@ return 1
 def _in_time(
     call: Callable[Concatenate[InRedisStore, _Args], _Result],
 ) -> Callable[Concatenate[InRedisStore, _Args], _Result]:
-    """Have a call end in time, and with an error of ours."""
+    """Limit a call to the timeout and raise errors of redis-py as ``Unavailable``."""
 
     @wraps(call)
     def timed(self: InRedisStore, /, *args: _Args.args, **named: _Args.kwargs) -> _Result:
@@ -108,10 +108,10 @@ def _in_time(
                 return call(self, *args, **named)
         except (redis.RedisError, OSError) as error:
             raise Unavailable(f"Redis at {self.address}: {_said(error)}", told=_TOLD) from error
-        except ConfigError as error:  # the password is gone since the store was opened
+        except ConfigError as error:  # the password was removed after the store was opened
             raise Unavailable(error.message, told=_TOLD) from error
         except _NONSENSE as error:
-            said = f"{self.address} answers as no Redis does: {_said(error)}"
+            said = f"{self.address} does not answer like Redis: {_said(error)}"
             raise Unavailable(said, told=_TOLD) from error
 
     return timed
@@ -122,14 +122,14 @@ class InRedisStore:
 
     Attributes:
         is_local: False.
-        address: Where the server is.
-        timeout_seconds: How long a call may take.
+        address: Address of the server.
+        timeout_seconds: Timeout of one call in seconds.
     """
 
     is_local = False
 
     def __init__(self, settings: RedisStore) -> None:
-        """Prepare connections; none is made before the first call.
+        """Prepare the connection pool; the first call connects.
 
         Raises:
             ConfigError: The password or a certificate is not where the settings say.
@@ -148,16 +148,16 @@ class InRedisStore:
             db=settings.database,
             tls=tls_context(settings),
             socket_timeout=settings.timeout_seconds,
-            protocol=2,  # which servers of all versions speak
+            protocol=2,  # servers of all versions speak it
             driver_info=None,
-            # With TLS a connection must have read something before redis-py takes it for one that is idle.
+            # With TLS, redis-py considers a connection idle only after it has read something.
             client_name="headrace" if settings.tls else None,
             retry=Retry(NoBackoff(), 0),
             **options,
         )
-        # A connection that the server has closed since is found out by the first call on it: then once more.
+        # Retry once: a connection that the server has closed fails only at its next call.
         self._reading = redis.Redis(connection_pool=pool, retry=_once_more(1))
-        # A swap is not made twice: the second one would find what the first one has written.
+        # Never retry a swap: the second try would see the value that the first one wrote.
         self._swapping = redis.Redis(connection_pool=pool, retry=_once_more(0))
         self._pool = pool
         self._prefix = settings.prefix.encode() + b":"
@@ -165,20 +165,20 @@ class InRedisStore:
 
     @_in_time
     def create(self, partition: str) -> None:
-        """As the contract says."""
+        """See Store."""
         check_partition(partition)
         self._run(self._reading, _CREATE, [b"partitions", b"number"], [partition.encode()])
         self._remove_dropped(time.monotonic())
 
     @_in_time
     def drop(self, partition: str) -> None:
-        """As the contract says: the name at once, then values for half of the time; more with later calls."""
+        """See Store. Deletes the name, then values for half of the timeout; later calls continue."""
         check_partition(partition)
         self._run(self._reading, _DROP, [b"partitions", b"dropped"], [partition.encode()])
         self._remove_dropped(time.monotonic() + self.timeout_seconds / 2)
 
     def _remove_dropped(self, until: float) -> None:
-        """Remove a slice of what was dropped, and more until a time is over; how far is kept in Redis."""
+        """Remove dropped values until a time, at least one slice; progress is kept in Redis."""
         dropped: dict[bytes, bytes] = self._reading.hgetall(self._prefix + b"dropped")
         for number, reached in dropped.items():
             pattern = self._values(number) + b"*"
@@ -196,7 +196,7 @@ class InRedisStore:
 
     @_in_time
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        """As the contract says: one round trip, which also tells whether the partition is still the same."""
+        """See Store. One round trip also checks that the partition is still the same."""
         values: list[bytes | None] = []
         number = self._numbers.get(partition) or self._number(partition)
         for _ in range(_PARTITION_CHANGES):
@@ -230,7 +230,7 @@ class InRedisStore:
 
     @_in_time
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
-        """As the contract says; in scripts, each of some hundred values."""
+        """See Store. Runs scripts that write some hundred values each."""
         check_items(items, ttl_seconds)
         time_to_live = b"%d" % min(math.ceil(ttl_seconds * 1000), _LONGEST_MILLISECONDS)
         for some in _slices(items):
@@ -255,7 +255,7 @@ class InRedisStore:
 
     @_in_time
     def delete_many(self, partition: str, keys: Sequence[bytes]) -> None:
-        """As the contract says."""
+        """See Store."""
         number = self._number(partition)
         if number is not None and keys:
             asked = self._reading.pipeline(transaction=False)
@@ -265,7 +265,7 @@ class InRedisStore:
 
     @_in_time
     def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
-        """As the contract says; Redis looks at the keys of all partitions for it."""
+        """See Store. Redis iterates over the keys of all partitions for it."""
         if cursor != START and (not _CURSOR.fullmatch(cursor) or int(cursor) >= 2**64):
             raise no_cursor(cursor)
         number = self._number(partition)
@@ -277,7 +277,7 @@ class InRedisStore:
 
     def _scan(self, cursor: bytes, pattern: bytes, limit: int) -> tuple[bytes, list[bytes]]:
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", limit)
-        # Said in full, as redis-py would make a number of the cursor, and a text of what is no number.
+        # Sent as a raw command: redis-py would convert the cursor to a number and invalid ones to text.
         connection = self._pool.get_connection()
         try:
             now, keys = connection.retry.call_with_retry(
@@ -291,7 +291,7 @@ class InRedisStore:
 
     @_in_time
     def read(self, name: str) -> bytes | None:
-        """As the contract says."""
+        """See Store."""
         check_record(name)
         value = self._reading.get(self._prefix + b"record:" + name.encode())
         if value is not None and not isinstance(value, bytes):
@@ -300,7 +300,7 @@ class InRedisStore:
 
     @_in_time
     def swap(self, name: str, expected: bytes | None, value: bytes) -> bool:
-        """As the contract says."""
+        """See Store."""
         check_record(name, value)
         was = [b"0", b""] if expected is None else [b"1", expected]
         written = self._run(self._swapping, _SWAP, [b"record:" + name.encode()], [*was, value])
@@ -316,7 +316,7 @@ class InRedisStore:
     def _run(
         self, client: redis.Redis, script: _Script, keys: Sequence[bytes], arguments: Sequence[bytes]
     ) -> object:
-        """Run a script that Redis mostly has; it is sent where it has not."""
+        """Run a script by its digest; send its text if Redis does not have it cached."""
         named = [self._prefix + key for key in keys]
         try:
             return client.execute_command("EVALSHA", script.digest, len(named), *named, *arguments)
@@ -340,7 +340,7 @@ def _is_done(written: object) -> bool:
 
 
 def _checked(values: list[bytes | None], wanted: int, missing: bytes) -> list[bytes]:
-    """Values as they were answered, if they can be such."""
+    """Return the values of an answer, missing ones replaced, after checking their number and types."""
     if len(values) != wanted or not set(map(type, values)) <= {bytes, type(None)}:
         raise ValueError(f"{len(values)} values for {wanted} keys")
     return [missing if value is None else value for value in values]

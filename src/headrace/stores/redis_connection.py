@@ -1,7 +1,7 @@
-"""Connections to Redis whose calls have a deadline, whatever the other side does.
+"""Connections to Redis whose calls have a deadline, whatever the server does.
 
-redis-py has a timeout for each read of a socket: a service that sends one byte a second would hold a call for
-ever. So the socket asks for each of its reads how much of the call's time is left.
+redis-py has a timeout for each read of a socket only. A server that sends one byte a second would block a
+call for ever. So each read of this socket is limited to the time left until the call's deadline.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from headrace.stores.security import password
 from headrace.stores.settings import RemoteStore
 
 _call = threading.local()
-# For what is done outside a call, as closing is.
+# Timeout for operations outside a call, such as closing.
 _NO_CALL_SECONDS = 5.0
 
 
 @contextmanager
 def ending_in(seconds: float) -> Iterator[None]:
-    """Have this thread's calls end when a time is over."""
+    """Set a deadline for the calls that this thread makes in the context."""
     _call.deadline = time.monotonic() + seconds
     try:
         yield
@@ -36,32 +36,32 @@ def ending_in(seconds: float) -> Iterator[None]:
 
 
 def left() -> float:
-    """How much of this thread's call's time is left.
+    """Return the seconds left until the deadline of this thread's call.
 
     Raises:
-        TimeoutError: Nothing is.
+        TimeoutError: The deadline has passed.
     """
     seconds: float = getattr(_call, "deadline", time.monotonic() + _NO_CALL_SECONDS) - time.monotonic()
     if seconds <= 0:
-        raise TimeoutError("the call's time is over")
+        raise TimeoutError("the call timed out")
     return seconds
 
 
 class TimedSocket:
-    """A socket whose reads and writes end with their call; everything else is the socket's own."""
+    """A socket whose reads and writes are limited to the call's deadline; all else is passed through."""
 
     def __init__(self, connected: socket.socket) -> None:
-        """Take over a socket."""
+        """Take over a connected socket."""
         self._socket = connected
 
     def recv_into(self, buffer: bytearray) -> int:
-        """Read, within the time that is left, or at once where the socket does not wait."""
+        """Read within the time left, or without blocking if the socket is non-blocking."""
         if self._socket.gettimeout() != 0:
             self._socket.settimeout(left())
         return self._socket.recv_into(buffer)
 
     def sendall(self, content: bytes) -> None:
-        """Write, within the time that is left."""
+        """Write within the time left."""
         self._socket.settimeout(left())
         self._socket.sendall(content)
 
@@ -69,11 +69,11 @@ class TimedSocket:
         return getattr(self._socket, name)
 
 
-class TimedConnection(redis.Connection):  # type: ignore[misc] # its types are half there
-    """redis-py's connection with such a socket, and with TLS if a context is given."""
+class TimedConnection(redis.Connection):  # type: ignore[misc] # its types are incomplete
+    """redis-py's connection over a ``TimedSocket``, with TLS if a context is given."""
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, **options: Any) -> None:
-        """As redis-py's, and ``tls``."""
+        """Create a connection with redis-py's options and an optional TLS context."""
         self._tls = tls
         super().__init__(**options)
 
@@ -109,13 +109,13 @@ def _handshake(tls: ssl.SSLContext, connected: socket.socket, host: str) -> ssl.
 
 
 class Credentials(redis.CredentialProvider):  # type: ignore[misc] # as above
-    """Who asks; the password is read anew for each connection, so that it can be changed."""
+    """The login. The password is read again for each connection, so that it can be changed."""
 
     def __init__(self, settings: RemoteStore) -> None:
-        """Keep where the password is."""
+        """Keep the settings that say where the password is."""
         self._settings = settings
 
     def get_credentials(self) -> tuple[str] | tuple[str, str]:
-        """The name, if there is one, and the password."""
+        """Return the user name, if there is one, and the password."""
         secret = password(self._settings) or ""
         return (self._settings.user, secret) if self._settings.user else (secret,)

@@ -1,4 +1,4 @@
-"""Passwords and TLS for stores of other machines: read from where they are kept, and checked at opening."""
+"""Passwords and TLS for remote stores, checked when the store is opened."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LONGEST_PASSWORD_BYTES = 64 * 1024
 
 
 def password(settings: RemoteStore) -> str | None:
-    """The password, as it is now; None where none is set.
+    """Read the current password; return None if none is configured.
 
     Raises:
-        ConfigError: It is not where the settings say.
+        ConfigError: The password is not where the settings say.
     """
     if settings.password_variable:
         found = os.environ.get(settings.password_variable)
@@ -37,10 +37,10 @@ def password(settings: RemoteStore) -> str | None:
 
 
 def tls_context(settings: RemoteStore) -> ssl.SSLContext | None:
-    """What a connection is encrypted with; None for one that is not.
+    """Return the TLS context for connections, or None if TLS is off.
 
     Raises:
-        ConfigError: A file is not there, or not what it should be.
+        ConfigError: A file is missing or invalid.
     """
     if not settings.tls:
         return None
@@ -51,7 +51,7 @@ def tls_context(settings: RemoteStore) -> ssl.SSLContext | None:
     context.check_hostname = settings.check_hostname
     if settings.certificate_file is not None:
         try:
-            # Without this, a key with a password would be asked for at the terminal.
+            # Without this, OpenSSL would prompt on the terminal for the password of an encrypted key.
             context.load_cert_chain(settings.certificate_file, _name(settings.key_file), password=lambda: "")
         except (OSError, ValueError) as error:
             raise ConfigError(

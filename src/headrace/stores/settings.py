@@ -1,4 +1,4 @@
-"""Which store, and where: the ``[store]`` table of ``archive.toml``."""
+"""Settings of the store: the ``[store]`` table of ``archive.toml``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.config.checks import MINUTE, seconds, whole, wrong
 Consistency = Literal[
     "ANY", "ONE", "TWO", "THREE", "QUORUM", "ALL", "LOCAL_ONE", "LOCAL_QUORUM", "EACH_QUORUM"
 ]
-"""How many copies Cassandra asks for."""
+"""Cassandra's consistency levels for reads and writes."""
 
 _LARGEST_FILE_BYTES = 2**46
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):(?P<port>[0-9]{1,5})")
@@ -23,10 +23,10 @@ _DATACENTER = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """What every kind of store has.
+    """Settings common to all kinds of store.
 
     Attributes:
-        timeout_seconds: How long one call may take.
+        timeout_seconds: Timeout of one call in seconds.
     """
 
     timeout_seconds: float = 5.0
@@ -37,10 +37,10 @@ class StoreSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class MemoryStore(StoreSettings, frozen=True, tag="memory"):
-    """In the memory of one process; gone with it.
+    """A store in the memory of one process, lost with it.
 
     Attributes:
-        largest_bytes: How much it may hold: keys, values, and what Python needs for each.
+        largest_bytes: Capacity in bytes, counting keys, values and Python's overhead for each.
     """
 
     largest_bytes: int = 2**30
@@ -52,13 +52,12 @@ class MemoryStore(StoreSettings, frozen=True, tag="memory"):
 
 
 class LmdbStore(StoreSettings, frozen=True, tag="lmdb"):
-    """In a file of this machine, which several processes share.
+    """A store in a file of this machine, shared by several processes.
 
     Attributes:
-        path: The directory; a relative one starts from where ``archive.toml`` lies.
-        largest_bytes: How much it may hold; the file may be an eighth larger, and what is not used takes no
-            disk.
-        sync: Whether what is written survives a loss of power, and not only the end of a process.
+        path: Directory of the file; a relative path starts from the directory of ``archive.toml``.
+        largest_bytes: Capacity in bytes. The file may be an eighth larger; unused space takes no disk.
+        sync: Whether writes survive a power loss, and not only the end of a process.
     """
 
     path: Path = Path("archive")
@@ -72,17 +71,17 @@ class LmdbStore(StoreSettings, frozen=True, tag="lmdb"):
 
 
 class RemoteStore(StoreSettings, frozen=True):
-    """What stores of other machines have.
+    """Settings common to remote stores.
 
     Attributes:
-        tls: Whether connections are encrypted, and the servers' certificates checked.
-        ca_file: The certificates that are trusted; those of the system if it is not given.
-        certificate_file: A certificate to show, with its key in ``key_file`` if that is a file of its own.
-        key_file: See there.
-        check_hostname: Whether a server's certificate must be of the name that it was called by.
-        user: Who to log in as; "" for nobody in particular.
-        password_file: A file that holds nothing but the password; read anew for each connection.
-        password_variable: The environment variable that holds it, instead of a file.
+        tls: Whether to encrypt connections and verify the servers' certificates.
+        ca_file: File of trusted certificates; None for those of the system.
+        certificate_file: File of the client certificate.
+        key_file: File of the certificate's key; None if ``certificate_file`` contains it.
+        check_hostname: Whether a server's certificate must match the host name connected to.
+        user: User name to log in with; "" for none.
+        password_file: File with nothing but the password; read again for each connection.
+        password_variable: Environment variable with the password, instead of a file.
     """
 
     tls: bool = False
@@ -98,25 +97,25 @@ class RemoteStore(StoreSettings, frozen=True):
         """Check the settings."""
         StoreSettings.__post_init__(self)
         if self.password_variable and self.password_file is not None:
-            raise wrong("store.password_file", "nothing beside password_variable", str(self.password_file))
+            raise wrong("store.password_file", "none, as password_variable is set", str(self.password_file))
         if self.user and not self.has_password:
-            raise wrong("store.password_file", "a file, or password_variable, where there is a user", None)
+            raise wrong("store.password_file", "a file, or password_variable, as user is set", None)
         if not self.tls and (self.ca_file or self.certificate_file or self.key_file):
-            raise wrong("store.tls", "true where files of certificates are given", False)
+            raise wrong("store.tls", "true, as certificate files are set", False)
 
     @property
     def has_password(self) -> bool:
-        """Whether it is said where a password is."""
+        """Whether a password is configured."""
         return bool(self.password_variable) or self.password_file is not None
 
 
 class RedisStore(RemoteStore, frozen=True, tag="redis"):
-    """In a Redis server.
+    """A store in a Redis server.
 
     Attributes:
-        address: Where it is, as ``redis.example:6379``.
-        database: The number of the database in it.
-        prefix: What the names of all keys begin with; archives that share a server have different ones.
+        address: Address of the server, as ``redis.example:6379``.
+        database: Number of the database in the server.
+        prefix: Prefix of all keys; archives that share a server need different ones.
     """
 
     address: str = "127.0.0.1:6379"
@@ -133,20 +132,20 @@ class RedisStore(RemoteStore, frozen=True, tag="redis"):
 
 
 class CassandraStore(RemoteStore, frozen=True, tag="cassandra"):
-    """In a Cassandra cluster.
+    """A store in a Cassandra cluster.
 
     Attributes:
-        contact_points: Some of its nodes, as ``cassandra.example:9042``; those that answer tell of the rest.
-        datacenter: The one whose nodes are asked; "" for that of the first node that answers.
-        keyspace: Where the tables are.
-        create_keyspace: Whether to make it where it is not there.
-        replication: How it is made then: how many copies there are in each data centre.
-        replication_factor: The same for a cluster of one data centre, where ``replication`` is empty.
-        read_consistency: How many copies answer a read.
-        write_consistency: How many copies confirm a write.
-        serial_consistency: Among which copies records are agreed on: of all data centres, or of one.
-        keys_at_once: How many keys are asked for in one query.
-        queries_at_once: How many queries of one call are under way.
+        contact_points: Addresses of some nodes, as ``cassandra.example:9042``; the others are discovered.
+        datacenter: Data centre whose nodes are queried; "" for that of the first node that answers.
+        keyspace: Keyspace of the tables.
+        create_keyspace: Whether to create the keyspace if it does not exist.
+        replication: Number of copies in each data centre, for a keyspace that is created.
+        replication_factor: Number of copies if ``replication`` is empty, for clusters of one data centre.
+        read_consistency: Consistency level of reads.
+        write_consistency: Consistency level of writes.
+        serial_consistency: Whether the copies of all data centres or of one agree on records.
+        keys_at_once: Maximum number of keys in one query.
+        queries_at_once: Maximum number of queries of one call in flight.
     """
 
     contact_points: tuple[str, ...] = ("127.0.0.1:9042",)
@@ -182,10 +181,10 @@ class CassandraStore(RemoteStore, frozen=True, tag="cassandra"):
 
 
 def check_address(key: str, address: str) -> None:
-    """Refuse what is no ``host:port``.
+    """Check that an address has the form ``host:port``.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The address does not have this form, or its port is out of range.
     """
     found = _ADDRESS.fullmatch(address)
     if found is None or not 0 < int(found["port"]) < 2**16:
@@ -193,7 +192,7 @@ def check_address(key: str, address: str) -> None:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Take an address apart; it was checked."""
+    """Split a checked address into host and port."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,1 +1,1 @@
-"""Rows of a click stream: their schema, their binary form, and the blocks that models are given."""
+"""Rows of a click stream: their schema, their binary form, and the Blocks that models receive."""

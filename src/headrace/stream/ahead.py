@@ -1,4 +1,4 @@
-"""What an iterator gives, made by a thread that is some items ahead of who takes them."""
+"""Compute an iterator's items in a thread, ahead of their consumer."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headrace.stream.sources import Source, Woken
 Item = TypeVar("Item")
 
 _CLOSE_SECONDS = 1.0
-"""How long closing waits for a file that cannot be woken up."""
+"""Timeout of closing for a source that cannot be woken."""
 
 
 class Ahead(Generic[Item]):
-    """An iterator whose items are made in the background, a few before they are asked for.
+    """An iterator whose items are computed in the background, a few ahead.
 
-    Closing it early never hangs, wherever the thread is: waiting for bytes it is woken up by its source,
-    waiting for someone to take an item through a semaphore.
+    Closing it early never hangs: the thread is woken by its source if it waits for bytes, and by a semaphore
+    if it waits for room.
     """
 
     def __init__(self, items: Iterator[Item], source: Source, places: int) -> None:
-        """Begin.
+        """Start the thread.
 
         Args:
-            items: What is made; only the thread asks it.
-            source: What it reads from.
-            places: How many items are made ahead.
+            items: The iterator, used by the thread only.
+            source: The source that it reads.
+            places: Number of items to compute ahead.
         """
         self._items = items
         self._source = source
@@ -40,11 +40,11 @@ class Ahead(Generic[Item]):
         self._thread.start()
 
     def __iter__(self) -> Self:
-        """It is one."""
+        """Return self."""
         return self
 
     def __next__(self) -> Item:
-        """The next item; what the iterator raised is raised here, once."""
+        """Return the next item; raise the iterator's exception, once."""
         if self._ended:
             raise StopIteration
         made = self._made.get()
@@ -55,7 +55,7 @@ class Ahead(Generic[Item]):
         return made
 
     def close(self) -> None:
-        """Stop the thread; what was made ahead is lost."""
+        """Stop the thread; items computed ahead are lost."""
         self._closed = self._ended = True
         self._source.wake()
         self._places.release()
@@ -70,7 +70,7 @@ class Ahead(Generic[Item]):
                 self._made.put(item)
         except Woken:
             pass
-        except BaseException as error:  # noqa: BLE001  # The thread's end: raised again where items are taken.
+        except BaseException as error:  # noqa: BLE001  # The end of the thread: `__next__` raises it again.
             self._made.put(error)
         finally:
             self._made.put(None)

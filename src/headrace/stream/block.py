@@ -1,4 +1,4 @@
-"""A Block: rows of a stream, joined for a model into one array a kind."""
+"""A Block: rows of a stream, joined for a model into one array per kind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headrace.tensors import Array
 
 
 class Slice(NamedTuple):
-    """One column's values by which metrics are split.
+    """The values of one column by which metrics are split.
 
     Attributes:
-        codes: Which value each row has: int32 ``[rows]``, -1 for none.
+        codes: Index of each row's value: int32 ``[rows]``, -1 for none.
         values: The values, as text.
     """
 
@@ -25,20 +25,20 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows for a model: C-contiguous arrays with one first axis, described by ``headrace.stream.features``.
+    """Rows for a model: C-contiguous arrays with the same first axis; see ``headrace.stream.features``.
 
     Attributes:
-        indices: Rows of the tables: uint32 ``[rows, slots]``; 0 for no value. Slots in ``exact_slots`` hold 0
-            until a vocabulary has filled them in from ``keys``.
+        indices: Rows of the tables: uint32 ``[rows, slots]``; 0 for no value. Slots in ``exact_slots`` are 0
+            until a vocabulary fills them in from ``keys``.
         dense: Dense and vector fields: float32 ``[rows, dense_width]``; all finite.
-        labels: 0 or 1; with ``views`` how many of them were clicked: float32 ``[rows]``; empty where rows are
+        labels: 0 or 1, or with ``views`` the number of clicks: float32 ``[rows]``; empty for rows that are
             only predicted.
-        weights: How much each row counts: float32 ``[rows]``; None for one each.
+        weights: Weight of each row: float32 ``[rows]``; None for 1 each.
         timestamps: Microseconds since 1970: int64 ``[rows]``; None if the stream has none.
         truth: The probability that each label was drawn with: float32 ``[rows]``; None for real rows.
-        keys: What stands for the values of exact fields: uint64 ``[rows, len(exact_slots)]``, 0 for no value
-            (in the field's first slot: a missing one); None if no field is exact.
-        views: How many views each row is of, whole numbers: float32 ``[rows]``; None for one each.
+        keys: Keys of the values of exact fields: uint64 ``[rows, len(exact_slots)]``, 0 for no value (in the
+            field's first slot: a missing one); None if no field is exact.
+        views: Number of views of each row, whole numbers: float32 ``[rows]``; None for 1 each.
         slices: The columns by which metrics are split, by name.
         first_row: The number of the first row in the stream, from 0.
     """
@@ -55,11 +55,11 @@ class Block:
     first_row: int = 0
 
     def __len__(self) -> int:
-        """How many rows there are."""
+        """Return the number of rows."""
         return len(self.indices)
 
     def part(self, start: int, stop: int) -> Block:
-        """Some of the rows, as views."""
+        """Return the rows ``start:stop``, as views."""
         chosen = {}
         for one in fields(self):
             value = getattr(self, one.name)
@@ -69,10 +69,10 @@ class Block:
         return replace(self, **chosen, slices=slices, first_row=self.first_row + start)
 
     def averaged(self) -> Block:
-        """The rows as those learn from them that know one label a row: itself where each is of one view.
+        """Return the rows with one label each, for learners that do not know views; self without ``views``.
 
-        k clicks in n views are a label of k / n that counts n times: the likelihood, and with it the
-        gradient, is that of n rows. A row without views counts nothing.
+        k clicks in n views become the label k / n with weight n: the likelihood, and with it the gradient, is
+        that of n rows. A row without views has weight 0.
         """
         if self.views is None:
             return self

@@ -1,8 +1,8 @@
-"""How cells of text files are read: one rule for every verb that reads files.
+"""Read cells of text files by one rule for every command.
 
-A cell means what the same text means in a request, without the spaces around it. Texts become numbers only if
-no two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor
-an id of 20 digits is a number.
+A cell means the same as that text in a request, without the spaces around it. Texts become numbers only if no
+two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor an
+id of 20 digits is a number.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _DIGITS = r"(0|[1-9][0-9]{0,14})"
 _FRACTION = rf"({_DIGITS}\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?"
 _NUMBER = rf"^-?({_DIGITS}|{_FRACTION}|[1-9](e[-+][0-9]+|E[-+][0-9][0-9]+))$"
 _LOOKS_LIKE_A_NUMBER = r"^[-+]?[0-9]*\.?[0-9]+\.?([eE][-+]?[0-9]+)?$"
-_SHORTENED = r"^-?[1-9](\.[0-9]+)?E\+[0-9]{2}$"  # an integer, as spreadsheets write long ones
+_SHORTENED = r"^-?[1-9](\.[0-9]+)?E\+[0-9]{2}$"  # a long integer as written by spreadsheets
 _PLAIN_FRACTION, _LAST_ZERO = r"^-?[0-9]*\.[0-9]+$", r"\.[0-9]+0$"
 _NEARLY_ALL, _MOST, _FEW_OTHERS, _ENOUGH_CELLS = 0.9, 0.5, 3, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A column of texts after reading.
+    """The values of a column of texts.
 
     Attributes:
         values: The column: texts, integers or floats.
-        said: A sentence about a change of meaning that its owner may not expect; "" if there is none.
+        said: A sentence about an unexpected change of meaning; "" for none.
         is_nearly_numbers: Whether most of its cells look like numbers.
     """
 
@@ -58,27 +58,27 @@ def without_words(texts: pa.Array) -> pa.Array:
 
 
 def are_whole(texts: pa.Array) -> pa.Array:
-    """Tell which cells are integers that int64 holds, in their usual form: bool ``[N]``."""
+    """Return whether each cell is an integer that int64 holds, in its usual form: bool ``[N]``."""
     return pc.match_substring_regex(texts, _WHOLE)
 
 
 def are_numbers(texts: pa.Array) -> pa.Array:
-    """Tell which cells are numbers whose digits before the point float64 holds: bool ``[N]``."""
+    """Return whether each cell is a number whose digits before the point float64 holds: bool ``[N]``."""
     return pc.match_substring_regex(texts, _NUMBER)
 
 
 def are_floats(texts: pa.Array) -> pa.Array:
-    """Tell which cells are numbers with a point or an exponent: bool ``[N]``."""
+    """Return whether each cell is a number with a point or an exponent: bool ``[N]``."""
     return pc.and_(look_like_numbers(texts), pc.match_substring_regex(texts, "[.eE]"))
 
 
 def whole_floats(texts: pa.Array) -> pa.Array:
-    """Write cells such as ``1012.0`` as ``1012``, as requests do; leave others unchanged."""
+    """Rewrite cells such as ``1012.0`` as ``1012``, as in requests; leave others unchanged."""
     return pc.replace_substring_regex(texts, pattern=_WHOLE_FLOAT, replacement=r"\1")
 
 
 def look_like_numbers(texts: pa.Array) -> pa.Array:
-    """Tell which cells look like numbers, even if they would change as numbers: bool ``[N]``."""
+    """Return whether each cell looks like a number, even if it would change as one: bool ``[N]``."""
     return pc.match_substring_regex(texts, _LOOKS_LIKE_A_NUMBER)
 
 
@@ -98,10 +98,10 @@ def read_column(texts: pa.Array) -> Reading:
 
 
 class Look:
-    """Judges a column of texts, piece by piece.
+    """Determines the kind of a column of texts, piece by piece.
 
     Attributes:
-        missing: Number of cells that hold a word for a missing number.
+        missing: Number of cells that contain a word for a missing number.
         whole_float: The first integer that is written as a float, such as ``1012.0``; "" for none.
     """
 
@@ -116,7 +116,7 @@ class Look:
         self._decimals = _Decimals()
 
     def at(self, texts: pa.Array) -> None:
-        """Judge more cells, ``trimmed``."""
+        """Take in more cells, ``trimmed``."""
         if are_plain_integers(texts) and are_plain_numbers(texts):
             self._cells += len(texts) - texts.null_count
             self._numerals += len(texts) - texts.null_count
@@ -157,7 +157,7 @@ class Look:
 
     @property
     def kind(self) -> Literal["whole", "numbers", "text"]:
-        """The kind that all cells so far agree on."""
+        """The kind that fits all cells so far."""
         if not self._cells:
             return "text"
         if self._is_whole:
@@ -166,30 +166,30 @@ class Look:
 
     @property
     def said(self) -> str:
-        """A sentence about a change of meaning that its owner may not expect; "" if there is none."""
+        """A sentence about an unexpected change of meaning; "" for none."""
         kind = self.kind
         if not self._cells:
-            return "it has no values that show what it is, so it is taken for texts"
+            return "it has no values to infer a type from, so it is treated as text"
         if kind == "text" and self.is_nearly_numbers:
             if self._others:
                 numbers = f"{self._numerals:,} of {self._cells:,} values are numbers"
                 other = f"{self._others[0]!r} is not (leave missing cells empty)"
-                return f"its values stay texts: {numbers}, but {other}"
+                return f"its values stay text: {numbers}, but {other}"
             odd = self._no_number or self._decimals.merging
-            return f"its values stay texts, as {odd!r} would not be the same as a number"
+            return f"its values stay text, because {odd!r} would change if read as a number"
         if kind == "whole" and self.whole_float:
-            return f"its whole numbers are written as floats ({self.whole_float}), and are taken for integers"
+            return f"its whole numbers are written as floats ({self.whole_float}), and treated as integers"
         if kind == "numbers" and self._shortened:
             return f"{self._shortened!r} may be an id whose last digits a spreadsheet has cut off"
         if not self.missing:
             return ""
-        meant = "a text like others" if kind == "text" else "a missing number"
+        meant = "ordinary text" if kind == "text" else "a missing number"
         rows = "1 row" if self.missing == 1 else f"{self.missing:,} rows"
-        return f"{self._word!r} is taken for {meant}, in {rows}"
+        return f"{self._word!r} is treated as {meant}, in {rows}"
 
 
 class _Decimals:
-    """How many decimals fractions have: with 1.1 and 1.10, which are one number, they may be versions."""
+    """The range of decimals in fractions: with both 1.1 and 1.10, one number, they may be versions."""
 
     def __init__(self) -> None:
         """Start without cells."""
@@ -197,7 +197,7 @@ class _Decimals:
         self._last_zero = ""
 
     def at(self, texts: pa.Array) -> None:
-        """Look at more cells."""
+        """Take in more cells."""
         fractions = texts.filter(pc.match_substring_regex(texts, _PLAIN_FRACTION))
         if not len(fractions):
             return
@@ -211,11 +211,11 @@ class _Decimals:
 
     @property
     def merging(self) -> str:
-        """A cell that would be the same number as another text; "" if there is none."""
+        """A cell that would be the same number as another text; "" for none."""
         return self._last_zero if self._fewest < self._most else ""
 
 
 def _first(texts: pa.Array, wanted: pa.Array) -> str:
-    """Return the first wanted text, "" if there is none."""
+    """Return the first wanted text; "" if there is none."""
     at = pc.index(wanted, True).as_py()
     return str(texts[at].as_py()) if at >= 0 else ""

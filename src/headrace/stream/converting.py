@@ -1,4 +1,4 @@
-"""Columns of other formats made into columns of a stream: what a field's values may look like, and errors."""
+"""Convert columns of other formats to columns of a stream, and check their values."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _WAYS_OUT = {
 
 
 def column_of(batch: pa.RecordBatch, field: Field) -> pa.Array:
-    """The column that a field is made of.
+    """Return the column for a field.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no such column, or there are several.
     """
     position = batch.schema.get_field_index(field.name)
     if position < 0:
-        problem = "is there twice" if field.name in batch.schema.names else "is missing"
+        problem = "occurs twice" if field.name in batch.schema.names else "is missing"
         raise ConfigError(
             f"schema: the column {field.name!r} {problem}; there are {', '.join(batch.schema.names[:50])}"
         )
@@ -38,12 +38,12 @@ def column_of(batch: pa.RecordBatch, field: Field) -> pa.Array:
 
 
 def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> pa.DataType:
-    """The Arrow type of a field in the stream that we write.
+    """Return the Arrow type of a field in the stream that is written.
 
     Args:
         field: The field.
-        source: The type of the column that it is made of; what is ignored keeps it.
-        counted: Whether rows are of several views, so that the label counts clicks.
+        source: The type of the column that it is converted from; an ignored field keeps it.
+        counted: Whether rows have several views, so that the label counts clicks.
     """
     if field.role == "ignored":
         return plain_type(source)
@@ -60,20 +60,20 @@ def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> 
 def stream_column(
     field: Field, values: pa.Array, first_row: int, *, counted: bool = False, guessed: bool = False
 ) -> pa.Array:
-    """Make a column of the stream.
+    """Convert a column for the stream.
 
     Args:
-        field: What the column is to be.
-        values: The values as they were read.
-        first_row: The number of the first of them, for errors.
-        counted: Whether rows are of several views, so that the label counts clicks.
-        guessed: Whether cells of text were guessed to be numbers, and must be written as such.
+        field: The field.
+        values: The values as read.
+        first_row: The number of the first value's row, for errors.
+        counted: Whether rows have several views, so that the label counts clicks.
+        guessed: Whether the field was inferred to be numbers, so that text cells must be proper numbers.
 
     Returns:
         The column, of the type ``stream_type``.
 
     Raises:
-        StreamError: A value is not what the field needs.
+        StreamError: A value is invalid for the field.
     """
     try:
         values = plain(values)
@@ -96,17 +96,17 @@ def stream_column(
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is one of Arrow's texts."""
+    """Whether a type is one of Arrow's text types."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def is_listed(kind: pa.DataType) -> bool:
-    """Whether a type is one of Arrow's lists."""
+    """Whether a type is one of Arrow's list types."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 class _Column:
-    """One column being made; knows what to say when that fails."""
+    """Converts one column, and raises errors that name the field and the row."""
 
     def __init__(self, field: Field, first_row: int) -> None:
         self._field = field
@@ -115,7 +115,7 @@ class _Column:
     def labels(self, values: pa.Array) -> pa.Array:
         read = values
         if is_text(values.type):
-            # True and false are what some exports hold.
+            # Some exports contain True and False.
             lowered = pc.utf8_lower(values)
             read = pc.if_else(pc.equal(lowered, "false"), "0", values)
             read = pc.if_else(pc.equal(lowered, "true"), "1", read)
@@ -146,16 +146,16 @@ class _Column:
         return made
 
     def _in_unit(self, counted: pa.Array, values: pa.Array) -> pa.Array:
-        """Convert integers whose unit the schema names."""
+        """Convert integers whose unit the schema specifies."""
         unit = self._field.unit
         if unit in ("s", "ms"):
             most = (2**63 - 1) // int(MICROSECONDS[unit])
             beyond = pc.or_(pc.less(counted, -most), pc.greater(counted, most))
-            self._refuse(beyond, values, f"expected {UNIT_NAMES[unit]} that int64 holds as microseconds")
+            self._refuse(beyond, values, f"expected {UNIT_NAMES[unit]} that fit into int64 as microseconds")
         return counted.cast(pa.timestamp(unit)).cast(_UTC, safe=False)
 
     def _refuse_times(self, made: pa.Array, values: pa.Array) -> None:
-        """Refuse times outside 1990 to 2100, unless the schema names their unit."""
+        """Refuse times outside 1990 to 2100, unless the schema specifies their unit."""
         if self._field.unit:
             return
         numbers = made.cast(pa.int64())
@@ -170,14 +170,14 @@ class _Column:
         )
 
     def numbers(self, values: pa.Array, *, is_strict: bool = False) -> pa.Array:
-        """Floats; strictly, cells such as ``007`` are refused, as they contradict the guess of numbers."""
+        """Convert to float32; if strict, refuse cells such as ``007``, which contradict the inferred type."""
         if is_text(values.type) and not are_plain_numbers(values):
             if is_strict:
                 odd = pc.invert(pc.fill_null(are_numbers(without_words(values)), True))
-                self._refuse(odd, values, "expected a number, as the rows before have")
+                self._refuse(odd, values, "expected a number, as in earlier rows")
             values = without_words(values)
         numbers = self._cast(values, pa.float64(), "a number")
-        # Judged as what is written: what float32 cannot hold is infinite there.
+        # Check the float32 that will be written: a number beyond its range becomes infinite.
         narrow = numbers.cast(pa.float32(), safe=False)
         finite = pc.fill_null(pc.is_finite(narrow), True)
         self._refuse(pc.invert(finite), values, "expected a finite number, or nothing where it is missing")
@@ -196,7 +196,7 @@ class _Column:
         usable = pc.fill_null(pc.is_finite(flat), False)
         self._refuse(self._rows_with(lists, pc.invert(usable)), values, "expected finite numbers")
         whole, missing = flat.cast(wanted.value_type), lists.is_null()
-        if lists.null_count:  # what is missing holds numbers all the same, which nobody looks at
+        if lists.null_count:  # null vectors need some numbers, which are never read
             there = np.zeros((len(lists), size), wanted.value_type.to_pandas_dtype())
             there[~missing.to_numpy(zero_copy_only=False)] = whole.to_numpy().reshape(-1, size)
             whole = pa.array(there.reshape(-1))
@@ -227,7 +227,7 @@ class _Column:
         return pa.ListArray.from_arrays(lists.offsets, flat, mask=mask)
 
     def _lists(self, values: pa.Array) -> pa.ListArray:
-        """Several values a row, as a list array whose values start with the first row's."""
+        """Return several values per row as a list array whose values start with the first row's."""
         if is_text(values.type):
             return pc.split_pattern(values.cast(pa.string()), self._field.separator)
         if not is_listed(values.type):
@@ -235,7 +235,7 @@ class _Column:
         lists = values.cast(pa.list_(values.type.value_type))
         if not (lists.offset or lists.null_count):
             return lists
-        # A slice's offsets start anywhere; and what null rows hide goes.
+        # A slice's offsets may start anywhere, and null rows may contain values, which are dropped.
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, lists.flatten(), mask=lists.is_null())
@@ -250,7 +250,7 @@ class _Column:
         return pc.fill_null(pc.greater_equal(made, pa.scalar(self._field.buckets, pa.uint32())), False)
 
     def _below_buckets(self) -> str:
-        return f'expected rows of the table, 0 to {self._field.buckets - 1} (keys = "bucket")'
+        return f'expected row numbers of the table, 0 to {self._field.buckets - 1} (keys = "bucket")'
 
     def _cast_flat(self, lists: pa.ListArray, wanted: pa.DataType, expected: str) -> pa.Array:
         flat = _same_bits(lists.flatten(), wanted)
@@ -283,7 +283,7 @@ def _expected_value(kind: pa.DataType) -> str:
 
 
 def _kind_of_time(texts: pa.Array) -> pa.DataType:
-    """How times are written, by the first: as microseconds, without a zone (taken for UTC), or with one."""
+    """Return the type for times written like the first: microseconds, UTC without a zone, or with a zone."""
     for kind in (pa.int64(), pa.timestamp("us")):
         try:
             texts.slice(0, 1).cast(kind)
@@ -294,12 +294,12 @@ def _kind_of_time(texts: pa.Array) -> pa.DataType:
 
 
 def _same_bits(values: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Unsigned integers as signed ones of the same bits: they only stand for a category."""
+    """Reinterpret unsigned integers as signed ones, if wanted: they only identify categories."""
     return values.view(pa.int64()) if pa.types.is_uint64(values.type) and wanted == pa.int64() else values
 
 
 def first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
-    """The first value that cannot be cast, found by halving."""
+    """Return the index of the first value that cannot be cast, found by bisection."""
     start, stop = 0, len(values)
     while stop - start > 1:
         middle = (start + stop) // 2
@@ -312,6 +312,6 @@ def first_wrong(values: pa.Array, wanted: pa.DataType) -> int:
 
 
 def shown(value: pa.Scalar) -> str:
-    """A value for an error, cut."""
+    """Return a value's representation for an error, truncated."""
     text = repr(value.as_py()) if value.is_valid else "nothing"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"

@@ -1,4 +1,4 @@
-"""Reads CSV for all verbs: every column as text, with errors that name the cause."""
+"""Read CSV for all commands: every column as text, with errors that name the cause."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SPACE_AND_QUOTE = r'^[ \t]+"'
 
 
 class CsvRows:
-    """Reads a CSV piece by piece.
+    """Reads a CSV file piece by piece.
 
     Attributes:
-        names: The columns' names; those without one are left out.
-        nameless: How many columns have no name: pandas' row index, or delimiters at the end of lines.
-        has_spaces: Whether some values had spaces around them, which are removed.
+        names: The columns' names; columns without one are left out.
+        nameless: Number of columns without a name, from pandas' row index or delimiters at line ends.
+        has_spaces: Whether spaces around values were removed.
     """
 
     def __init__(self, lines: Lines, delimiter: str, columns: Sequence[str] = ()) -> None:
@@ -41,7 +41,7 @@ class CsvRows:
             columns: The columns' names, if the first line does not name them.
 
         Raises:
-            ConfigError: The first line names a column twice, or is cut; or the file is no UTF-8.
+            ConfigError: The first line names a column twice or is cut off, or the file is not UTF-8.
             StreamError: The first line is too long.
         """
         self._lines, self._delimiter = lines, delimiter
@@ -53,12 +53,12 @@ class CsvRows:
         twice = [name for name, count in Counter(self.names).items() if count > 1]
         if twice:
             raise ConfigError(f"expected each column once, got {shown(twice[0])} twice; rename one of them")
-        # Arrow wants names that differ, also of columns that are left out.
+        # Arrow requires distinct names, even for columns that are left out.
         self._all_names = [name or f"\0{index}" for index, name in enumerate(all_names)]
         delimiting = re.escape(delimiter.encode())
-        # A quote that a backslash precedes, and that is followed by more of the cell.
+        # A quote after a backslash, followed by more of the cell.
         self._backslash = re.compile(rb'\\"(?!["\r\n' + delimiting + rb"]|\Z)")
-        # The same at the end of a cell, where it can also be a doubled quote and more of the cell.
+        # The same at the end of a cell, where it could also be a backslash and a doubled quote.
         self._backslash_last = re.compile(rb'(?<!\\)\\""(?=[\r\n' + delimiting + rb"]|\Z)")
         self._space_and_quote = re.compile(delimiting + rb'[ \t]+"')
         self._doubled = re.compile(rb'[^\\"\r\n' + delimiting + rb']""')
@@ -67,7 +67,7 @@ class CsvRows:
         """Yield the rows; each cell is a text without spaces around it, or null.
 
         Raises:
-            ConfigError: The file is no UTF-8.
+            ConfigError: The file is not UTF-8.
             StreamError: A row cannot be read.
         """
         convert = arrow_csv.ConvertOptions(
@@ -80,7 +80,7 @@ class CsvRows:
         first_row = 0
         for piece in self._pieces():
             self._check(piece, first_row)
-            # One thread, for which alone Arrow's errors say the row; the piece in one block.
+            # Arrow's errors name the row only with one thread and the whole piece in one block.
             read = arrow_csv.ReadOptions(
                 column_names=self._all_names, use_threads=False, block_size=len(piece) + 1
             )
@@ -97,11 +97,11 @@ class CsvRows:
 
     @property
     def doubts(self) -> list[str]:
-        """Sentences about what was left out."""
+        """Sentences about data that was left out or changed."""
         said = []
         if self.nameless:
             are = "1 column has no name" if self.nameless == 1 else f"{self.nameless} columns have no name"
-            said.append(f"{are} in the first line (pandas writes its row index so), and left out")
+            said.append(f"{are} in the first line (pandas writes its row index like this); ignored")
         if self.has_spaces:
             said.append("the spaces around values are removed")
         return said
@@ -144,7 +144,7 @@ class CsvRows:
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
     def _check(self, piece: bytes, first_row: int) -> None:
-        """Refuse a backslash before a quotation mark, as Spark and MySQL write it: cells would end there."""
+        """Refuse a backslash before a quotation mark, as by Spark and MySQL: the cell would end there."""
         if b'\\"' not in piece or b'"' not in piece:
             return
         found = self._backslash.search(piece)
@@ -159,7 +159,7 @@ class CsvRows:
             )
 
     def _trimmed(self, table: pa.Table, first_row: int) -> pa.Table:
-        """Strip spaces from cells. Refuse quotation marks after a space: they would quote nothing."""
+        """Strip spaces from cells. Refuse a quotation mark after a space: it would quote nothing."""
         columns = [column.combine_chunks() for column in table.columns]
         bare = [trimmed(column) for column in columns]
         for name, column, stripped in zip(self.names, columns, bare, strict=True):
@@ -183,7 +183,7 @@ class CsvRows:
 
 
 def _may_have_spaces(piece: bytes, delimiter: str) -> bool:
-    """Tell whether some cell may begin or end with a space; quoted ones may look so."""
+    """Whether a cell may begin or end with a space; quoted cells may cause false positives."""
     values = np.frombuffer(piece, np.uint8)
     places = np.flatnonzero((values == ord(" ")) | (values == ord("\t")))
     if not len(places):

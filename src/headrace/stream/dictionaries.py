@@ -1,4 +1,4 @@
-"""Columns of dictionaries and views made plain: a few bytes may stand for gigabytes of values."""
+"""Expand dictionary and view columns, a few bytes of which may stand for gigabytes of values."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pyarrow.compute as pc
 from headrace.errors import InvalidRequest
 
 MOST_BYTES = 256 * 1024 * 1024
-"""The most bytes that the values of one column may have in one batch, once each stands for itself."""
+"""Maximum size of the expanded values of one column in one batch."""
 
 
 def plain(column: pa.Array, field: str = "") -> pa.Array:
     """Return a column without a dictionary and without views.
 
     Args:
-        column: Any; one without either is returned unchanged.
-        field: What the error calls it.
+        column: A column of any type; one with neither is returned unchanged.
+        field: The field's name, for the error.
 
     Raises:
         InvalidRequest: Its values would take more than ``MOST_BYTES``.
@@ -29,7 +29,7 @@ def plain(column: pa.Array, field: str = "") -> pa.Array:
     size = _bytes_of(column) if is_dictionary else _bytes_of_views(column)
     if size > MOST_BYTES:
         raise InvalidRequest(
-            f"the values of one batch would take {size} bytes, each for itself; expected at most "
+            f"the values of one batch would take {size} bytes when expanded; expected at most "
             f"{MOST_BYTES}; write smaller batches, or shorter values",
             field=field,
         )
@@ -39,7 +39,7 @@ def plain(column: pa.Array, field: str = "") -> pa.Array:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that ``plain`` makes of a column's type."""
+    """Return the type of the column that ``plain`` returns for a column's type."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_list(kind) and plain_type(kind.value_type) != kind.value_type:
@@ -50,7 +50,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _bytes_of_views(column: pa.Array) -> int:
-    """Return the bytes of the values of a column of views, which may share bytes."""
+    """Return the size of the values of a column of views, which may share bytes."""
     if pa.types.is_list(column.type):
         return _bytes_of_views(column.values)
     if not len(column):
@@ -60,19 +60,19 @@ def _bytes_of_views(column: pa.Array) -> int:
 
 
 def _bytes_of(column: pa.DictionaryArray) -> int:
-    """How many bytes a column's values take at the most, each as often as it is named."""
+    """Return the maximum size of a column's values, each counted as often as it occurs."""
     values = column.dictionary
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind) or pa.types.is_nested(kind):
         most: int = len(column) * values.nbytes
-        return most  # where that is too much, so is what it comes from, mostly
+        return most  # an overestimate, but a dictionary for which it is too much is mostly too large itself
     if not (
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     ):
-        return 0  # of one width, which is a few bytes
+        return 0  # of fixed width, which is a few bytes
     sizes = pc.binary_length(values).cast(pa.int64())
     size: int = pc.sum(pc.take(sizes, column.indices)).as_py() or 0
     return size

@@ -1,4 +1,4 @@
-"""CSV, Parquet, VW's text and Arrow files made into a stream, piece by piece in bounded memory."""
+"""Convert CSV, Parquet, VW's text and Arrow files to a stream, piece by piece in bounded memory."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4", ".br")
 
 
 def _nothing(_: str) -> None:
-    """Tell nobody."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
 class EncodeSettings:
-    """What is read, and how.
+    """Settings for converting a file.
 
     Attributes:
         format: The format.
-        schema: What the columns are; guessed from the first rows if None.
-        hints: What is known where there is no schema.
-        delimiter: What stands between the columns of a CSV file.
-        columns: The names of a CSV file's columns, if its first line does not say them.
-        tell: Called with a sentence when the guess changes the meaning of a row after the sample.
+        schema: The Schema of the columns; None to infer it from the first rows.
+        hints: Known columns, used if there is no schema.
+        delimiter: The separator of columns in a CSV file.
+        columns: The names of a CSV file's columns, if its first line does not contain them.
+        tell: Called with a sentence when inference changes the meaning of a row after the sample.
     """
 
     format: Format
@@ -75,11 +75,12 @@ class Encoded:
     """A stream to be written.
 
     Attributes:
-        schema: What its columns are.
-        arrow_schema: Their Arrow schema, with ours in its metadata.
-        batches: Its rows, converted as they are asked for.
-        guessed_rows: From how few rows the schema was guessed, if a live source had no more; None otherwise.
-        doubts: What the guess made of columns that their owner may not expect.
+        schema: The Schema of its columns.
+        arrow_schema: Their Arrow schema, with the Schema in its metadata.
+        batches: Its rows, converted on demand.
+        guessed_rows: Number of rows that the schema was inferred from, if a live source had too few; None
+            otherwise.
+        doubts: Sentences about inferred columns that may be unexpected.
     """
 
     schema: Schema
@@ -90,18 +91,19 @@ class Encoded:
 
 
 def encode(settings: EncodeSettings, path: Path) -> Encoded:
-    """Make a stream of a file.
+    """Convert a file to a stream.
 
     Args:
-        settings: What it is.
-        path: The file; ``-`` is standard input; CSV and VW may be compressed (``.gz``, ``.bz2``, ``.zst``).
+        settings: The format of the file, and its columns.
+        path: The file; ``-`` is standard input; CSV and VW may be compressed (``.gz``, ``.bz2``, ``.zst``,
+            ``.lz4``, ``.br``).
 
     Returns:
-        The stream; errors in rows are raised when its batches reach them.
+        The stream; its batches raise errors in rows when they are reached.
 
     Raises:
-        ConfigError: The file cannot be read, or does not fit the schema.
-        StreamError: One of the first rows is wrong.
+        ConfigError: The file cannot be read, or does not match the schema.
+        StreamError: One of the first rows is invalid.
     """
     if str(path) != "-" and not path.exists():
         raise ConfigError(f"{path}: there is no such file")
@@ -134,7 +136,7 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
 
 
 def _with_unit(schema: Schema, hints: Hints) -> Schema:
-    """Return a schema whose timestamp has the unit of the hints.
+    """Return a schema whose timestamp has the unit from the hints.
 
     Raises:
         ConfigError: There is no timestamp.
@@ -142,7 +144,7 @@ def _with_unit(schema: Schema, hints: Hints) -> Schema:
     if not hints.timestamp_unit:
         return schema
     if schema.one("timestamp") is None:
-        raise ConfigError("--timestamp-unit: no column has the times; name it with --timestamp")
+        raise ConfigError("--timestamp-unit: no column is the timestamp; name it with --timestamp")
     unit = hints.timestamp_unit
     fields = [
         msgspec.structs.replace(one, unit=unit) if one.role == "timestamp" else one for one in schema.fields
@@ -151,10 +153,10 @@ def _with_unit(schema: Schema, hints: Hints) -> Schema:
 
 
 def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema:
-    """The schema with what stands between values wherever they come as one text.
+    """Return the schema with a separator for every list field whose column is text.
 
     Raises:
-        ConfigError: Nobody says it of such a field.
+        ConfigError: Such a field has no separator.
     """
     fields = []
     for one in schema.fields:
@@ -165,8 +167,8 @@ def _separated(schema: Schema, sample: pa.RecordBatch, separator: str) -> Schema
         if not (separator or one.separator):
             several = f"values = {one.values}" if one.role == "categorical" else f"size = {one.size}"
             raise ConfigError(
-                f"schema: field {one.name!r} has {several}, and its column is text: say what stands between "
-                "them, with separator = \"|\" in the schema, or --values-separator '|'"
+                f"schema: field {one.name!r} has {several}, but its column is text: set its separator, "
+                "with separator = \"|\" in the schema, or --values-separator '|'"
             )
         fields.append(msgspec.structs.replace(one, separator=separator or one.separator))
     return msgspec.structs.replace(schema, fields=tuple(fields))
@@ -178,7 +180,7 @@ def _arrow_schema(schema: Schema, sample: pa.RecordBatch) -> pa.Schema:
     counted = schema.one("views") is not None
     types = [stream_type(one, column_of(sample, one).type, counted=counted) for one in schema.fields]
     columns = [pa.field(one.name, kind) for one, kind in zip(schema.fields, types, strict=True)]
-    # The stream has times, whatever they were written as.
+    # The stream contains timestamps, whatever the unit of the source.
     written = msgspec.structs.replace(
         schema, fields=tuple(msgspec.structs.replace(one, unit="") for one in schema.fields)
     )
@@ -186,7 +188,7 @@ def _arrow_schema(schema: Schema, sample: pa.RecordBatch) -> pa.Schema:
 
 
 def _sample(raw: _Batches, rows: int, lines: Lines | None) -> pa.RecordBatch | None:
-    """The first rows, joined: so many, or those that a live source has by now; None if there are none."""
+    """Return the first rows as one batch, or those that a live source has so far; None if there are none."""
     pieces: list[pa.RecordBatch] = []
     for batch in raw:
         pieces.append(batch)
@@ -205,11 +207,11 @@ def _converted(
     """Convert all rows.
 
     Args:
-        sample: The first ones, from which the schema may be guessed.
-        raw: The others.
-        schema: What they are to be.
-        arrow_schema: Of the stream.
-        tell: Called with what the guess did not know of later rows; None if the schema is no guess.
+        sample: The first rows, from which the schema may be inferred.
+        raw: The other rows.
+        schema: The schema of the stream.
+        arrow_schema: The Arrow schema of the stream.
+        tell: Called with unexpected values of later rows; None if the schema was not inferred.
     """
     first_row, counted, guessed = 0, schema.one("views") is not None, tell is not None
     words = _Words(schema, sample)
@@ -228,13 +230,13 @@ def _converted(
 
 
 class _Words:
-    """Reports words for a missing number in columns of numbers that had none in the sample."""
+    """Reports words for a missing number in numeric columns that had none in the sample."""
 
     def __init__(self, schema: Schema, sample: pa.RecordBatch) -> None:
-        """Find the columns of numbers that are written as text.
+        """Find the numeric columns that are written as text.
 
         Args:
-            schema: What the columns are to be.
+            schema: The schema of the stream.
             sample: The rows whose words have been reported.
         """
         numbers = [one.name for one in schema.fields if one.role == "dense" or _is_integer(one)]
@@ -242,18 +244,18 @@ class _Words:
         self._names = [name for name, one in columns.items() if is_text(one.type) and not _words_in(one)]
 
     def report(self, batch: pa.RecordBatch, first_row: int, tell: _Tell) -> None:
-        """Report the first word in each of these columns.
+        """Report the first such word in each column.
 
         Args:
-            batch: Rows as they were read.
-            first_row: The number of the first one.
-            tell: Called with a sentence for each.
+            batch: Rows as read.
+            first_row: The number of the first row.
+            tell: Called with a sentence for each word.
         """
         for name in list(self._names):
             cells = batch.column(name)
             if _words_in(cells):
                 row = pc.index(pc.and_(without_words(cells).is_null(), cells.is_valid()), True).as_py()
-                word = f"{shown(cells[row])} is taken for a missing number"
+                word = f"{shown(cells[row])} is treated as a missing number"
                 tell(f"row {first_row + row}, column {name!r}: {word}")
                 self._names.remove(name)
 
@@ -267,7 +269,7 @@ def _words_in(cells: pa.Array) -> bool:
 
 
 def _open(path: Path) -> File:
-    """A file's bytes, unpacked, without a buffer: what has come can be read."""
+    """Open a file, decompressed, without a buffer that would delay bytes that have arrived."""
     if str(path) == "-":
         return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     try:
@@ -291,13 +293,13 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
         if settings.format == "vw":
             yield from _read_vw(settings, lines)
             return
-        # The next piece is parsed, by Arrow without Python's lock, while this one is converted.
+        # Arrow parses the next piece, without the GIL, while this one is converted.
         with _saying_where(path):
             rows = CsvRows(lines, settings.delimiter, settings.columns)
             read.append(rows)
             if not rows.names:
                 raise ConfigError(
-                    "expected a first line that names the columns; if there is none, --columns a,b,c"
+                    "expected a first line that names the columns; if there is none, set --columns a,b,c"
                 )
             with contextlib.closing(Ahead(iter(rows), lines.source, 1)) as ahead:
                 yield from ahead
@@ -305,7 +307,7 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
 
 @contextlib.contextmanager
 def _saying_where(path: Path) -> Iterator[None]:
-    """Name the file that a row is in."""
+    """Add the file's name to errors."""
     where = "standard input" if str(path) == "-" else path
     try:
         yield
@@ -318,7 +320,7 @@ def _saying_where(path: Path) -> Iterator[None]:
 def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
     _refuse_standard_input(path, "Parquet")
     try:
-        # Without a pool of threads: the next batch is read while whoever learns has the other core.
+        # Without a thread pool, because the learner uses the other core.
         yield from pq.ParquetFile(path).iter_batches(
             _BATCH_ROWS, columns=_wanted(settings), use_threads=False
         )
@@ -354,7 +356,7 @@ def _groups(lines: Lines) -> Iterator[list[str]]:
 
 
 def _sampled(groups: Iterator[list[str]], lines: Lines) -> Iterator[list[str]]:
-    """The groups of lines by which it is told which columns there are."""
+    """Yield the groups of lines that determine the columns."""
     count = 0
     for group in groups:
         yield group
@@ -369,4 +371,4 @@ def _wanted(settings: EncodeSettings) -> list[str] | None:
 
 def _refuse_standard_input(path: Path, what: str) -> None:
     if str(path) == "-":
-        raise ConfigError(f"{what} is read from its end, which standard input does not have; name a file")
+        raise ConfigError(f"{what} is read from its end, but standard input cannot seek; name a file")

@@ -1,11 +1,11 @@
-"""Where each field of a schema lies in the arrays that models are given.
+"""The layout of a schema's fields in the arrays that models receive.
 
-All tables of a model are one array of rows, one table after the other, so that a whole batch's values are one
-array of row numbers. Row 0 stands for no value: its weights stay zero and are never learnt. Within a table,
-row 0 stands for a missing or not admitted value, and is learnt like any other.
+All tables of a model form one array of rows, table after table, so that a batch's values are one array of row
+numbers. Row 0 of that array stands for no value: its weights stay zero and are never learnt. Row 0 within a
+table stands for a missing or not admitted value, and is learnt like any other.
 
-The layout depends on the fields' names and settings, never on their order in the stream: fields of the
-context come first, then those of candidates, each group by name.
+The layout depends on the fields' names and settings, never on their order in the stream: context fields come
+first, then candidate fields, each group sorted by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array
 
 MOST_ROWS = 2**32 - 1
-"""Row numbers are uint32."""
+"""Maximum number of rows of all tables: row numbers are uint32."""
 
 
 class ExactColumn(NamedTuple):
@@ -30,9 +30,9 @@ class ExactColumn(NamedTuple):
 
     Attributes:
         field: The exact field that it belongs to.
-        slot: The column of ``Block.indices`` that it is looked up for.
+        slot: The column of ``Block.indices`` that is looked up by it.
         table_start: The first row of the field's table.
-        first: Whether it is the field's first slot: the one that says that a value is missing.
+        first: Whether it is the field's first slot, which marks a missing value.
     """
 
     field: Field
@@ -45,7 +45,7 @@ class ExactColumn(NamedTuple):
 class Features:
     """The layout of a schema's features.
 
-    Slots are the columns of ``Block.indices``: a field has as many as it may have values, side by side.
+    Slots are the columns of ``Block.indices``: a field has ``Field.values`` adjacent slots.
 
     Attributes:
         schema: The schema.
@@ -62,7 +62,7 @@ class Features:
         """Lay out a schema's fields.
 
         Raises:
-            ConfigError: There are no features, or more rows than row numbers.
+            ConfigError: There are no features, or too many rows for uint32 row numbers.
         """
         categorical, numeric = schema.of("categorical"), schema.of("dense", "vector")
         if not categorical and not numeric:
@@ -71,9 +71,7 @@ class Features:
             )
         made = cls(schema, _context_first(categorical), _context_first(numeric))
         if made.rows > MOST_ROWS:
-            raise ConfigError(
-                f"schema: the tables have {made.rows} rows, at most {MOST_ROWS} can be numbered"
-            )
+            raise ConfigError(f"schema: the tables have {made.rows} rows; expected at most {MOST_ROWS}")
         return made
 
     @cached_property
@@ -89,17 +87,17 @@ class Features:
 
     @property
     def rows(self) -> int:
-        """How many rows all tables have together, with row 0."""
+        """Number of rows of all tables, row 0 included."""
         return 1 + sum(rows for _, rows in self.tables.values())
 
     @cached_property
     def slot_starts(self) -> Array:
-        """The first slot of each categorical field, and the number of slots last: int64 ``[fields + 1]``."""
+        """The first slot of each categorical field, then the number of slots: int64 ``[fields + 1]``."""
         return np.cumsum([0, *(field.values for field in self.categorical)], dtype=np.int64)
 
     @property
     def slots(self) -> int:
-        """How many columns ``Block.indices`` has."""
+        """Number of columns of ``Block.indices``."""
         return int(self.slot_starts[-1])
 
     @cached_property
@@ -109,37 +107,37 @@ class Features:
 
     @cached_property
     def mean_pooled(self) -> Array:
-        """Which categorical fields are pooled by their mean: bool ``[fields]``."""
+        """Whether each categorical field is pooled by its mean: bool ``[fields]``."""
         return np.array([field.pooling == "mean" for field in self.categorical], dtype=np.bool_)
 
     @property
     def single_valued(self) -> bool:
-        """Whether every categorical field has one value, so that slots are fields."""
+        """Whether every categorical field has exactly one slot."""
         return self.slots == len(self.categorical)
 
     @property
     def context_fields(self) -> int:
-        """How many categorical fields belong to the context: they come first."""
+        """Number of categorical context fields, which come first."""
         return sum(field.context for field in self.categorical)
 
     @property
     def context_slots(self) -> int:
-        """How many slots belong to the context: they come first."""
+        """Number of context slots, which come first."""
         return int(self.slot_starts[self.context_fields])
 
     @property
     def dense_width(self) -> int:
-        """How many columns ``Block.dense`` has."""
+        """Number of columns of ``Block.dense``."""
         return sum(field.size for field in self.numeric)
 
     @property
     def context_dense(self) -> int:
-        """How many columns of ``Block.dense`` belong to the context: they come first."""
+        """Number of context columns of ``Block.dense``, which come first."""
         return sum(field.size for field in self.numeric if field.context)
 
     @cached_property
     def exact_columns(self) -> tuple[ExactColumn, ...]:
-        """The columns of ``Block.keys``: a slot each of the fields whose values get rows of their own."""
+        """The columns of ``Block.keys``: one for each slot of an exact field."""
         firsts = set(self.slot_starts[:-1].tolist())
         return tuple(
             ExactColumn(field, slot, self.tables[field.table_name][0], slot in firsts)
@@ -153,7 +151,7 @@ class Features:
         return tuple(column.slot for column in self.exact_columns)
 
     def field_slots(self) -> Iterator[tuple[Field, int]]:
-        """Each slot with the field that it belongs to."""
+        """Yield each slot with its field."""
         slot = 0
         for field in self.categorical:
             for _ in range(field.values):

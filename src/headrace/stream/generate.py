@@ -1,12 +1,13 @@
-"""A source of clicks whose best logloss is known: rows drawn from a hidden model, shaped like Criteo's.
+"""Generate clicks whose best logloss is known: rows drawn from a hidden model, shaped like Criteo's.
 
-The logit of a row is the sum of an effect of each category, of products of hidden vectors of some pairs of
-categories (what factorization machines find and logistic regression cannot), and of partly curved effects of
-the dense fields. The label is drawn with exactly the probability in the column ``truth``. With drift, effects
-turn slowly into others, and categories of large fields are replaced by new ones.
+The logit of a row is a sum of three parts: an effect of each category, products of hidden vectors of some
+pairs of categories (which factorization machines can learn and logistic regression cannot), and effects of
+the dense fields, some of them curved. The label is drawn with exactly the probability in the column
+``truth``. With drift, effects slowly rotate into others, and categories of large fields are replaced by new
+ones.
 
-A row is a pure function of the settings and its number: the same settings give the same bytes, and any part
-of the rows can be drawn without those before it.
+A row is a pure function of the settings and its number: the same settings produce the same bytes, and any
+range of rows can be drawn without those before it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ ShapeName = Literal["criteo", "small", "ffm12"]
 GeneratedKeys = Literal["bucket", "hash"]
 
 MOST_SEED = 2**53
-"""Seeds are kept as numbers in JSON, which are exact up to here."""
+"""Maximum seed: JSON numbers are exact up to here."""
 
 _CALIBRATION_ROWS = 32768
 _DRIFT_ROWS = 1_000_000
@@ -39,15 +40,15 @@ _PURPOSES = ("rank", "effect", "vector", "renew", "count", "label")
 
 
 class Shape(NamedTuple):
-    """What the rows look like.
+    """The layout and statistics of generated rows.
 
     Attributes:
-        cardinalities: How many categories each categorical field has at a time.
-        context: How many of the categorical fields, the first ones, belong to the request and not to the
-            candidate; dense fields all belong to the request.
-        dense: How many dense fields there are.
-        pairs: Which categorical fields interact.
-        spreads: The standard deviations of the logit's parts: categories, pairs, dense fields.
+        cardinalities: Number of categories at a time, for each categorical field.
+        context: Number of categorical context fields, which come first; all dense fields belong to the
+            context.
+        dense: Number of dense fields.
+        pairs: The pairs of categorical fields that interact.
+        spreads: Standard deviations of the logit's parts: categories, pairs, dense fields.
     """
 
     cardinalities: tuple[int, ...]
@@ -81,21 +82,21 @@ SHAPES: dict[ShapeName, Shape] = {
 
 @dataclass(frozen=True)
 class GeneratorSettings:
-    """Which rows are drawn.
+    """Settings of the generator.
 
     Attributes:
-        rows: How many.
-        seed: What everything depends on, 0 to 2**53.
-        shape: Which fields there are.
-        drift: How many times all effects turn round in a million rows, and categories of large fields are
-            replaced; 0 for never.
-        from_row: The number of the first row that is drawn; those before it are left out.
-        base_rate: The share of clicks, about.
-        candidates: How many rows one after the other share their context: the candidates of a request.
-        rows_per_second: How many rows a second of the timestamps has.
+        rows: Number of rows.
+        seed: Seed of all draws, 0 to 2**53.
+        shape: The shape of the rows.
+        drift: Number of full rotations of the effects per million rows; categories of large fields are
+            replaced at the same pace. 0 for no drift.
+        from_row: The number of the first row to draw; rows before it are left out.
+        base_rate: Approximate share of clicks.
+        candidates: Number of consecutive rows that share their context: the candidates of a request.
+        rows_per_second: Rows per second of the timestamps.
         keys: ``bucket`` writes categories as rows of their tables; ``hash`` as integers to be hashed.
-        buckets: The most rows of a field's table.
-        batch_rows: How many rows are written at a time.
+        buckets: Maximum number of rows of a field's table.
+        batch_rows: Number of rows per record batch.
     """
 
     rows: int = 1_000_000
@@ -133,7 +134,7 @@ class GeneratorSettings:
 
 
 class _Category(NamedTuple):
-    """One categorical field as the generator sees it."""
+    """One categorical field of the generator."""
 
     number: int
     cardinality: int
@@ -142,12 +143,12 @@ class _Category(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """What makes the parts of the logit as strong as the shape says, and the clicks as many as are wanted.
+    """The calibration that gives the logit's parts their spreads, and the rows their click rate.
 
     Attributes:
-        factors: What each part is multiplied by: ``[3]``.
-        means: The means of the parts before any turn, and after a quarter: ``[1 or 2, 3]``.
-        intercept: What is added.
+        factors: Factor of each part: ``[3]``.
+        means: Means of the parts without rotation and after a quarter: ``[1 or 2, 3]``.
+        intercept: The intercept of the logit.
     """
 
     factors: Array
@@ -156,7 +157,7 @@ class _Scale(NamedTuple):
 
 
 def schema_of(settings: GeneratorSettings) -> Schema:
-    """The schema of the rows, with the settings that matter to them in ``generator``."""
+    """Return the schema of the rows, with the settings that matter to them in ``generator``."""
     shape = SHAPES[settings.shape]
     categorical = [
         Field(
@@ -184,7 +185,7 @@ def schema_of(settings: GeneratorSettings) -> Schema:
 
 
 def arrow_schema(settings: GeneratorSettings) -> pa.Schema:
-    """The Arrow schema of the rows, with ours in its metadata."""
+    """Return the Arrow schema of the rows, with the Schema in its metadata."""
     schema = schema_of(settings)
     types = {
         "label": pa.int8(),
@@ -201,7 +202,7 @@ def generate_batches(settings: GeneratorSettings) -> Iterator[pa.RecordBatch]:
     """Draw the rows.
 
     Yields:
-        Batches of ``batch_rows`` rows, the last one fewer, whose schema is ``arrow_schema(settings)``.
+        Batches of ``batch_rows`` rows, the last one possibly shorter, of ``arrow_schema(settings)``.
     """
     source = _Source(settings)
     scale = source.calibrate()
@@ -218,7 +219,7 @@ def _categories(settings: GeneratorSettings) -> list[_Category]:
     shape = SHAPES[settings.shape]
     found = []
     for number, cardinality in enumerate(shape.cardinalities):
-        # Identities of replaced categories use other rows than those they replace; hashes need room.
+        # With replacement, new identities need rows other than those of the old ones; hashes need room.
         room = 4 if settings.keys == "hash" else 2 if _churns(settings, cardinality) else 1
         buckets = max(2, min(settings.buckets, room * cardinality + 1))
         found.append(_Category(number, cardinality, number < shape.context, buckets))
@@ -230,7 +231,7 @@ def _churns(settings: GeneratorSettings, cardinality: int) -> bool:
 
 
 class _Source:
-    """Draws columns."""
+    """Draws the columns."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self._settings = settings
@@ -243,8 +244,8 @@ class _Source:
         return np.uint64(key)
 
     def calibrate(self) -> _Scale:
-        """Measure the parts of the logit on the first rows; give what makes them as strong as wanted."""
-        # What turns is its value at no turn and that at a quarter, mixed: two measurements tell all others.
+        """Measure the parts of the logit on the first rows, and return the calibration."""
+        # A rotated value is a mix of those without rotation and after a quarter, so two measurements suffice.
         angles = (0.0, math.pi / 2) if self._settings.drift else (0.0,)
         measured = [self._features(0, np.full(_CALIBRATION_ROWS, angle))[2] for angle in angles]
         means = np.array([parts.mean(axis=1) for parts in measured])
@@ -259,11 +260,11 @@ class _Source:
         return _Scale(factors, means, (low + high) / 2)
 
     def columns(self, first: int, rows: int, scale: _Scale) -> list[Array]:
-        """The columns of some rows, in the order of the schema."""
+        """Return the columns of some rows, in the order of the schema."""
         angles = np.arange(first, first + rows) * (2 * math.pi * self._settings.drift / _DRIFT_ROWS)
         categorical, dense, parts = self._features(first, angles)
         if self._settings.drift:
-            # However effects turn, the clicks stay about as many.
+            # Subtract the rotated means, so that the click rate stays about constant.
             centres = np.cos(angles) * scale.means[0][:2, None] + np.sin(angles) * scale.means[1][:2, None]
             parts[:2] -= centres
             parts[2] -= scale.means[0][2]
@@ -277,7 +278,7 @@ class _Source:
         return [labels, timestamps, truth, *categorical, *dense]
 
     def _features(self, first: int, angles: Array) -> tuple[list[Array], list[Array], Array]:
-        """Categorical columns, dense columns, and the parts of the logit: float64 ``[3, rows]``."""
+        """Return categorical columns, dense columns, and the parts of the logit: float64 ``[3, rows]``."""
         rows = len(angles)
         parts = np.zeros((3, rows))
         turning = np.stack([np.cos(angles), np.sin(angles)])
@@ -289,13 +290,13 @@ class _Source:
             kernels.add_effects(self._key("effect", one.number), ranks, identities, turning, parts[0])
             if one.number in self._interacting:
                 vectors[one.number] = np.empty((kernels.LATENT_FACTORS, rows))
-                # Two vectors that turn alike keep their product: those of contexts turn, the others rest.
+                # Two vectors that rotate alike keep their product, so only those of contexts rotate.
                 turn = turning if one.context else resting
                 key = self._key("vector", one.number)
                 kernels.hidden_vectors(key, ranks, identities, turn, vectors[one.number])
             written.append(self._written(one, identities))
         for number, (left, right) in enumerate(self._shape.pairs):
-            # Both signs: products that all add up would be those of plain factorization machines.
+            # Both signs, because a sum of positive products would be a plain factorization machine.
             kernels.add_products(vectors[left], vectors[right], -1.0 if number % 3 == 2 else 1.0, parts[1])
         return written, self._dense(first, rows, parts[2]), parts
 

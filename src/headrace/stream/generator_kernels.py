@@ -1,7 +1,7 @@
 """Kernels of the generator: each fills one column of a batch, as a pure function of seed and row number.
 
-Nothing is remembered: a random number is the hash of a key and a counter (splitmix64), so that rows can be
-drawn in any order, and a category's effect is looked up by hashing its identity again.
+They keep no state. A random number is the hash of a key and a counter (splitmix64), so rows can be drawn in
+any order, and a category's effect is recomputed by hashing its identity again.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from headrace.compiled import cached
 from headrace.tensors import Array
 
 LATENT_FACTORS = 4
-"""How many numbers a category's hidden vector has: one hash holds four of 16 bits."""
+"""Length of a category's hidden vector: one hash holds four numbers of 16 bits."""
 
 TAIL_START = 300.0
-"""From about which rank on categories' effects fade: the rare is close to the average, as in real logs."""
+"""Approximate rank from which effects fade: rare categories are close to the average, as in real logs."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -47,16 +47,17 @@ def _unit(hashed: np.uint64) -> float:
 
 @cached(nogil=True)
 def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ranks: Array) -> None:
-    """Draw how popular each row's category is: 0 for the most popular one.
+    """Draw the popularity rank of each row's category, 0 for the most popular one.
 
-    Zipf's law with the exponent 1.2, whose inverse is a fifth power: no logarithm, so that it vectorises.
+    The distribution is Zipf's law with the exponent 1.2, whose inverse is a fifth power: it needs no
+    logarithm, so it vectorises.
 
     Args:
-        key: What the draws depend on.
+        key: The key of the draws.
         first: The number of the first row.
-        candidates: How many rows in a row share a draw.
-        cardinality: How many ranks there are.
-        ranks: Filled: int64 ``[rows]``.
+        candidates: Number of consecutive rows that share a draw.
+        cardinality: Number of ranks.
+        ranks: Receives the ranks: int64 ``[rows]``.
     """
     span = 1.0 - (cardinality + 1.0) ** -0.2
     for row in range(len(ranks)):
@@ -71,10 +72,10 @@ def renew(key: np.uint64, times: Array, lifetime_rows: float, cardinality: int, 
     """Replace categories at the end of their life: each rank, at a time of its own, gets a new identity.
 
     Args:
-        key: What the times depend on.
+        key: The key of the times.
         times: The row numbers at which each row's category is looked up: int64 ``[rows]``.
-        lifetime_rows: For how many rows a category lives.
-        cardinality: How many ranks there are.
+        lifetime_rows: Lifetime of a category in rows.
+        cardinality: Number of ranks.
         ranks: int64 ``[rows]``.
 
     Returns:
@@ -94,14 +95,14 @@ def _fade(rank: int) -> float:
 
 @cached(nogil=True)
 def add_effects(key: np.uint64, ranks: Array, identities: Array, turn: Array, total: Array) -> None:
-    """Add what each row's category adds to the logit.
+    """Add the effect of each row's category to the logit.
 
     Args:
-        key: What the effects depend on.
+        key: The key of the effects.
         ranks: int64 ``[rows]``.
         identities: int64 ``[rows]``.
-        turn: The cosine and sine of how far effects have turned: float64 ``[2, rows]``.
-        total: Added to: float64 ``[rows]``.
+        turn: Cosine and sine of the effects' rotation: float64 ``[2, rows]``.
+        total: The logit, which is added to: float64 ``[rows]``.
     """
     for row in range(len(ranks)):
         hashed = _hash(key, identities[row])
@@ -112,14 +113,14 @@ def add_effects(key: np.uint64, ranks: Array, identities: Array, turn: Array, to
 
 @cached(nogil=True)
 def hidden_vectors(key: np.uint64, ranks: Array, identities: Array, turn: Array, vectors: Array) -> None:
-    """Look up the hidden vectors of each row's category.
+    """Compute the hidden vector of each row's category.
 
     Args:
-        key: What the vectors depend on.
+        key: The key of the vectors.
         ranks: int64 ``[rows]``.
         identities: int64 ``[rows]``.
-        turn: The cosine and sine of how far the vectors have turned: float64 ``[2, rows]``.
-        vectors: Filled: float64 ``[LATENT_FACTORS, rows]``.
+        turn: Cosine and sine of the vectors' rotation: float64 ``[2, rows]``.
+        vectors: Receives the vectors: float64 ``[LATENT_FACTORS, rows]``.
     """
     for row in range(len(ranks)):
         hashed = _hash(key, identities[row])
@@ -136,7 +137,7 @@ def hidden_vectors(key: np.uint64, ranks: Array, identities: Array, turn: Array,
 
 @cached(nogil=True)
 def add_products(one: Array, other: Array, strength: float, total: Array) -> None:
-    """Add the products of two fields' hidden vectors, ``[LATENT_FACTORS, rows]``, to ``total``."""
+    """Add the dot products of two fields' hidden vectors, ``[LATENT_FACTORS, rows]``, to ``total``."""
     for row in range(len(total)):
         product = one[0, row] * other[0, row] + one[1, row] * other[1, row]
         product += one[2, row] * other[2, row] + one[3, row] * other[3, row]
@@ -145,14 +146,14 @@ def add_products(one: Array, other: Array, strength: float, total: Array) -> Non
 
 @cached(nogil=True)
 def draw_counts(key: np.uint64, first: int, candidates: int, middle: float, numbers: Array) -> None:
-    """Draw log-normal counts, and give the logarithm of one plus each, as producers of such rows do.
+    """Draw log-normal counts, and write log(1 + count), as in typical click logs.
 
     Args:
-        key: What the draws depend on.
+        key: The key of the draws.
         first: The number of the first row.
-        candidates: How many rows in a row share a draw.
+        candidates: Number of consecutive rows that share a draw.
         middle: The logarithm of the median count.
-        numbers: Filled: float32 ``[rows]``.
+        numbers: Receives the logarithms: float32 ``[rows]``.
     """
     for row in range(len(numbers)):
         hashed = _hash(key, (first + row) // candidates)
@@ -164,14 +165,14 @@ def draw_counts(key: np.uint64, first: int, candidates: int, middle: float, numb
 
 @cached(nogil=True)
 def add_slopes(numbers: Array, slope: float, total: Array) -> None:
-    """Add what is linear in a dense field to the logit."""
+    """Add a linear effect of a dense field to the logit."""
     for row in range(len(total)):
         total[row] += slope * (numbers[row] - 1.0)
 
 
 @cached(nogil=True)
 def add_bumps(numbers: Array, height: float, middle: float, total: Array) -> None:
-    """Add what is highest in the middle of a dense field to the logit: no straight line fits it."""
+    """Add an effect that peaks at ``middle`` of a dense field to the logit: no straight line fits it."""
     for row in range(len(total)):
         distance = numbers[row] - middle
         total[row] += height / (1.0 + 4.0 * distance * distance)
@@ -182,11 +183,11 @@ def draw_labels(key: np.uint64, first: int, logits: Array, truth: Array, labels:
     """Draw the labels.
 
     Args:
-        key: What the draws depend on.
+        key: The key of the draws.
         first: The number of the first row.
         logits: float64 ``[rows]``.
-        truth: Filled with the exact probability of each label: float32 ``[rows]``.
-        labels: Filled: int8 ``[rows]``.
+        truth: Receives the exact probability of each label: float32 ``[rows]``.
+        labels: Receives the labels: int8 ``[rows]``.
     """
     for row in range(len(logits)):
         truth[row] = 1.0 / (1.0 + np.exp(-logits[row]))
@@ -195,6 +196,6 @@ def draw_labels(key: np.uint64, first: int, logits: Array, truth: Array, labels:
 
 @cached(nogil=True)
 def derive_key(seed: np.uint64, purpose: int, field: int) -> np.uint64:
-    """The key of one field's draws for one purpose: unrelated to all others."""
+    """Return the key of one field's draws for one purpose, which is independent of all others."""
     key: np.uint64 = _hash(_hash(seed, purpose + 1), field + 1)
     return key

@@ -1,10 +1,10 @@
-"""What a categorical value is to a model: its hash, and with it its row in a table.
+"""Hash categorical values, and map the hashes to rows of tables.
 
 Text and bytes hash to their XXH64, integers to the XXH64 of their eight little-endian bytes. The seed is the
-XXH64 of the table's name, so that tables differ and fields that share a table agree. Any language has XXH64:
-what is hashed elsewhere finds the same rows.
+XXH64 of the table's name, so that hashes differ between tables, and agree between fields that share a table.
+XXH64 exists in every language, so values that are hashed elsewhere map to the same rows.
 
-No value is: null, empty text, and the integer -1 (64 bits that are all ones).
+Null, empty text and the integer -1 (64 one bits) mean no value.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PRIME_4 = np.uint64(0x85EBCA77C2B2AE63)
 _PRIME_5 = np.uint64(0x27D4EB2F165667C5)
 
 Integer: TypeAlias = int | np.signedinteger
-"""As compiled code has them."""
+"""An integer, as in Python or in compiled code."""
 
 NO_VALUE = np.uint64(2**64 - 1)
-"""The integer -1."""
+"""The integer -1, which means no value."""
 
 
 # ---- Reading memory ------------------------------------------------------------------------------
 
 
 def _reader(kind: Any) -> Any:
-    """An intrinsic that reads a number: of the array at any address, aligned or not, the one at a place."""
+    """Return an intrinsic that reads element ``place`` of the array at an address, aligned or not."""
 
     @intrinsic
     def read(_context: Any, address: Any, place: Any) -> Any:
@@ -87,7 +87,7 @@ def _finished(value: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def hash_integer(value: np.uint64, seed: np.uint64) -> np.uint64:
-    """XXH64 of an integer's eight bytes."""
+    """Return the XXH64 of an integer's eight bytes."""
     sum_ = seed + _PRIME_5 + np.uint64(8)
     sum_ ^= _mixed(np.uint64(0), value)
     return _finished(_turned(sum_, 27) * _PRIME_1 + _PRIME_4)
@@ -105,7 +105,7 @@ def _with_byte(sum_: np.uint64, byte: np.uint8) -> np.uint64:
 
 @njit(inline="always")
 def _with_rest(sum_: np.uint64, address: Integer, length: Integer) -> np.uint64:
-    """Take in the last bytes, fewer than 32: by the bits of their number, as loops over bytes mispredict."""
+    """Hash the last bytes, fewer than 32; branches on the bits of the length avoid mispredicted loops."""
     sum_ += np.uint64(length)
     while length >= 8:
         sum_ = _turned(sum_ ^ _mixed(np.uint64(0), read_uint64(address, 0)), 27) * _PRIME_1 + _PRIME_4
@@ -141,7 +141,7 @@ def _hash_long(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
-    """XXH64 of some bytes in memory."""
+    """Return the XXH64 of some bytes in memory."""
     if length < 32:
         return _with_rest(seed + _PRIME_5, address, length)
     hashed: np.uint64 = _hash_long(address, length, seed)
@@ -150,7 +150,7 @@ def hash_bytes(address: Integer, length: Integer, seed: np.uint64) -> np.uint64:
 
 @njit(inline="always")
 def bucket_of(hashed: np.uint64, buckets: np.uint64) -> np.uint64:
-    """The bucket of a hash, from 1: bucket 0 is for values that are missing."""
+    """Return the bucket of a hash, from 1: bucket 0 is for missing values."""
     return np.uint64(1) + (((hashed >> np.uint64(32)) * (buckets - np.uint64(1))) >> np.uint64(32))
 
 
@@ -180,22 +180,22 @@ def _to_buckets(hashes: Array, buckets: int, rows: Array) -> None:
 
 @lru_cache(maxsize=4096)
 def seed_of(table: str) -> np.uint64:
-    """The seed of a table's hashes."""
+    """Return the seed of a table's hashes."""
     return np.uint64(hash_texts(np.array([table.encode()], dtype=object), np.uint64(0))[0])
 
 
 def hash_integers(values: Array, seed: np.uint64) -> Array:
-    """The hashes of integers: uint64, in the same shape."""
+    """Return the hashes of integers: uint64, in the same shape."""
     flat = np.ascontiguousarray(values, dtype=values.dtype if values.dtype == np.uint64 else np.int64)
     hashes = np.empty(flat.shape, np.uint64)
     given = flat.reshape(-1).view(np.uint64)
-    given.flags.writeable = False  # as a request's are: the kernel is compiled for one type of array only
+    given.flags.writeable = False  # as in requests: the kernel is compiled for one array type only
     _hash_integers(given, seed, hashes.reshape(-1))
     return hashes
 
 
 def hash_texts(values: Array, seed: np.uint64) -> Array:
-    """The hashes of an object array of bytes: uint64, in the same shape."""
+    """Return the hashes of an object array of bytes: uint64, in the same shape."""
     texts = values.reshape(-1).tolist()
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
     hashes = np.empty(values.shape, np.uint64)
@@ -204,7 +204,7 @@ def hash_texts(values: Array, seed: np.uint64) -> Array:
 
 
 def keys_of(values: Array, field: Field) -> Array:
-    """What stands for a field's values in ``Block.keys``: uint64 in the same shape, 0 for no value.
+    """Return the keys of a field's values, as in ``Block.keys``: uint64 in the same shape, 0 for no value.
 
     Args:
         values: Integers, or an object array of bytes.
@@ -213,13 +213,13 @@ def keys_of(values: Array, field: Field) -> Array:
     text = values.dtype == object
     seed = seed_of(field.table_name)
     hashes = hash_texts(values, seed) if text else hash_integers(values, seed)
-    hashes[hashes == 0] = 1  # 0 is for no value.
+    hashes[hashes == 0] = 1  # 0 means no value.
     hashes[absent(values)] = 0
     return hashes
 
 
 def absent(values: Array) -> Array:
-    """Which of some values are none: empty text, or -1."""
+    """Return whether each value is missing, which is empty text or -1: bool in the same shape."""
     if values.dtype.kind == "u" and values.dtype.itemsize < 8:
         return np.zeros(values.shape, np.bool_)
     nothing: Array = values == (b"" if values.dtype == object else np.array(-1).astype(values.dtype))
@@ -227,7 +227,7 @@ def absent(values: Array) -> Array:
 
 
 def rows_of(values: Array, field: Field, table_start: int) -> Array:
-    """The rows that a request's values have in the array of all tables.
+    """Return the rows of a request's values in the array of all tables.
 
     Args:
         values: ``[rows]``, or ``[rows, values]`` for a field of several: integers, or objects that are bytes.
@@ -235,11 +235,11 @@ def rows_of(values: Array, field: Field, table_start: int) -> Array:
         table_start: The first row of its table, as in ``Features.table_starts``.
 
     Returns:
-        uint32 in the same shape, made as the stream's are: a row without any value has the table's first row
-        in its first place; other places without a value hold 0.
+        uint32 in the same shape, as for the stream: a row without any value has the table's first row in its
+        first slot; all other empty slots are 0.
 
     Raises:
-        InvalidRequest: A bucket is not one of the table's.
+        InvalidRequest: A bucket is not in the table.
     """
     none = absent(values)
     if field.keys == "bucket":
@@ -266,13 +266,13 @@ def rows_of(values: Array, field: Field, table_start: int) -> Array:
 
 
 class IntegerFields(NamedTuple):
-    """Fields of one integer each, for ``place_integers``: arrays with one element a field.
+    """Fields of one integer each as arguments of ``place_integers``: arrays with one element per field.
 
     Attributes:
-        hashed: Whether values are hashed, or buckets already.
-        seeds: The seeds of their tables' hashes.
-        buckets: The rows of their tables.
-        starts: The first rows of their tables.
+        hashed: Whether values are to be hashed; otherwise they are buckets.
+        seeds: Hash seeds of their tables.
+        buckets: Row counts of their tables.
+        starts: First rows of their tables.
         slots: Their columns.
     """
 
@@ -284,11 +284,11 @@ class IntegerFields(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[Field], starts: Sequence[int], slots: Sequence[int]) -> IntegerFields:
-        """Gather what the kernel needs of fields.
+        """Collect the fields' properties that the kernel needs.
 
         Args:
             fields: Single-valued fields whose keys are hash or bucket, with integer values.
-            starts: The first rows of their tables.
+            starts: First rows of their tables.
             slots: Their columns.
         """
         return cls(
@@ -302,15 +302,15 @@ class IntegerFields(NamedTuple):
 
 @cached(nogil=True)
 def place_integers(values: Array, every: Standing[IntegerFields], indices: Array) -> int:
-    """The rows that integers have in the array of all tables, as ``rows_of``, for many fields in one call.
+    """Write the rows of integers in the array of all tables, as ``rows_of``, for many fields in one call.
 
     Args:
         values: int64 ``[fields, rows]``; -1 for no value.
         every: The fields.
-        indices: Gets the rows: uint32 ``[rows, slots]``.
+        indices: Receives the rows: uint32 ``[rows, slots]``.
 
     Returns:
-        The number of the first field with a bucket that is not one of its table's, or -1.
+        The number of the first field with a bucket that is not in its table, or -1.
     """
     fields = given(every)
     for number in range(len(fields.slots)):

@@ -1,4 +1,4 @@
-"""Guessing a schema from the first rows of a file, and writing it down for people to correct."""
+"""Infer a schema from the first rows of a file, and write it as TOML for people to correct."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from headrace.stream.dictionaries import plain
 from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
 
 SAMPLE_ROWS = 50_000
-"""How many rows are looked at."""
+"""Number of rows that are examined."""
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
-"""What a label is called where nobody says."""
+"""Names by which a label is recognised if none is specified."""
 
 _POOLING: Pooling = "mean"
 _SEPARATORS = (";", "\t", "|")
@@ -36,17 +36,17 @@ _TYPED: Mapping[str, Reading] = {}
 
 @dataclass(frozen=True)
 class Hints:
-    """What is known about columns beforehand.
+    """Columns that the caller knows.
 
     Attributes:
-        label: The label's column; one of the usual names if empty.
-        views: The column that says how many views a row is of, or "".
-        weight: The column that says how much a row counts, or "".
-        timestamp: The column that says when it happened, or "".
+        label: The label; if empty, a column with one of the usual names.
+        views: The number of views of each row, or "".
+        weight: The weight of each row, or "".
+        timestamp: The time of each row, or "".
         context: The columns that belong to the request and not to the candidate.
         ignored: The columns that are not learnt from.
-        separator: What stands between several values in one text; "" if nothing does.
-        timestamp_unit: What whole numbers of the timestamp count; "" for microseconds.
+        separator: The separator of several values in one text; "" for none.
+        timestamp_unit: Unit of integer timestamps; "" for microseconds.
     """
 
     label: str = ""
@@ -60,10 +60,10 @@ class Hints:
 
 
 def _there_are(names: list[str]) -> str:
-    """Which columns there are; one that looks like several says that they are separated otherwise."""
+    """Describe the columns; a single one that contains a separator gets a hint to use it."""
     separator = next((one for one in _SEPARATORS if one in names[0]), "") if len(names) == 1 else ""
     hint = "tab" if separator == "\t" else f"'{separator}'"
-    return f"there are {', '.join(names)}" + (f"; of CSV, say --delimiter {hint}" if separator else "")
+    return f"there are {', '.join(names)}" + (f"; for CSV, set --delimiter {hint}" if separator else "")
 
 
 def read_cells(sample: pa.RecordBatch) -> dict[str, Reading]:
@@ -80,19 +80,20 @@ def read_cells(sample: pa.RecordBatch) -> dict[str, Reading]:
 def infer_schema(
     sample: pa.RecordBatch, hints: Hints, readings: Mapping[str, Reading] = _TYPED, *, few: bool = False
 ) -> Schema:
-    """Guess what each column is.
+    """Infer the role of each column.
 
-    Integers and texts that come again are categories; other numbers, and flags, dense or categorical as they
-    are; texts that hardly ever come again are ignored.
+    Integers and texts that repeat, booleans and lists become categorical. Floats, and integers that hardly
+    repeat, become dense, and fixed-size lists of floats vectors. Texts that hardly repeat, integers that
+    hardly repeat and exceed 2**24, and other types are ignored.
 
     Args:
         sample: The first rows.
-        hints: What is known.
-        readings: What its cells hold, if it comes from a text file; texts of other files are texts.
-        few: Whether they are too few to tell how many values are to come: what a live source had by then.
+        hints: Known columns.
+        readings: The cells of a text file, by column; texts of other files stay texts.
+        few: Whether the rows are too few to estimate the number of values, as from a live source.
 
     Raises:
-        ConfigError: There is no label, or a name in the hints is no column.
+        ConfigError: There is no label, or a name in the hints is not a column.
     """
     names = sample.schema.names
     given = {"label": hints.label, "views": hints.views, "weight": hints.weight, "timestamp": hints.timestamp}
@@ -103,7 +104,7 @@ def infer_schema(
         given["label"] = next((name for name in names if name.lower() in LABEL_NAMES), "")
     if not given["label"]:
         raise ConfigError(
-            f"no column is called {', '.join(LABEL_NAMES)}: say which is the label (--label NAME); "
+            f"no column is called {', '.join(LABEL_NAMES)}; name the label (--label NAME); "
             f"{_there_are(names)}"
         )
     roles: dict[str, Role] = dict.fromkeys(hints.ignored, "ignored")
@@ -127,13 +128,13 @@ def infer_schema(
 def doubts(
     sample: pa.RecordBatch, schema: Schema, hints: Hints, readings: Mapping[str, Reading] = _TYPED
 ) -> list[str]:
-    """Report guesses that change the meaning of columns, in sentences.
+    """Return sentences about guesses that change the meaning of columns.
 
     Args:
-        sample: The rows that the guess is from.
-        schema: The guess.
-        hints: What was known before it.
-        readings: What its cells hold, if it comes from a text file.
+        sample: The rows that the schema was inferred from.
+        schema: The inferred schema.
+        hints: Columns that were known before.
+        readings: The cells of a text file, by column.
     """
     said, index = [], index_columns(sample.schema)
     for name, column in zip(sample.schema.names, sample.columns, strict=True):
@@ -153,7 +154,7 @@ def doubts(
 
 
 def index_columns(schema: pa.Schema) -> frozenset[str]:
-    """Find the row index of a pandas data frame: by its metadata, or by the names that pandas gives."""
+    """Return the row index columns of a pandas data frame, from its metadata or from pandas' names."""
     named = {name for name in schema.names if _PANDAS_INDEX.fullmatch(name)}
     try:
         told = msgspec.json.decode((schema.metadata or {}).get(b"pandas", b"{}"))
@@ -168,17 +169,17 @@ def _as_it_is(column: pa.Array) -> Reading:
 
 
 def _why(reading: Reading, field: Field) -> str:
-    """Say why a column's meaning changed; "" if it did not."""
+    """Return the reason why a column's meaning changed; "" if it did not."""
     kind = reading.values.type
     if field.text and pa.types.is_decimal(kind):
-        return "it has numbers with more digits than int64 holds, and they are taken for texts"
+        return "it has numbers with more digits than int64 holds, so they are treated as text"
     if reading.said or field.role == "categorical":
         return reading.said
     return _why_ignored(kind) if field.role == "ignored" else _why_dense(reading.values)
 
 
 def _otherwise(reading: Reading, field: Field) -> str:
-    """Say which line of a schema overrides the guess."""
+    """Return the schema setting that overrides the guess, as a clause."""
     text = "" if pa.types.is_integer(reading.values.type) else ", text = true"
     role = f'"categorical"{text}'
     if field.role == "categorical":
@@ -188,38 +189,38 @@ def _otherwise(reading: Reading, field: Field) -> str:
 
 def _why_ignored(kind: pa.DataType) -> str:
     if is_text(kind) or pa.types.is_integer(kind):
-        return "its values hardly ever come again"
+        return "its values hardly ever repeat"
     return f"its values are {kind}"
 
 
 def _why_dense(column: pa.Array) -> str:
-    """Say why integers, which may be ids, became dense; "" for fractions."""
+    """Return the reason why integers, which may be ids, became dense; "" for fractions."""
     if pa.types.is_integer(column.type) or (pa.types.is_decimal(column.type) and column.type.scale <= 0):
-        return "its whole numbers hardly ever come again, so they are taken for a quantity"
+        return "its whole numbers hardly ever repeat, so they are treated as a quantity"
     if not pa.types.is_floating(column.type):
         return ""
     there = pc.drop_null(column.cast(pa.float64()))
     there = there.filter(pc.is_finite(there))
     if not len(there) or not pc.all(pc.equal(there, pc.floor(there))).as_py():
         return ""
-    return "its values are whole numbers that are stored as floats; they are taken for a quantity"
+    return "its values are whole numbers that are stored as floats; they are treated as a quantity"
 
 
 def schema_toml(schema: Schema) -> str:
-    """A schema as TOML that can be edited and given back."""
+    """Return a schema as TOML that can be edited and read again."""
     said = {"format": schema.format, "fields": [msgspec.to_builtins(field) for field in schema.fields]}
-    return f"# What each column is: see docs/stream.md.\n{tomli_w.dumps(said)}"
+    return f"# The role of each column; see docs/stream.md.\n{tomli_w.dumps(said)}"
 
 
 def _longest(lists: pa.Array) -> int:
-    """The most values in a row, rounded up to a power of two: later rows may have more."""
+    """Return the maximum number of values per row, rounded up to a power of two for later rows."""
     longest = pc.max(pc.list_value_length(lists)).as_py() or 1
     return min(4096, 1 << (longest - 1).bit_length())
 
 
 @dataclass(frozen=True)
 class _Guess:
-    """One column being judged."""
+    """One column whose role is being inferred."""
 
     name: str
     hints: Hints
@@ -230,7 +231,7 @@ class _Guess:
         return self.name in self.hints.context
 
     def field(self, column: pa.Array) -> Field:
-        """What it is, by its type."""
+        """Return the inferred field, by the column's type."""
         column = plain(column)
         kind = column.type
         if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
@@ -280,7 +281,7 @@ class _Guess:
 
     def _category(self, values: pa.Array, most: int = 1, separator: str = "") -> Field:
         distinct = pc.count_distinct(values).as_py()
-        # Four rows a value keep collisions rare; where values still come in, later rows bring many more.
+        # Four buckets per value keep collisions rare. If values repeat little so far, many more will come.
         room = 4 if distinct * 20 <= len(values) else 32
         buckets = 1 << max(8, min(20, (room * distinct - 1).bit_length()))
         return Field(

@@ -1,4 +1,4 @@
-"""What a stream holds: its schema, how much, and what its values are like; read as the learner reads it."""
+"""Inspect a stream: its schema, size and values, read as the learner reads it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from headrace.stream.schema import Field, Schema
 from headrace.tensors import Array
 
 FIRST_VALUES = 3
-"""How many values of each column are shown."""
+"""Number of values shown per column."""
 
 _TEXT_CHARACTERS = 28
 _KEY_CELLS = 2**20
 _MOST_CELLS = 2**24
-_SURE = 1e-7  # As the metrics of learning clip probabilities.
+_SURE = 1e-7  # The metrics of learning clip probabilities in the same way.
 
 
 @dataclass(slots=True)
 class FieldReport:
-    """What one field's values are like.
+    """Statistics of one field's values.
 
     Attributes:
         field: The field.
         arrow_type: The type of its column.
         first_values: Its first values, as text.
-        missing: In how many rows it has no value.
-        distinct: How many values it has, about; None unless it is categorical.
-        minimum: The smallest number; None unless it is dense or a vector. Missing ones count as 0, as they do
-            for the learner.
-        mean: Their mean.
-        maximum: The largest.
+        missing: Number of rows without a value.
+        distinct: Approximate number of distinct values; None unless it is categorical.
+        minimum: Minimum of the numbers; None unless it is dense or a vector. Missing ones count as 0, as for
+            the learner.
+        mean: Mean of the numbers.
+        maximum: Maximum of the numbers.
     """
 
     field: Field
@@ -55,22 +55,22 @@ class FieldReport:
 
 @dataclass(slots=True)
 class Inspection:
-    """What a stream holds.
+    """The result of inspecting a stream.
 
     Attributes:
         schema: Its schema; None if it ended before one came.
-        rows: How many rows could be learnt from.
-        bytes: How many bytes were read.
-        batches: How many record batches.
-        fields: Its fields.
-        views: How many views all rows are of; None where each row is one.
-        click_rate: The share of views that were clicked; None without labels.
-        base_logloss: The logloss of always saying the click rate.
-        optimal_logloss: What the best model could expect, where the stream has the truth.
-        realised_logloss: What it would have had on these labels.
+        rows: Number of rows that can be learnt from.
+        bytes: Number of bytes read.
+        batches: Number of record batches.
+        fields: Statistics of its fields.
+        views: Total number of views; None if each row is one view.
+        click_rate: Share of views that were clicked; None without labels.
+        base_logloss: Logloss of always predicting the click rate.
+        optimal_logloss: Expected logloss of the best model; None unless the stream has the truth.
+        realised_logloss: Logloss of the truth on these labels; None unless the stream has both.
         first_time: The earliest timestamp in microseconds since 1970; None if there is none.
         last_time: The latest one.
-        problem: What ended the stream before its end.
+        problem: The error that ended reading; None if the stream was read to its end.
     """
 
     schema: Schema | None = None
@@ -92,12 +92,12 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
     """Read a stream to its end, or to its first error.
 
     Args:
-        file: The stream; unbuffered is best.
-        schema: What its columns are; what it says itself if None.
-        told: Told how many rows there were so far.
+        file: The stream; preferably unbuffered.
+        schema: The Schema of its columns; None for the stream's own.
+        told: Called with the number of rows so far.
 
     Returns:
-        What it holds; ``problem`` says what was wrong with it, as the learner would.
+        The statistics; ``problem`` is the error that the learner would raise.
     """
     parser = StreamParser(schema)
     found = Inspection()
@@ -123,7 +123,7 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
 
 
 class _Tally:
-    """Counts that grow with each batch."""
+    """Statistics that are updated with each batch."""
 
     def __init__(self, schema: Schema, arrow_schema: pa.Schema) -> None:
         self._features = Features.of(schema)
@@ -143,7 +143,7 @@ class _Tally:
         """Count a batch.
 
         Raises:
-            StreamError: A row cannot be learnt from; nothing of the batch is counted.
+            StreamError: A row is invalid; nothing of the batch is counted.
         """
         block = self._joiner.join(batch, first_row)
         for name, report in self.fields.items():
@@ -165,7 +165,7 @@ class _Tally:
                 self._seen[one.name][keys[keys != 0] % np.uint64(_KEY_CELLS)] = True
                 continue
             rows = block.indices[:, slots.start : slots.stop].ravel()
-            # Row 0 of all stands for no value, row 0 of the table for a missing one.
+            # Row 0 of all tables stands for no value, row 0 of the table for a missing one.
             rows = rows[rows > self._features.table_starts[number]] - self._features.table_starts[number]
             seen = self._seen[one.name]
             seen[rows if len(seen) == one.buckets else rows % len(seen)] = True
@@ -199,7 +199,7 @@ class _Tally:
             self._times = min(low, known[0]), max(high, known[1])
 
     def report(self, found: Inspection) -> None:
-        """Write down what was counted."""
+        """Write the statistics to the result."""
         found.fields = list(self.fields.values())
         for name, seen in self._seen.items():
             self.fields[name].distinct = _distinct(self.fields[name].field, seen)
@@ -229,11 +229,11 @@ def _cells(one: Field) -> int:
 
 
 def _distinct(one: Field, seen: Array) -> int:
-    """How many values, from how many cells they hit; linear counting makes up for collisions."""
+    """Estimate the number of distinct values from the cells that they hit, by linear counting."""
     hit = int(np.count_nonzero(seen))
     if one.keys == "bucket":
         return hit
-    cells = len(seen) - (one.keys == "hash")  # The first row of a table is not hashed to.
+    cells = len(seen) - (one.keys == "hash")  # No value hashes to the first row of a table.
     if hit >= cells:
         return hit
     return round(-cells * math.log1p(-hit / cells))

@@ -1,4 +1,4 @@
-"""Which Arrow types a field's column may have, and what the compiled joining needs to know of each column."""
+"""Check the Arrow types of a stream's columns, and describe the columns for the joining kernels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.tensors import Array
 
 NULL, BOOL, INT8, UINT8, INT16, UINT16, INT32, UINT32, INT64, UINT64 = range(10)
 TEXT_32, TEXT_64, FLOAT16, FLOAT32, FLOAT64 = range(10, 15)
-"""Types of values; texts by the width of their offsets."""
+"""Codes of value types; those of texts differ by the width of their offsets."""
 
 ONE, LIST_32, LIST_64, LIST_FIXED = range(4)
-"""How many values a row has: one, a list by the width of its offsets, or a list of as many in each row."""
+"""Values per row: one, a list by the width of its offsets, or a list of fixed size."""
 
 HASH, BUCKET, EXACT = range(3)
-"""What becomes of a value."""
+"""How a value maps to its row; see ``Field.keys``."""
 
 CATEGORICAL = np.dtype(
     [
@@ -31,15 +31,15 @@ CATEGORICAL = np.dtype(
     ],
     align=True,
 )
-"""One categorical field: the number of its column, the type of its values (``entry_type`` of a dictionary's,
--1 if it has none), their shape and the width of a fixed list; its first slot and how many it has, what
-becomes of values and where exact ones go; its table."""
+"""One categorical field: the number of its column; the type of its values and, in a dictionary, of the
+entries (``entry_type``, else -1); their shape and the width of a fixed list; its first slot and its number of
+slots; how values map to rows, and the first column of exact ones in the keys; its table."""
 
 NUMBER = np.dtype(
     [*((name, np.int64) for name in ("child", "type", "width", "column")), ("null", np.float64)], align=True
 )
-"""One field of numbers: the number of its column, the type of its values, how many a row has (0 for a column
-that is no list), where they go, and what stands for null."""
+"""One numeric field: the number of its column, the type of its values, the width of a vector (0 for a single
+number), its first column in the result, and the number that replaces null."""
 
 _INTEGERS = {
     pa.int8(): INT8,
@@ -64,9 +64,9 @@ class Times(NamedTuple):
     """The column of timestamps.
 
     Attributes:
-        child: Its number.
+        child: The number of the column.
         type: The type of its values.
-        microseconds: How many one of its units has.
+        microseconds: Microseconds per unit.
     """
 
     child: int
@@ -75,11 +75,11 @@ class Times(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What the compiled joining needs to know of a stream's columns.
+    """The description of a stream's columns for the joining kernels.
 
     Attributes:
-        categorical: One ``CATEGORICAL`` a field, in the order of ``Features.categorical``.
-        dense: One ``NUMBER`` a field, in the order of ``Features.numeric``.
+        categorical: One ``CATEGORICAL`` per field, in the order of ``Features.categorical``.
+        dense: One ``NUMBER`` per field, in the order of ``Features.numeric``.
         label: One ``NUMBER``, or none.
         views: One ``NUMBER``, or none.
         weight: One ``NUMBER``, or none.
@@ -100,7 +100,7 @@ def columns_of(features: Features, columns: pa.Schema) -> Columns:
     """Find the fields' columns, and check their types.
 
     Raises:
-        StreamError: A field has no column, or one of a type that it cannot have.
+        StreamError: A field has no column, or one of an unsupported type.
     """
     dense, first = [], 0
     for field in features.numeric:
@@ -121,10 +121,10 @@ def columns_of(features: Features, columns: pa.Schema) -> Columns:
 
 
 def column_number(name: str, columns: pa.Schema) -> int:
-    """The number of a column.
+    """Return the number of a column.
 
     Raises:
-        StreamError: There is none of that name, or several.
+        StreamError: No column has that name, or several have it.
     """
     found = columns.get_all_field_indices(name)
     if len(found) == 1:
@@ -132,7 +132,7 @@ def column_number(name: str, columns: pa.Schema) -> int:
     if found:
         raise StreamError(f"{len(found)} columns have this name, expected one", field=name)
     raise StreamError(
-        f"there is no such column; the stream has {listed(columns.names) or 'none'}; write it, or correct "
+        f"there is no such column; the stream has {listed(columns.names) or 'none'}; add it, or correct "
         "the schema",
         field=name,
     )
@@ -157,7 +157,7 @@ def _categorical(features: Features, columns: pa.Schema) -> Array:
             raise _wrong_type(field, "one value a row (or `values` above 1 in the schema)", type_)
         if shape == ONE and field.separator:
             raise _wrong_type(
-                field, "a list, as the schema has a separator: `headrace stream encode` cuts", type_
+                field, "a list, because the schema has a separator (`headrace stream encode` splits)", type_
             )
         entry = _category(field, values.value_type, type_) if pa.types.is_dictionary(values) else -1
         code = _INTEGERS[values.index_type] if entry >= 0 else _category(field, values, type_)
@@ -182,7 +182,7 @@ def _unlisted(type_: pa.DataType) -> tuple[int, int, pa.DataType]:
 
 
 def _category(field: Field, values: pa.DataType, column: pa.DataType) -> int:
-    """The code of the type of a field's values."""
+    """Return the code of the type of a field's values."""
     wants_text = field.text and field.keys != "bucket"
     code = _CATEGORIES.get(values)
     if code is None or (code != NULL and wants_text != (values in _TEXTS)):

@@ -1,4 +1,4 @@
-"""From record batches to Blocks: all columns joined into one array a kind, and every value checked."""
+"""Join record batches to Blocks: all columns in one array per kind, and every value checked."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from headrace.stream.schema import MOST_VIEWS, Field, Role
 from headrace.tensors import Array
 
 MOST_SLICE_VALUES = 1000
-"""The most values of one column that metrics are split by; the rest are together."""
+"""Maximum number of values of one column that metrics are split by; the rest are combined."""
 
 OTHER = "(other)"
-"""What all further values of a slice are called."""
+"""The name for all further values of a slice."""
 
 _NO_KEYS = np.zeros((0, 0), np.uint64)
 
@@ -37,7 +37,7 @@ _SINGLE: tuple[Role, ...] = ("label", "views", "weight", "truth", "timestamp")
 
 
 class _Wrong(NamedTuple):
-    """One problem: the row within its batch, the field, and what is wrong with the value there."""
+    """A problem: the row within its batch, the field, and the expectation that its value does not meet."""
 
     row: int
     field: Field
@@ -48,30 +48,30 @@ class Joiner:
     """Joins the record batches of one stream.
 
     Attributes:
-        features: The layout of what it makes.
+        features: The layout of the Blocks.
     """
 
     def __init__(self, features: Features, slices: Sequence[str] = ()) -> None:
         """Begin a stream.
 
         Args:
-            features: What to make.
-            slices: Columns by which metrics are split: any that the stream has.
+            features: The layout of the Blocks.
+            slices: Columns of the stream, of any role, to split metrics by.
         """
         self.features = features
         self._slices = {name: _SliceCodes() for name in slices}
         self._columns: Columns | None = None
         self._arrow_schema: pa.Schema | None = None
-        # Asked for once: a Block is made in less time than a schema takes to answer.
+        # Cached: making a Block takes less time than querying a schema.
         self._shape = (features.slots, features.dense_width, len(features.exact_slots))
         self._roles: dict[str, Field | None] = {role: features.schema.one(role) for role in _SINGLE}
 
     def check(self, arrow_schema: pa.Schema) -> None:
-        """Check that every field has a column of a type that it may have.
+        """Check that every field has a column of a supported type.
 
         Raises:
-            StreamError: Which has not, and what to do.
-            ConfigError: There is no column to split metrics by.
+            StreamError: A field has no such column.
+            ConfigError: A column to split metrics by does not exist.
         """
         for name in self._slices:
             if name not in arrow_schema.names:
@@ -85,18 +85,18 @@ class Joiner:
         self._arrow_schema = arrow_schema
 
     def join(self, batch: pa.RecordBatch, first_row: int = 0) -> Block:
-        """Join one record batch, validated before; see ``join_all``."""
+        """Join one record batch, which must have been validated; see ``join_all``."""
         return self.join_all((batch,), first_row)
 
     def join_all(self, batches: Sequence[pa.RecordBatch], first_row: int = 0) -> Block:
-        """Join record batches that follow one another into one Block.
+        """Join consecutive record batches into one Block.
 
         Args:
-            batches: They must be valid, down to every offset: ``validate(full=True)``.
+            batches: The batches; they must be fully valid, down to every offset: ``validate(full=True)``.
             first_row: The number of their first row in the stream.
 
         Raises:
-            StreamError: Its ``row`` is the first that cannot be learnt from; rows before it are good.
+            StreamError: A value is invalid. ``row`` is the first invalid row; all rows before it are valid.
         """
         block = self._empty(sum(batch.num_rows for batch in batches), first_row)
         start = 0
@@ -150,7 +150,8 @@ class Joiner:
             first = min(problems, key=lambda problem: problem.row)
             came = batch.column(column_number(first.field.name, batch.schema))[first.row]
             raise StreamError(
-                f"{first.expected}, got {_shown(came)}; correct what writes it, or leave such rows out",
+                f"{first.expected}, got {_shown(came)}; correct the program that writes it, or leave such "
+                "rows out",
                 row=block.first_row + first.row,
                 field=first.field.name,
             )
@@ -190,13 +191,13 @@ class Joiner:
             elif role == "truth":
                 wrong |= ~(numbers <= 1)
             if row >= 0:
-                wrong[row:] = True  # What comes after it was not read.
+                wrong[row:] = True  # Rows after it were not read.
             if wrong.any():
                 yield _Wrong(int(np.argmax(wrong)), field, expected)
 
 
 def _label_expected(block: Block) -> str:
-    return "expected 0 or 1" if block.views is None else "expected how many of the row's views were clicked"
+    return "expected 0 or 1" if block.views is None else "expected the number of the row's clicked views"
 
 
 def _timestamps(array: int, times: Times | None, block: Block, field: Field | None) -> Iterator[_Wrong]:
@@ -210,29 +211,31 @@ def _timestamps(array: int, times: Times | None, block: Block, field: Field | No
         found //= round(1 / times.microseconds)
     elif times.microseconds > 1:
         scale = round(times.microseconds)
-        # Where null, anything may stand: the earlier of both is what is told.
+        # Null rows hold arbitrary values: the caller reports the earlier problem.
         beyond = (found > 2**62 // scale) | (found < -(2**62) // scale)
         if beyond.any():
-            yield _Wrong(int(np.argmax(beyond)), field, "expected a time that microseconds can tell")
+            yield _Wrong(
+                int(np.argmax(beyond)), field, "expected a time that fits into int64 as microseconds"
+            )
         found *= scale
 
 
 class _SliceCodes:
-    """The values of one column by which metrics are split, numbered as they come."""
+    """The values of one column by which metrics are split, numbered in order of appearance."""
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
         self.values: tuple[str, ...] = ()
 
     def fill(self, column: pa.Array, codes: Array) -> None:
-        """Number a column's values."""
+        """Write the numbers of a column's values."""
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
         if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
-            column = plain(column)  # Most of a large dictionary is of no concern.
+            column = plain(column)  # Most of the dictionary is unused.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
-        # As int32: the indices' own type may not hold the number behind the last of the values.
+        # int32, because the indices' own type may not hold the number that stands for null.
         places = encoded.indices.cast(pa.int32()).fill_null(len(numbers)).to_numpy(zero_copy_only=False)
         codes[:] = np.array([*numbers, -1], np.int32)[places]
 
@@ -251,19 +254,19 @@ class _SliceCodes:
 def _values(column: pa.Array) -> list[object]:
     try:
         return list(column.to_pylist())
-    except (ValueError, OverflowError):  # A time that Python has not; Arrow writes it all the same.
+    except (ValueError, OverflowError):  # A time outside of Python's range, which Arrow can format.
         return list(column.cast(pa.string()).to_pylist())
 
 
 @contextmanager
 def _sliced(name: str, row: int, kind: pa.DataType) -> Iterator[None]:
-    """Say what is wrong with a column by which metrics cannot be split."""
+    """Raise a StreamError if metrics cannot be split by a column."""
     try:
         yield
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise StreamError(
-            f"metrics can be split by texts, numbers and times, got a column of type {kind}: write it as "
-            "such, or leave it out of --slice",
+            f"metrics can be split by text, numbers and times, got a column of type {kind}; convert it, "
+            "or leave it out of --slice",
             row=row,
             field=name,
         ) from error
@@ -271,14 +274,14 @@ def _sliced(name: str, row: int, kind: pa.DataType) -> Iterator[None]:
 
 @contextmanager
 def _exported(batch: pa.RecordBatch) -> Iterator[int]:
-    """The address of a batch's ``struct ArrowArray``, as long as it is needed."""
+    """Yield the address of a batch's ``struct ArrowArray``, valid within the context."""
     _schema, capsule = batch.__arrow_c_array__()
     yield _capsule_pointer(capsule, b"arrow_array")
-    del capsule  # It frees the structure; until here it must live.
+    del capsule  # It owns the structure, and must live until here.
 
 
 def _shown(scalar: pa.Scalar, most: int = 60) -> str:
-    # A time that microseconds cannot tell is none that Python can.
+    # Times that microseconds cannot represent are outside of Python's range, too.
     value = scalar.value if pa.types.is_timestamp(scalar.type) else scalar.as_py()
     text = "null" if value is None else repr(value)
     return text if len(text) <= most else text[:most] + " …"

@@ -1,9 +1,9 @@
-"""Compiled joining: the columns of a record batch, read where Arrow has them, into one array a kind.
+"""Compiled joining: read a record batch's columns in Arrow's memory, and join them into one array per kind.
 
-A batch comes as the address of its C data interface structure (``struct ArrowArray``), so that one call sees
-all columns without a Python object each. Rows are taken in tiles that stay in the nearest cache, and within
-a tile column by column, so that each type has a plain loop of its own. Nothing here checks bounds: whoever
-calls has validated the batch fully.
+A batch is passed as the address of its C data interface structure (``struct ArrowArray``), so that one call
+reads all columns without creating Python objects. Rows are processed in tiles that stay in the nearest cache,
+and column by column within a tile, so that each type has a simple loop of its own. The kernels check no
+bounds: callers must have validated the batch fully.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from headrace.stream.hashing import (
 from headrace.tensors import Array
 
 TILE = 256
-"""Rows of a tile: with 32 slots it has 32 KiB."""
+"""Rows per tile: with 32 slots, a tile has 32 KiB."""
 
 
 _PART: dict[str, Any] = {"nogil": True, "_nrt": False}
-"""Parts that make no arrays: references are not counted, which is atomic and dearer than short loops."""
+"""Options of kernels that create no arrays: they skip reference counts, whose atomic updates cost more than
+short loops."""
 
 
 class Values(NamedTuple):
-    """One Arrow array: the code of its type, and where its buffers are; ``valid`` is 0 if nothing is null."""
+    """One Arrow array: its type code and the addresses of its buffers; ``valid`` is 0 if nothing is null."""
 
     type: Integer
     valid: Integer
@@ -53,7 +54,7 @@ class Values(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The first row that is wrong, and which of the fields it is; -1 twice for none."""
+    """The first wrong row, and the number of its field; -1 twice for none."""
 
     row: int
     field: int
@@ -85,10 +86,10 @@ def _bit(bits: Integer, place: Integer) -> bool:
 
 
 @cached(**_PART)
-def _integers(  # noqa: PLR0912  # One loop a type.
+def _integers(  # noqa: PLR0912  # One loop per type.
     source: Values, first: Integer, count: Integer, found: Array
 ) -> None:
-    """Widen integers and booleans to 64 bits; null ones hold anything."""
+    """Widen integers and booleans to 64 bits; the result for null is arbitrary."""
     address, type_, start = source.values, source.type, source.offset + first
     if type_ in (of.INT64, of.UINT64):
         for place in range(count):
@@ -123,7 +124,7 @@ def _integers(  # noqa: PLR0912  # One loop a type.
 def _texts(
     source: Values, first: Integer, count: Integer, seed: np.uint64, found: Array, there: Array
 ) -> None:
-    """Hash texts; those without a byte are not there."""
+    """Hash texts; empty ones are not there."""
     for place in range(count):
         at = source.offset + first + place
         if source.type == of.TEXT_32:
@@ -138,14 +139,14 @@ def _texts(
 def _plain(
     source: Values, column: np.record, span: tuple[Integer, Integer], found: Array, there: Array
 ) -> None:
-    """Give what stands for values that are in no dictionary: a hash, or the bucket; and which are there.
+    """Write the hashes, or the buckets, of values that are not in a dictionary, and which are there.
 
     Args:
         source: The values.
         column: The field, a ``CATEGORICAL``.
-        span: The first, and how many.
-        found: Where they go.
-        there: Whether each is a value.
+        span: Index of the first value, and number of values.
+        found: Receives the hashes or buckets.
+        there: Receives whether each is a value.
     """
     first, count = span
     if source.type == of.NULL:
@@ -166,7 +167,7 @@ def _plain(
 
 
 class Entries(NamedTuple):
-    """What ``_plain`` gives for values: a tile's, or a dictionary's, empty if they were not looked at."""
+    """Results of ``_plain`` for the values of a tile or of a dictionary; empty if that was not read."""
 
     found: Array
     there: Array
@@ -176,7 +177,7 @@ class Entries(NamedTuple):
 def _load(
     array: Integer, column: np.record, entries: Entries, span: tuple[Integer, Integer], into: Entries
 ) -> None:
-    """The same for values of any kind: those in a dictionary are looked up there."""
+    """Do the same as ``_plain`` for values of any kind; values in a dictionary are looked up there."""
     source = _values(array, column.type)
     found, there = into
     if column.entry_type < 0:
@@ -198,7 +199,7 @@ def _load(
 
 @cached(nogil=True)
 def _entries(array: Integer, columns: Array, rows: int) -> list[Entries]:
-    """Look at the dictionaries once, not at each row: unless they are much longer than the batch."""
+    """Read the dictionaries once instead of at each row, unless they are much longer than the batch."""
     made = []
     for number in range(len(columns)):
         column = columns[number]
@@ -236,7 +237,7 @@ def _key(found: np.uint64) -> np.uint64:
 
 @cached(**_PART)
 def _put(column: np.record, came: Entries, count: Integer, tile: Array, keys: Array) -> Integer:
-    """Put one value a row into its slot of a tile; returns the first place with a wrong one, or -1."""
+    """Write one value per row into its slot of a tile; return the first place with a wrong one, or -1."""
     found, there, slot = came.found, came.there, np.uintp(column.slot)
     start, buckets = column.table_start, column.buckets
     if column.keys == of.EXACT:
@@ -263,7 +264,7 @@ def _put(column: np.record, came: Entries, count: Integer, tile: Array, keys: Ar
 
 @njit(inline="always")
 def _ends(array: Integer, column: np.record, row: Integer) -> tuple[Integer, Integer]:
-    """Where the values of a row's list start and end in the array of values; a null list has none."""
+    """Return the start and end of a row's list in the array of values; a null list is empty."""
     lists = _values(array, 0)
     at, shape = lists.offset + row, np.int64(column["shape"])
     if lists.valid != 0 and not _bit(lists.valid, at):
@@ -283,7 +284,7 @@ def _put_lists(
     span: tuple[Integer, Integer],
     out: tuple[Array, Array],
 ) -> Integer:
-    """Put each row's values into the field's slots; returns the first row with a wrong one, or -1."""
+    """Write each row's values into the field's slots; return the first row with a wrong one, or -1."""
     (first, rows), (tile, keys) = span, out
     found, there = np.empty(column.slots, np.uint64), np.empty(column.slots, np.bool_)
     exact = column.keys == of.EXACT
@@ -308,7 +309,7 @@ def _put_lists(
 
 @cached(**_PART)
 def _turn(tile: Array, indices: Array) -> None:
-    """Write a tile's slots as rows."""
+    """Transpose a tile's slots into rows."""
     for row in range(np.uintp(indices.shape[0])):
         for slot in range(np.uintp(indices.shape[1])):
             indices[row, slot] = tile[slot, row]
@@ -316,16 +317,16 @@ def _turn(tile: Array, indices: Array) -> None:
 
 @cached(nogil=True)
 def join_categorical(array: Integer, columns: Array, indices: Array, keys: Array) -> Problem:
-    """Fill in the rows of tables, and the keys of exact fields.
+    """Write the rows of tables, and the keys of exact fields.
 
     Args:
         array: The address of the batch's ``struct ArrowArray``.
         columns: The fields: ``CATEGORICAL`` each.
-        indices: uint32 ``[rows, slots]``, filled in.
-        keys: uint64 ``[rows, exact slots]``, filled in.
+        indices: Receives the rows of tables: uint32 ``[rows, slots]``.
+        keys: Receives the keys: uint64 ``[rows, exact slots]``.
 
     Returns:
-        The first row with a bucket that its table does not have.
+        The first row with a bucket that is not in its table.
     """
     came = Entries(np.empty(TILE, np.uint64), np.empty(TILE, np.bool_))
     tile = np.empty((indices.shape[1], TILE), np.uint32)
@@ -354,7 +355,7 @@ def join_categorical(array: Integer, columns: Array, indices: Array, keys: Array
 
 @njit(inline="always")
 def _half(bits: np.uint16) -> np.floating:
-    """A float16."""
+    """Return the float16 with these bits."""
     exponent, fraction = np.int64(bits >> 10) & 31, np.float32(np.int64(bits) & 1023)
     if exponent == 31:
         size = np.float32(np.inf) if fraction == 0 else np.float32(np.nan)
@@ -367,7 +368,7 @@ def _half(bits: np.uint16) -> np.floating:
 
 @cached(nogil=True)
 def _numbers(source: Values, first: Integer, scratch: Array, found: Array) -> None:
-    """Turn numbers of any type into float32; null ones hold anything."""
+    """Convert numbers of any type to float32; the result for null is arbitrary."""
     count, address, start = len(found), source.values, source.offset + first
     if source.type == of.FLOAT32:
         for place in range(count):
@@ -391,7 +392,7 @@ def _numbers(source: Values, first: Integer, scratch: Array, found: Array) -> No
 
 @cached(nogil=True)
 def _without_null(source: Values, first: Integer, null: float, found: Array) -> bool:
-    """Put something for null, and say whether all are numbers then."""
+    """Replace null by a number; return whether all numbers are finite then."""
     if source.type == of.NULL:
         found[:] = np.float32(null)
     elif source.valid != 0:
@@ -406,7 +407,7 @@ def _without_null(source: Values, first: Integer, null: float, found: Array) -> 
 
 @cached(nogil=True)
 def _put_vectors(array: Integer, column: np.record, first: Integer, scratch: Array, dense: Array) -> Integer:
-    """Put each row's vector into its columns; returns the first row with a wrong one, or -1."""
+    """Write each row's vector into its columns; return the first row with a wrong one, or -1."""
     lists, numbers = _values(array, 0), _values(_child(array, 0), column.type)
     for row in range(len(dense)):
         at = lists.offset + first + row
@@ -422,15 +423,15 @@ def _put_vectors(array: Integer, column: np.record, first: Integer, scratch: Arr
 
 @cached(nogil=True)
 def join_numbers(array: Integer, columns: Array, dense: Array) -> Problem:
-    """Fill in numbers and vectors.
+    """Write numbers and vectors.
 
     Args:
         array: The address of the batch's ``struct ArrowArray``.
         columns: The fields: ``NUMBER`` each.
-        dense: float32 ``[rows, dense_width]``, filled in.
+        dense: Receives the numbers: float32 ``[rows, dense_width]``.
 
     Returns:
-        The first row with a number that is not finite, or not as a float32.
+        The first row with a number that is not finite as a float32.
     """
     scratch, tile = np.empty(TILE, np.uint64), np.empty(TILE, np.float32)
     for first in range(0, len(dense), TILE):
@@ -457,7 +458,7 @@ def join_numbers(array: Integer, columns: Array, dense: Array) -> Problem:
 
 @cached(nogil=True)
 def join_integers(array: Integer, child: Integer, type_: Integer, found: Array) -> Integer:
-    """Widen a column of integers to int64; returns the first row that is null, or -1."""
+    """Widen a column of integers to int64; return the first row that is null, or -1."""
     source = _values(_child(array, child), type_)
     _integers(source, 0, len(found), found.view(np.uint64))
     if source.valid != 0:

@@ -1,4 +1,4 @@
-"""Whole lines of a text as they come: large pieces of a file, and of a live source what is there by now."""
+"""Read whole lines of a text in large pieces; from a live source, the lines that have arrived."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from headrace.stream.sources import Readable, source_of
 from headrace.tensors import Array
 
 PIECE_BYTES = 2**20
-"""How large a piece is where more lines are there than are taken at once."""
+"""Size of a piece when more lines are available."""
 
 MOST_LINE_BYTES = 2**24
-"""The longest line, with all lines of its quoted cells."""
+"""Maximum length of a line, including all lines of its quoted cells."""
 
 LINGER_SECONDS = 0.1
-"""How long a line of a live source waits for others: ten small batches a second cost next to nothing."""
+"""Time in which a line of a live source waits for others: ten small batches a second cost next to nothing."""
 
 FIRST_LINGER_SECONDS = 0.5
-"""How long the first line waits: what the columns are is guessed from those that come meanwhile."""
+"""Time in which the first line waits: the columns are inferred from the lines that arrive meanwhile."""
 
 _QUOTE = ord('"')
 
 Whole = Callable[[bytearray], int]
-"""How many bytes at the start of a text, which starts with a line, are whole lines.
+"""Return the size of the whole lines at the start of a text, which starts with a line, in bytes.
 
-It is asked again and again while the text grows, and looks at each byte once: whole lines that it has found
-are taken away before it is asked again.
+It is called repeatedly while the text grows, and examines each byte once: the caller must remove the whole
+lines that it found before the next call.
 """
 
 
 class WholeLines:
-    """Tells how much of a text is whole lines."""
+    """Finds whole lines in a growing text."""
 
     def __init__(self) -> None:
         """Begin with an empty text."""
         self._seen = 0
 
     def __call__(self, text: bytearray) -> int:
-        """How many bytes are whole lines."""
+        """Return the size of the whole lines, in bytes."""
         count = text.rfind(b"\n", self._seen) + 1
         self._seen = len(text) - count
         return count
 
 
 class WholeRows:
-    """Tells how much of a CSV is whole rows: a quoted cell may hold line ends.
+    """Finds whole rows in a growing CSV text, whose quoted cells may contain line ends.
 
-    Cells are told apart as Arrow does, which reads the rows: a quote that does not start a cell is text.
+    Cells are split as by Arrow, which reads the rows: a quote that does not start a cell is text.
     """
 
     def __init__(self, delimiter: str) -> None:
         """Begin with an empty text.
 
         Args:
-            delimiter: What separates cells.
+            delimiter: The separator of cells.
         """
         self._delimiter = delimiter
         self._seen = 0
@@ -67,12 +67,12 @@ class WholeRows:
         self._has_line_end = False
 
     def __call__(self, text: bytearray) -> int:
-        """How many bytes are whole rows."""
+        """Return the size of the whole rows, in bytes."""
         start = self._start(text)
         tail = start + bytes(text[self._seen :])
         last = tail.rfind(b"\n")
         if last < 0 and not self._has_line_end:
-            # Lines may end so; the last may be half of an end.
+            # Lines may end with a carriage return; one at the very end may be half of a line end.
             count = text.rfind(b"\r", max(0, self._seen - 1), len(text) - 1) + 1
             if count:
                 self._seen, self._quoted = 0, False
@@ -82,7 +82,7 @@ class WholeRows:
         end = _line_end(tail, last, quotes)
         count = offset + end + 1 if end >= 0 else 0
         self._has_line_end = last > end or (self._has_line_end and not count)
-        # A quote at the end that closes a cell may be doubled by what comes next.
+        # A closing quote at the end may prove to be the first of a doubled one.
         self._quoted = len(quotes) % 2 == 1
         self._seen = len(text) - count
         if not self._quoted and len(quotes) and quotes[-1] == len(tail) - 1:
@@ -91,7 +91,7 @@ class WholeRows:
         return count
 
     def _start(self, text: bytearray) -> bytes:
-        """One byte that stands for all that was seen."""
+        """Return one byte, or none, that represents the state after the bytes examined before."""
         if self._quoted:
             return b'"'
         before = bytes(text[max(0, self._seen - 1) : self._seen])
@@ -99,7 +99,7 @@ class WholeRows:
 
 
 def _line_end(text: bytes, last: int, quotes: Array) -> int:
-    """Where the last line end is that is in no cell; the last of all is given; -1 for none."""
+    """Return the position of the last line end outside of cells, at most ``last``; -1 for none."""
     end = last
     while end >= 0:
         before = int(np.searchsorted(quotes, end))
@@ -110,7 +110,7 @@ def _line_end(text: bytes, last: int, quotes: Array) -> int:
 
 
 def _quotes(text: bytes, delimiter: str) -> Array:
-    """Where quotes open and close cells, by turns; one that is doubled within a cell closes and opens it."""
+    """Return the positions of quotes that open and close cells, in turn; a doubled one counts as both."""
     values = np.frombuffer(text, np.uint8)
     quotes = np.flatnonzero(values == _QUOTE)
     opening = quotes[::2]
@@ -119,7 +119,7 @@ def _quotes(text: bytes, delimiter: str) -> Array:
     starts[1:] |= opening[1:] == quotes[1 : 2 * len(opening) - 1 : 2] + 1
     if starts.all():
         return quotes
-    # Some are text. It takes longer to leave them out, and they are rare.
+    # Some are text. Leaving them out is slower, and they are rare.
     cells = re.compile(rb'(?:(?<=[\n\r%s])|\A)"(?:[^"]++|"")*+("?)' % re.escape(delimiter.encode()))
     found: list[int] = []
     for cell in cells.finditer(text):
@@ -131,24 +131,24 @@ class File(Readable, Protocol):
     """A file that can be closed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class Lines:
     """The lines of a file, in pieces.
 
     Attributes:
-        source: What reads the file.
-        live: Whether a piece was given because nothing more had come, so that somebody writes lines as they
-            happen; never so of a file.
+        source: The source that reads the file.
+        live: Whether a piece was returned because no more bytes had arrived, so that the lines are written
+            as events happen; always False for a regular file.
     """
 
     def __init__(self, file: File, whole: Whole) -> None:
-        """Read nothing yet.
+        """Prepare; nothing is read yet.
 
         Args:
-            file: Where the bytes come from.
-            whole: Tells how much of them is whole lines.
+            file: The file.
+            whole: Finds whole lines in its text.
         """
         self.live = False
         self.source = source_of(file)
@@ -164,10 +164,10 @@ class Lines:
         self._file.close()
 
     def first(self) -> bytes:
-        """The first line, as soon as it is there; what there is if the text ends before it does.
+        """Return the first line as soon as it is complete; the whole text if it ends before.
 
         Raises:
-            StreamError: It is too long.
+            StreamError: The line is too long.
         """
         seen = 0
         while (end := self._first_end(seen)) < 0 and not self._over:
@@ -177,14 +177,14 @@ class Lines:
         return self._cut(end + 1 if end >= 0 else len(self._text))
 
     def _first_end(self, start: int) -> int:
-        """Where the first line ends; -1 while it has not. Lines may end with a carriage return alone."""
+        """Return the end of the first line, which may be a lone carriage return; -1 while there is none."""
         end = self._text.find(b"\n", start)
         alone = self._text.find(b"\r", start, end if end >= 0 else len(self._text))
         is_alone = 0 <= alone < len(self._text) - 1 and alone + 1 != end
         return alone if is_alone else end
 
     def __iter__(self) -> Iterator[bytes]:
-        """Give the pieces; the last one may end within a line.
+        """Yield the pieces; the last one may end within a line.
 
         Raises:
             StreamError: A line is too long, or the source cannot be read.
@@ -206,14 +206,14 @@ class Lines:
                 if count := self._whole(self._text):
                     self.live = True
                     return self._cut(count)
-                due = None  # Half a line: the rest will come when it comes.
+                due = None  # A partial line: wait for the rest without a deadline.
         return self._cut(len(self._text))
 
     def _linger(self) -> float:
         return LINGER_SECONDS if self.live else FIRST_LINGER_SECONDS
 
     def _read(self, timeout: float | None) -> bool | None:
-        """Wait for bytes, and take them; False at the end, None if the time is over."""
+        """Wait for bytes, and append them; return False at the end, None after the timeout."""
         rest = PIECE_BYTES - len(self._text)
         count = self.source.read(self._room[:rest] if rest > 0 else self._room, timeout)
         if count is None:
@@ -230,6 +230,6 @@ class Lines:
     def _check_line(self) -> None:
         if len(self._text) > MOST_LINE_BYTES:
             raise StreamError(
-                f"a line has more than {MOST_LINE_BYTES} bytes, which is the most that is taken; is a quote "
-                "never closed, or is it no text?"
+                f"a line is longer than the maximum of {MOST_LINE_BYTES} bytes; is a quote never closed, or "
+                "is the file not text?"
             )

@@ -1,4 +1,4 @@
-"""What a message of the Arrow IPC format says of itself, read from its flatbuffer before Arrow reads it."""
+"""Read the metadata of Arrow IPC messages from their flatbuffers, before Arrow reads the messages."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _LENGTH_BYTES = 8
 
 
 class Header(NamedTuple):
-    """The start of a message.
+    """The header of a message.
 
     Attributes:
-        kind: What it is.
-        body_bytes: How many bytes follow its metadata.
+        kind: The kind of message.
+        body_bytes: Size of the body that follows the metadata.
     """
 
     kind: int
@@ -30,12 +30,12 @@ class Header(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What is in the body of rows or of a dictionary.
+    """Properties of the body of rows or of a dictionary.
 
     Attributes:
-        opened_bytes: How many bytes its buffers have together, decompressed.
-        dictionary: The number of the dictionary; -1 if it is rows.
-        delta: Whether that is longer from now on, and not another one.
+        opened_bytes: Total size of its buffers, decompressed.
+        dictionary: The number of the dictionary; -1 for rows.
+        delta: Whether it extends the dictionary instead of replacing it.
     """
 
     opened_bytes: int
@@ -44,22 +44,22 @@ class Content(NamedTuple):
 
 
 def header(metadata: memoryview) -> Header:
-    """A message's kind and the bytes of its body.
+    """Return a message's kind and the size of its body.
 
     Raises:
         IndexError: The metadata is corrupt.
-        struct.error: The same.
+        struct.error: The metadata is corrupt.
     """
     message = _Table.root(metadata)
     return Header(message.number(1, "<B"), message.number(3, "<q"))
 
 
 def content(metadata: memoryview, body: memoryview) -> Content:
-    """What is in a message of rows or of a dictionary.
+    """Return the properties of a message of rows or of a dictionary.
 
     Raises:
         IndexError: The metadata is corrupt.
-        struct.error: The same.
+        struct.error: The metadata is corrupt.
     """
     message = _Table.root(metadata)
     batch = message.table(2)
@@ -73,23 +73,23 @@ def content(metadata: memoryview, body: memoryview) -> Content:
 
 
 def _opened_bytes(batch: _Table, body: memoryview) -> int:
-    """The sum of all buffers: whether or not they overlap, each is read by itself."""
+    """Return the total size of all buffers; overlapping ones count separately, because each is read."""
     places = batch.structs(2, np.dtype("<i8"), 2)
     starts, lengths = places[:, 0], places[:, 1]
     sizes = np.maximum(lengths, 0)
     if (
         batch.table(3) is not None
-    ):  # Compressed: each buffer begins with its length, -1 where it is as it was.
-        # Where a buffer lies outside of the body, Arrow says so.
+    ):  # Compressed: each buffer begins with its length, or -1 if it is not compressed.
+        # Arrow reports buffers outside of the body.
         known = (lengths >= _LENGTH_BYTES) & (starts >= 0) & (starts <= len(body) - _LENGTH_BYTES)
         at = starts[known, None] + np.arange(_LENGTH_BYTES)
         said = np.ascontiguousarray(np.frombuffer(body, np.uint8)[at]).view("<i8").reshape(-1)
         sizes[known] = np.where(said >= 0, said, sizes[known])
-    return int(sizes.astype(np.float64).sum())  # A sum of corrupt lengths must not wrap round.
+    return int(sizes.astype(np.float64).sum())  # A sum of corrupt lengths must not overflow.
 
 
 class _Table(NamedTuple):
-    """A table of a flatbuffer; a field that is absent is 0, or None."""
+    """A table of a flatbuffer; an absent field is 0, or None."""
 
     data: memoryview
     at: int
@@ -123,7 +123,7 @@ class _Table(NamedTuple):
         return _Table(self.data, place) if place else None
 
     def structs(self, field: int, dtype: np.dtype[np.int64], width: int) -> Array:
-        """A vector of structs that have ``width`` numbers each."""
+        """Return a vector of structs with ``width`` numbers each."""
         place = self._followed(field)
         if not place:
             return np.zeros((0, width), dtype)
@@ -134,20 +134,20 @@ class _Table(NamedTuple):
 
 
 class Messages:
-    """What Arrow's reader reads from: the buffers of whole messages, each of them once."""
+    """The file that Arrow's reader reads: the buffers of whole messages, each read once."""
 
     closed = False
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without messages."""
         self._waiting: deque[pa.Buffer] = deque()
 
     def add(self, buffer: pa.Buffer) -> None:
-        """Have one more be read."""
+        """Append a buffer."""
         self._waiting.append(buffer)
 
     def read_buffer(self, count: int) -> pa.Buffer:
-        """The next bytes; fewer than asked for only at the end of what there is."""
+        """Return the next bytes, at most ``count`` and at most to the end of the current buffer."""
         if not self._waiting or not count:
             return pa.py_buffer(b"")
         buffer = self._waiting[0]
@@ -158,7 +158,7 @@ class Messages:
         return buffer
 
     def read(self, count: int = -1) -> bytes:
-        """The same as bytes."""
+        """Return the next bytes; fewer than ``count`` only when no more were added."""
         found = b""
         while self._waiting and (count < 0 or len(found) < count):
             rest = self._waiting[0].size if count < 0 else count - len(found)
@@ -166,9 +166,9 @@ class Messages:
         return found
 
     def readable(self) -> bool:
-        """It is read only."""
+        """Return True."""
         return True
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Drop the buffers that have not been read."""
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""Writing a stream: to a file or a pipe, with what people want to see while it goes on."""
+"""Write a stream to a file or a pipe, with a progress line."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.terminal import Line
 
 BUFFER_BYTES = 2**20
-"""How much is written at once: a column of a batch is small, a call to the system is not."""
+"""Bytes per write: a column of a batch is small, and system calls are expensive."""
 
 _MESSAGE_FOLLOWS = b"\xff\xff\xff\xff"
 
 Progress = Callable[[int], None]
-"""Called with the number of rows that have been written."""
+"""Called with the number of rows written so far."""
 
 
 def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
     """Write record batches as a stream.
 
-    Each batch reaches whoever reads a pipe before the next one is asked for. Where an error ends the rows,
-    the stream ends within a message, so that nobody takes it for whole.
+    Each batch is flushed before the next one is requested. If an error ends the rows, the stream ends within
+    a message, so that no reader takes it for complete.
 
     Args:
-        file: Where to.
-        schema: Their Arrow schema, with ours in its metadata.
+        file: The file to write to.
+        schema: Their Arrow schema, with headrace's schema in its metadata.
         batches: The rows.
-        told: Told of each batch that is written.
+        told: Called after each batch.
 
     Returns:
-        How many rows were written.
+        Number of rows written.
 
     Raises:
-        BrokenPipeError: Whoever read has gone.
+        BrokenPipeError: The reader has closed the pipe.
     """
     rows = 0
     writer = pa.ipc.new_stream(file, schema)
@@ -64,18 +64,18 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
 
 @contextlib.contextmanager
 def open_output(path: Path | None) -> Iterator[BinaryIO]:
-    """Open the file to write to, or standard output if there is none.
+    """Open the file to write to, or standard output if ``path`` is None or ``-``.
 
-    A file takes its name when it is whole: until then, and if writing fails, what had the name keeps it.
+    A file gets its name when it is complete. Until then, and if writing fails, an existing file is kept.
 
     Raises:
-        ConfigError: Standard output is a terminal, or the file cannot be made.
+        ConfigError: Standard output is a terminal, or the file cannot be created.
     """
     if path is None or str(path) == "-":
         with _standard_output() as file:
             yield file
         return
-    if path.exists() and not path.is_file():  # A named pipe or a device: nothing to rename.
+    if path.exists() and not path.is_file():  # A named pipe or a device cannot be replaced by renaming.
         with _unbroken(path) as file:
             yield file
         return
@@ -100,33 +100,33 @@ def _standard_output() -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _unbroken(where: Path | int) -> Iterator[BinaryIO]:
-    """Write to what may be a pipe: whoever reads it may have gone, or have stopped reading for good."""
+    """Open an output that may be a pipe, whose reader may have closed it or may never read again."""
     raw = io.FileIO(where, "wb")
     try:
         file = io.BufferedWriter(raw, BUFFER_BYTES)
         yield file
         file.flush()
     finally:
-        raw.close()  # Below the buffer: what could not be written must not be tried again.
+        raw.close()  # Bypasses the buffer, which would retry what could not be written.
 
 
 class ProgressLine:
-    """One line on a terminal that says how far it is; nothing where nobody looks."""
+    """A progress line on a terminal; writes nothing elsewhere."""
 
     def __init__(self, file: TextIO, total_rows: int | None = None, *, shown: bool | None = None) -> None:
         """Start counting.
 
         Args:
-            file: Where to; standard error.
-            total_rows: How many rows there will be, if that is known.
-            shown: Whether to draw; if ``file`` is a terminal, if left out.
+            file: The terminal, mostly standard error.
+            total_rows: Expected number of rows, if known.
+            shown: Whether to draw; by default, if ``file`` is a terminal.
         """
         self._line = Line(file, shown=shown)
         self._total = total_rows
         self._started = time.monotonic()
 
     def __call__(self, rows: int) -> None:
-        """Say how many rows there are so far."""
+        """Show the number of rows so far."""
         if not self._line.due:
             return
         pace = rows / max(time.monotonic() - self._started, 1e-9)

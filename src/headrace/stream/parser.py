@@ -1,9 +1,9 @@
 """A parser of the Arrow IPC streaming format that does no I/O: bytes in, record batches out.
 
-It frames the messages itself, so that it always knows how many bytes it wants next, never allocates what a
-corrupt length says without a bound, and can say where a stream is cut. What is in a message is read by Arrow
-and validated fully before anybody else sees it. Streams may follow one another (``cat monday tuesday``), as
-long as their columns are the same.
+It frames the messages itself. So it always knows how many bytes it needs next, limits the allocation for a
+corrupt length, and can report where a stream is cut off. Arrow reads the content of messages, which is fully
+validated before any other code uses it. Streams may follow one another (``cat monday tuesday``) if their
+columns are the same.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from headrace.stream.schema import METADATA_KEY, Schema, parse_schema
 from headrace.stream.validating import Validator
 
 MOST_BYTES = 2**30
-"""The largest message that is taken unless said otherwise."""
+"""Default size limit of a message."""
 
 MOST_ROWS = 2**24
-"""The most rows of one record batch."""
+"""Maximum number of rows in one record batch."""
 
 MOST_EXPANSION = 256
-"""How many bytes a byte that arrives may become, by decompression and by dictionaries that are extended: no
-stream compressed with LZ4 has more, and rows that say something hardly a tenth with Zstandard."""
+"""Maximum expansion of a stream by decompression and by extended dictionaries. LZ4 cannot exceed it, and
+meaningful rows with Zstandard hardly reach a tenth of it."""
 
 FREE_EXPANSION_BYTES = 2**26
-"""How many bytes a stream may become besides that, so that a small one of much the same rows is taken."""
+"""Expansion allowed beyond that, so that a small stream of very similar rows is accepted."""
 
 _PREFIX_BYTES = 8
 _CONTINUES = 0xFFFFFFFF
@@ -45,11 +45,11 @@ _FOREIGN = (
 
 
 class Position(NamedTuple):
-    """How far into a stream something is.
+    """A position in a stream.
 
     Attributes:
-        bytes: Bytes that were taken.
-        rows: Rows of the record batches that were given.
+        bytes: Number of bytes taken.
+        rows: Number of rows in the record batches returned.
     """
 
     bytes: int
@@ -59,19 +59,19 @@ class Position(NamedTuple):
 class StreamParser:
     """Turns a stream's bytes into validated record batches.
 
-    Give it bytes with ``feed``; or, without a copy, fill ``room()`` and say with ``filled`` how much.
+    Pass bytes to ``feed``; or, to avoid a copy, write them to ``room()`` and pass their number to ``filled``.
 
     Attributes:
-        schema: What the columns are to the learner: as given, or as the stream says; None until it is known.
-        arrow_schema: The columns' Arrow types; None until they are known.
+        schema: The Schema of the columns, as given or from the stream; None until it is known.
+        arrow_schema: The Arrow schema of the columns; None until it is known.
     """
 
     def __init__(self, schema: Schema | None = None, *, most_bytes: int = MOST_BYTES) -> None:
         """Begin before the stream's first byte.
 
         Args:
-            schema: What the columns are; what the stream itself says if None.
-            most_bytes: The largest message that is taken.
+            schema: The Schema of the columns; None for the stream's own.
+            most_bytes: Size limit of a message.
         """
         self.schema = schema
         self.arrow_schema: pa.Schema | None = None
@@ -90,11 +90,11 @@ class StreamParser:
 
     @property
     def position(self) -> Position:
-        """How far it has come."""
+        """The current position."""
         return Position(self._bytes, self._rows)
 
     def room(self) -> memoryview:
-        """Where the next bytes go: at least one, and never more than belong to what is awaited."""
+        """Return the buffer for the next bytes: at least one, and never beyond the part being awaited."""
         return self._room[self._have :]
 
     def feed(self, data: bytes | memoryview) -> list[pa.RecordBatch]:
@@ -104,8 +104,8 @@ class StreamParser:
             The record batches that these bytes complete.
 
         Raises:
-            StreamError: The stream is corrupt, or is no stream; batches completed before are lost with it, so
-                whoever must not lose them calls ``filled``.
+            StreamError: The data is corrupt or not a stream. Batches completed in this call are lost; use
+                ``filled`` to keep them.
         """
         rest, found = memoryview(data).cast("B"), []
         while len(rest):
@@ -118,16 +118,16 @@ class StreamParser:
         return found
 
     def filled(self, count: int) -> pa.RecordBatch | None:
-        """Go on after bytes were written to the start of ``room()``.
+        """Continue after bytes were written to the start of ``room()``.
 
         Args:
-            count: How many.
+            count: Number of bytes.
 
         Returns:
-            The record batch that they complete, if they do.
+            The record batch that they complete; None if they complete none.
 
         Raises:
-            StreamError: The stream is corrupt, or is no stream.
+            StreamError: The data is corrupt or not a stream.
         """
         self._bytes += count
         self._have += count
@@ -142,10 +142,10 @@ class StreamParser:
         return self._take_message()
 
     def finish(self) -> None:
-        """Say that no more bytes come.
+        """Finish: no more bytes follow.
 
         Raises:
-            StreamError: They end within a message, or before the first one.
+            StreamError: The bytes end within a message, or before the first one.
         """
         if self._part == "prefix" and not self._have:
             if self.arrow_schema is None:
@@ -156,17 +156,17 @@ class StreamParser:
         missing = len(self._room) - self._have + (self._body_bytes if self._part == "metadata" else 0)
         raise self._error(
             f"it is cut within a message, of which {missing} bytes or more are missing; "
-            "did what writes it end early?"
+            "did the program that writes it end early?"
         )
 
     def next_stream(self) -> None:
-        """Say that a stream is over, whether it says so itself or not; another one may follow.
+        """End the current stream, with or without its end marker; another one may follow.
 
         Raises:
             StreamError: It ends within a message, or before the first one.
         """
         self.finish()
-        self._forget()  # and ``room()`` stays what it was: whoever fills it may have asked already
+        self._forget()  # but keep ``room()``: the caller may hold it already
 
     def _forget(self) -> None:
         self._reader = None
@@ -199,7 +199,7 @@ class StreamParser:
                 "expected a message of an Arrow IPC stream (ff ff ff ff), "
                 f"got {bytes(self._room[:4]).hex(' ')}"
             )
-        if length == 0:  # The end of a stream; another one may follow.
+        if length == 0:  # The end marker; another stream may follow.
             self._forget()
             self._await(_PREFIX_BYTES, "prefix")
             return
@@ -211,8 +211,8 @@ class StreamParser:
     def _check_length(self, length: int) -> None:
         if not 0 < length <= self._most_bytes:
             raise self._error(
-                f"a message says that it has {length} bytes, at most {self._most_bytes} are taken; "
-                "it is corrupt, or write smaller record batches"
+                f"a message states a length of {length} bytes; expected at most {self._most_bytes}; "
+                "if it is not corrupt, write smaller record batches"
             )
 
     def _take_metadata(self) -> None:
@@ -248,7 +248,7 @@ class StreamParser:
         return None
 
     def _open_body(self, body: memoryview) -> None:
-        """Count what reading a message will cost, before it is paid."""
+        """Check what a message will expand to before it is read."""
         try:
             found = content(self._metadata, body)
         except (struct.error, IndexError) as error:
@@ -259,7 +259,7 @@ class StreamParser:
             self._dictionaries[found.dictionary] = known + opened
             self._new_dictionaries.add(found.dictionary)
         else:
-            # Arrow joins each dictionary that was extended anew, and it is validated anew.
+            # Arrow concatenates each extended dictionary again, and it is validated again.
             again = (
                 self._dictionaries if self._validator and self._validator.again else self._new_dictionaries
             )
@@ -268,9 +268,9 @@ class StreamParser:
         most = MOST_EXPANSION * self._bytes + FREE_EXPANSION_BYTES
         if opened > self._most_bytes or self._opened_bytes > most:
             raise self._error(
-                f"a message would open to {opened} bytes; at most {self._most_bytes} are taken of one, and "
-                f"of a stream {MOST_EXPANSION} times the bytes that came and {FREE_EXPANSION_BYTES} more; it "
-                "is corrupt, or compress it less, write smaller batches, or extend no large dictionary for "
+                f"a message would expand to {opened} bytes; expected at most {self._most_bytes}, and for the "
+                f"stream {MOST_EXPANSION} times the bytes received plus {FREE_EXPANSION_BYTES}; if it is not "
+                "corrupt, compress it less, write smaller batches, or do not extend a large dictionary for "
                 "small batches"
             )
 
@@ -278,7 +278,7 @@ class StreamParser:
         self._reader = pa.ipc.open_stream(pa.PythonFile(self._messages, mode="r"))
         columns = self._reader.schema
         self._validator = Validator(columns)
-        _ = columns.names  # Names that are no text fail here, where that is told as what it is.
+        _ = columns.names  # Names that are not UTF-8 raise here, where the error is reported as corruption.
         if self.arrow_schema is not None:
             if not columns.equals(self.arrow_schema):
                 raise self._error("a second stream follows, with other columns; give each its own run")
@@ -289,16 +289,16 @@ class StreamParser:
             return
         if self.schema is None or not self._given:
             self.schema = self._said(columns)
-        elif (spaces := _joined_with(columns)) is not msgspec.UNSET:  # of which a given schema knows nothing
+        elif (spaces := _joined_with(columns)) is not msgspec.UNSET:  # a given schema does not contain them
             self.schema = msgspec.structs.replace(self.schema, spaces=spaces)
         self.arrow_schema = columns
 
     def _said(self, columns: pa.Schema) -> Schema:
-        """The schema in a stream's metadata."""
+        """Return the Schema in a stream's metadata."""
         said = (columns.metadata or {}).get(METADATA_KEY)
         if said is None:
             raise self._error(
-                f"it does not say what its {len(columns)} columns are for: give a schema "
+                f"it does not describe its {len(columns)} columns: give a schema "
                 "(`--schema FILE.toml`), or put its JSON into the metadata of the Arrow schema, "
                 f"as {METADATA_KEY.decode()!r}"
             )
@@ -315,7 +315,7 @@ class StreamParser:
         except StopIteration:
             raise self._error("rows came before the dictionaries that they refer to") from None
         if batch.num_rows > MOST_ROWS:
-            raise self._error(f"a record batch has {batch.num_rows} rows, at most {MOST_ROWS} are taken")
+            raise self._error(f"a record batch has {batch.num_rows} rows; expected at most {MOST_ROWS}")
         self._validator.validate(batch, new_dictionaries=bool(self._new_dictionaries))
         self._new_dictionaries.clear()
         self._rows += batch.num_rows
@@ -327,7 +327,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _joined_with(columns: pa.Schema) -> dict[str, int] | msgspec.UnsetType:
-    """The versions of spaces that a stream says its rows were joined with."""
+    """Return the space versions that a stream's rows were joined with, from its metadata."""
     said = (columns.metadata or {}).get(METADATA_KEY)
     if said is None or b'"spaces"' not in said:
         return msgspec.UNSET

@@ -1,7 +1,7 @@
-"""A quick look at cells that are plain numbers, as nearly all columns of numbers hold nothing else.
+"""Recognise columns of plain numbers quickly, because nearly all numeric columns contain nothing else.
 
-Regular expressions take ten times as long as the conversion. Cells that this does not recognise are looked at
-closely, in ``cells``; those that it does recognise can be cast.
+Regular expressions take ten times as long as the conversion. Cells that are recognised here can be cast;
+others are examined in ``cells``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MINUS, _POINT, _SLASH, _ZERO, _NINE = b"-./09"
 
 
 class _Plain(NamedTuple):
-    """Cells of digits, a sign and a point.
+    """Properties of cells that consist of digits, a sign and a point.
 
     Attributes:
-        longest: The most digits before the point.
+        longest: Maximum number of digits before the point.
         has_point: Whether some cell has a point.
         has_negative_zero: Whether some cell is ``-0``.
     """
@@ -32,7 +32,7 @@ class _Plain(NamedTuple):
 
 
 def are_plain_integers(texts: pa.Array) -> bool:
-    """Tell whether all cells are plainly integers that int64 holds, or missing.
+    """Whether all cells are missing, or plain integers that int64 holds.
 
     Args:
         texts: The cells.
@@ -46,7 +46,7 @@ def are_plain_integers(texts: pa.Array) -> bool:
 
 
 def are_plain_numbers(texts: pa.Array) -> bool:
-    """Tell whether all cells are plainly numbers without an exponent whose digits float64 holds, or missing.
+    """Whether all cells are missing, or plain numbers without an exponent whose digits float64 holds.
 
     Args:
         texts: The cells.
@@ -56,7 +56,7 @@ def are_plain_numbers(texts: pa.Array) -> bool:
 
 
 def may_hold_words(texts: pa.Array) -> bool:
-    """Tell whether some cell has a letter or the like.
+    """Whether some cell has a letter or another character above the digits; True for other types.
 
     Args:
         texts: The cells.
@@ -66,7 +66,7 @@ def may_hold_words(texts: pa.Array) -> bool:
 
 
 def _bytes_of(texts: pa.Array) -> tuple[Array, Array, Array] | None:
-    """The bytes of all cells, uint8; the length of each; and where it begins. None for other types."""
+    """Return the bytes of all cells (uint8), the length and the start of each; None for other types."""
     if not (pa.types.is_string(texts.type) or pa.types.is_large_string(texts.type)):
         return None
     _, places, content = texts.buffers()
@@ -79,7 +79,7 @@ def _bytes_of(texts: pa.Array) -> tuple[Array, Array, Array] | None:
 
 
 def _plain(texts: pa.Array) -> _Plain | None:
-    """What cells hold; None if one is no plain number, is empty without being missing, or begins with a 0."""
+    """Return the cells' properties; None if one is not a plain number, is empty, or has a leading zero."""
     found = _bytes_of(texts)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""From a file, a pipe or a socket to Blocks of one size, in line or by a thread that reads ahead.
+"""Read Blocks of one size from a file, a pipe or a socket, synchronously or by a thread that reads ahead.
 
-What is wrong with a stream is raised where it belongs: all good rows before it are delivered first. A row has
-one number, from the stream's first one, however its record batches and Blocks are cut.
+An error in a stream is raised in its place: all good rows before it are delivered first. Row numbers count
+from the stream's first row, however its record batches and Blocks are cut.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from headrace.stream.schema import Schema
 from headrace.stream.sources import FileSource, Pieces, Readable, Source, is_pieces, read_schema, source_of
 
 MOST_SAID_TABLE_ROWS = 2**26
-"""How many rows of tables a stream's own schema may ask for: some 5 GB of weights and optimizers."""
+"""Maximum rows of tables that a stream's own schema may request: some 5 GB of weights and optimizers."""
 
 MOST_SAID_WIDTH = 2**14
-"""How many values of a row it may ask for: a Block of 2,048 rows then has 128 MB."""
+"""Maximum values per row that it may request: a Block of 2,048 rows then has 128 MB."""
 
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """How a stream is read.
+    """Settings for reading a stream.
 
     Attributes:
-        batch_rows: Rows of a Block.
-        skip_rows: How many rows to pass over, to resume behind them.
-        most_rows: How many rows are wanted, those that are passed over among them; a Block that would wait
-            for more is delivered. None for all that come.
-        linger_seconds: How long a row waits for its Block to fill up when the stream is slow; then a smaller
-            one is delivered. None to wait as long as it takes, so that Blocks are the same in each run.
-        blocks_ahead: How many Blocks are made ahead of who takes them.
+        batch_rows: Number of rows per Block.
+        skip_rows: Number of rows to skip, to resume after them.
+        most_rows: Number of rows wanted, skipped ones included; a Block is not held back to wait for more.
+            None for all.
+        linger_seconds: Time in which a Block of a slow stream may fill up before a smaller one is delivered.
+            None for no limit, so that Blocks are the same in each run.
+        blocks_ahead: Number of Blocks to read ahead.
         slices: Columns by which metrics are split.
-        schema: What the columns are; what the stream itself says if None.
+        schema: The Schema of the columns; None for the stream's own.
     """
 
     batch_rows: int = 2048
@@ -58,26 +58,26 @@ class ReadSettings:
     def __post_init__(self) -> None:
         """Check each setting."""
         if self.batch_rows < 1 or self.blocks_ahead < 1 or self.skip_rows < 0:
-            raise ConfigError("batch_rows and blocks_ahead are 1 or more, skip_rows is 0 or more")
+            raise ConfigError("expected batch_rows and blocks_ahead of 1 or more, and skip_rows of 0 or more")
 
 
 class Reader:
-    """Blocks of a stream, read by whoever asks for the next one.
+    """The Blocks of a stream, read on demand.
 
-    A context manager: entering reads the stream's schema, leaving stops. It never closes the file.
+    A context manager: entering reads the stream's schema, leaving stops reading. It never closes the file.
 
     Attributes:
-        rows: The number of the row after the last Block that was given, from the stream's start.
-        idle_seconds: How long whoever takes the Blocks has waited for them.
-        stream_bytes: How many bytes were read; some of them may be of rows that are still to come.
+        rows: The number of the row after the last returned Block, from the stream's start.
+        idle_seconds: Total time that the consumer has waited for Blocks.
+        stream_bytes: Number of bytes read, which may include bytes of later rows.
     """
 
     def __init__(self, file: Readable | Pieces, settings: ReadSettings | None = None) -> None:
-        """Read nothing yet.
+        """Prepare; nothing is read yet.
 
         Args:
-            file: Where the stream comes from.
-            settings: How to read it.
+            file: The stream.
+            settings: The settings for reading it.
         """
         self._settings = settings or ReadSettings()
         self._file = file
@@ -93,7 +93,7 @@ class Reader:
 
     @property
     def features(self) -> Features:
-        """The layout of the Blocks, and with it the schema; known once entered."""
+        """The layout of the Blocks, which includes the schema; known once entered."""
         if self._joiner is None:
             raise _not_entered()
         return self._joiner.features
@@ -102,7 +102,7 @@ class Reader:
         """Read as far as the schema.
 
         Raises:
-            StreamError: It is no stream, or its columns do not fit the schema.
+            StreamError: The data is not a stream, or its columns do not match the schema.
         """
         self._source = source_of(self._file)
         self._pieces = self._source if is_pieces(self._source) else None
@@ -131,7 +131,7 @@ class Reader:
             return Features.of(self._parser.schema)
         try:
             features = Features.of(self._parser.schema)
-        except ConfigError as error:  # The stream's own is wrong, not a setting.
+        except ConfigError as error:  # The stream's own schema is wrong, not a setting.
             raise StreamError(error.message) from error
         _check_size(features)
         return features
@@ -146,10 +146,10 @@ class Reader:
         self.close()
 
     def __iter__(self) -> Iterator[Block]:
-        """Give the Blocks, each once.
+        """Yield the Blocks, each once.
 
         Raises:
-            StreamError: After the last good row.
+            StreamError: The stream is invalid after the last row yielded.
         """
         while True:
             began = time.perf_counter()
@@ -167,7 +167,7 @@ class Reader:
             yield block
 
     def close(self) -> None:
-        """Stop reading; the file stays open, and what was read ahead of it is lost."""
+        """Stop reading; the file stays open, and data read ahead is lost."""
         self._source.close()
 
     def _next(self) -> Block | None:
@@ -177,7 +177,7 @@ class Reader:
 
 
 def _check_size(features: Features) -> None:
-    """Refuse what whoever writes a stream must not decide alone: how much memory a few words of it take."""
+    """Refuse a stream's own schema if it requests so much memory that an operator should decide."""
     width = features.slots + features.dense_width
     for what, came, most in (
         ("rows of tables (buckets)", features.rows - 1, MOST_SAID_TABLE_ROWS),
@@ -185,20 +185,20 @@ def _check_size(features: Features) -> None:
     ):
         if came > most:
             raise StreamError(
-                f"the schema in its metadata asks for {came} {what}, at most {most} are given to what a "
-                "stream says itself; if they are meant, give the schema with --schema FILE"
+                f"the schema in its metadata asks for {came} {what}, at most {most} are allowed in a "
+                "stream's own schema; if they are intended, give the schema with --schema FILE"
             )
 
 
 def _not_entered() -> ConfigError:
-    return ConfigError("a Reader is entered (`with reader:`) before it is used")
+    return ConfigError("a Reader must be entered (`with reader:`) before it is used")
 
 
 class BackgroundReader(Reader):
-    """The same, read ahead by a thread: parsing and joining overlap with learning."""
+    """A Reader whose thread reads ahead: parsing and joining overlap with learning."""
 
     def __enter__(self) -> Self:
-        """Read as far as the schema, then begin to read ahead; see ``Reader``."""
+        """Read as far as the schema, then start to read ahead; see ``Reader``."""
         super().__enter__()
         self._blocks = self._ahead = Ahead(
             self._blocks or iter(()), self._source, self._settings.blocks_ahead
@@ -213,7 +213,7 @@ class BackgroundReader(Reader):
 
 
 class _Cutter:
-    """Cuts record batches, of whatever sizes they come in, into Blocks of one size."""
+    """Cuts record batches of any size into Blocks of one size."""
 
     def __init__(self, source: Source, parser: StreamParser, joiner: Joiner, settings: ReadSettings) -> None:
         self._source, self._parser, self._joiner, self._settings = source, parser, joiner, settings
@@ -224,14 +224,14 @@ class _Cutter:
         self._dry = False
 
     def blocks(self) -> Iterator[Block]:
-        """Read to the end."""
+        """Yield the Blocks up to the stream's end."""
         try:
             while self._read():
                 while self._rows >= self._settings.batch_rows:
                     yield from self._block(self._settings.batch_rows)
                 if self._is_last():
                     yield from self._block(self._rows)
-                # Only when no bytes wait: a slow learner is no slow stream, and its Blocks stay whole.
+                # Only if no bytes are waiting: a slow learner must not cause smaller Blocks.
                 if self._dry and self._due is not None and time.monotonic() >= self._due:
                     yield from self._block(self._rows)
         except StreamError:
@@ -250,7 +250,7 @@ class _Cutter:
         return most is not None and self._rows > 0 and self._first_row + self._rows >= most
 
     def _read(self) -> bool:
-        """Wait for bytes, and take them; False at the end of the stream."""
+        """Wait for bytes, and parse them; return False at the end of the stream."""
         timeout = None if self._due is None else max(0.0, self._due - time.monotonic())
         count = self._source.read(self._parser.room(), timeout)
         self._dry = count is None
@@ -274,7 +274,7 @@ class _Cutter:
         self._rows += batch.num_rows - skipped
 
     def _block(self, rows: int) -> Iterator[Block]:
-        """Join the next rows; where one is wrong, those before it, then raise."""
+        """Yield the Block of the next rows; if one is invalid, yield the rows before it, then raise."""
         if not rows:
             return
         batches, first_row = self._take(rows), self._first_row

@@ -1,4 +1,4 @@
-"""Reading a stream's rows as they came, for what makes other rows of them; learning reads Blocks."""
+"""Read a stream's rows unchanged, for code that makes other rows of them; learning reads Blocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ROWS = 8192
 
 
 class StreamRows:
-    """The rows of a stream as they came, column by column: what makes other rows of them reads so.
+    """The rows of a stream, unchanged, as record batches.
 
     Attributes:
         columns: Their Arrow schema.
-        schema: What they are.
+        schema: Their Schema.
     """
 
     def __init__(self, file: Readable, schema: Schema | None) -> None:
@@ -26,20 +26,20 @@ class StreamRows:
 
         Args:
             file: The stream.
-            schema: What the columns are; what the stream says if None.
+            schema: The Schema of the columns; None for the stream's own.
 
         Raises:
-            StreamError: It is no stream, or says nothing of its columns.
+            StreamError: It is not a stream, or has no Schema.
         """
         self._parser, self._source = StreamParser(schema), source_of(file)
         self.columns = read_schema(self._source, self._parser)
         self.schema = self._parser.schema or Schema(fields=())
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Give them, a few thousand at once.
+        """Yield record batches of at most a few thousand rows.
 
         Raises:
-            StreamError: The stream is cut or corrupt; all rows before were given.
+            StreamError: The stream is cut off or corrupt; all rows before were yielded.
         """
         while count := self._source.read(self._parser.room(), None):
             if (batch := self._parser.filled(count)) is not None:

@@ -1,7 +1,7 @@
-"""What a stream's rows consist of: one Field a column, and the Schema they make.
+"""Schemas of streams: one Field per column.
 
-A stream carries its schema as JSON in the metadata of its Arrow schema, under ``headrace``; the same
-JSON, or the same as TOML, may be given beside a stream that has none.
+A stream carries its schema as JSON in the metadata of its Arrow schema, under ``headrace``. For a stream
+without one, the same JSON, or the equivalent TOML, may be passed separately.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from headrace.errors import ConfigError
 from headrace.formats import check_format, check_number
 
 METADATA_KEY = b"headrace"
-"""Where an Arrow schema keeps the stream's schema."""
+"""Key of the stream's schema in the metadata of an Arrow schema."""
 
 FORMAT = 1
-"""The format of schemas that is written; newer ones are not read."""
+"""The format of schemas that is written; newer ones are refused."""
 
 MOST_VIEWS = 2**24
-"""The most views of one row: above it, float32 does not tell whole numbers apart."""
+"""Maximum number of views per row: above it, float32 cannot represent every whole number."""
 
 MOST_ADMIT = 255
-"""How often a value can be counted."""
+"""Maximum count of a value's occurrences before it is admitted."""
 
-_OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # what fields that share a table agree in
+_OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # must be equal for fields that share a table
 
 Role = Literal["label", "views", "weight", "timestamp", "truth", "categorical", "dense", "vector", "ignored"]
 Keys = Literal["hash", "bucket", "exact"]
@@ -41,30 +41,32 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         name: The column's name.
-        role: What it is to the learner. ``label`` is 0 or 1, the only role a stream to learn from must have;
-            with ``views`` a row is of so many views, and the label counts the clicks among them;
-            ``weight`` how much a row counts; ``timestamp`` when it happened, in microseconds since 1970;
-            ``truth`` the probability that a generator drew the label with; ``categorical`` values each get a
-            row of a table; ``dense`` a number; ``vector`` many numbers, such as the embedding of an image;
-            one that is missing, or all zeros, is no vector.
+        role: Its meaning to the learner. ``label`` is 0 or 1, and the only role that learning requires.
+            With ``views``, a row counts as that many views, and its label is the number of clicks among them.
+            ``weight`` is the weight of a row, ``timestamp`` its time in microseconds since 1970, and
+            ``truth`` the probability that a generator drew the label with. Each ``categorical`` value has a
+            row of a table. ``dense`` is a number, and ``vector`` many numbers, such as the embedding of an
+            image; null or all zeros means no vector.
         table: The table of a categorical field; fields that name the same one share it. Its own if empty.
-        buckets: How many rows the table has; shared tables say the same number.
-        keys: How a categorical value finds its row: ``hash`` spreads any value (text, bytes or an integer)
-            over the buckets; ``bucket`` means the values are row numbers below ``buckets`` already;
-            ``exact`` gives each value that is seen often enough a row of its own.
-        admit: How many times an exact value is seen before it gets a row; at most 255.
-        expire_rows: After how many rows of the stream without it an exact value loses its row; 0 for never.
-        values: The most values a categorical field has in one row; more are cut off. 1 for single-valued.
-        pooling: How the rows of several values become one.
-        separator: What stands between the values, or a vector's numbers, where they come as one text: for
-            ``headrace stream encode``, which makes lists of them.
-        size: How many numbers a vector has.
-        unit: What whole numbers of a timestamp count, for ``headrace stream encode``; empty for microseconds,
-            of which those outside 1990 to 2100 are refused.
-        text: Whether a categorical field that hashes, or is exact, has text or bytes for values; integers
-            otherwise. Both hash differently, so a server must know which of them a request shall carry.
-        context: Whether the field belongs to the request as a whole (the user, the page) and not to one of
-            its candidates: a request for many candidates says it once.
+        buckets: Number of rows of the table; equal for fields that share it.
+        keys: How a categorical value maps to its row. ``hash`` spreads any value (text, bytes or an integer)
+            over the buckets. ``bucket`` means that the values are row numbers below ``buckets`` already.
+            ``exact`` gives each value that is frequent enough a row of its own.
+        admit: Number of occurrences after which an exact value gets a row; at most 255.
+        expire_rows: Number of rows of the stream without an exact value after which it loses its row; 0 for
+            never.
+        values: Maximum number of values of a categorical field per row; more are cut off. 1 for
+            single-valued.
+        pooling: How the rows of several values are combined.
+        separator: The separator of values, or of a vector's numbers, in one text, which ``headrace stream
+            encode`` splits into lists.
+        size: Number of elements of a vector.
+        unit: Unit of integer timestamps, for ``headrace stream encode``; empty for microseconds, which must
+            then be from 1990 to 2100.
+        text: Whether the values of a categorical field that is hashed or exact are text or bytes; otherwise
+            they are integers. The two hash differently, so a server must know which one requests carry.
+        context: Whether the field belongs to the request as a whole (the user, the page) and not to a
+            candidate: a request for many candidates carries it once.
     """
 
     name: str
@@ -89,33 +91,35 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             if not least <= value <= most:
                 raise ConfigError(f"field {self.name!r}: {setting}: expected {least} to {most}, got {value}")
         if not 1 <= self.admit <= MOST_ADMIT or self.expire_rows < 0:
-            raise ConfigError(f"field {self.name!r}: admit is 1 to {MOST_ADMIT}, expire_rows 0 or more")
+            raise ConfigError(
+                f"field {self.name!r}: expected admit of 1 to {MOST_ADMIT}, and expire_rows of 0 or more"
+            )
 
         if self.separator and not self.listed:
             raise ConfigError(
-                f"field {self.name!r}: separator: it stands between values, got {self.separator!r} for a "
-                "field of one; say how many it may have (values), or leave it out"
+                f"field {self.name!r}: separator: expected none for a field of one value, got "
+                f"{self.separator!r}; set the largest number of values (values), or leave it out"
             )
 
     @property
     def listed(self) -> bool:
-        """Whether a row has a list of values, or of numbers."""
+        """Whether a row has a list of values or numbers."""
         return self.role == "vector" or (self.role == "categorical" and self.values > 1)
 
     @property
     def table_name(self) -> str:
-        """The table that a categorical field's values are rows of."""
+        """The name of a categorical field's table."""
         return self.table or self.name
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
-    """What one row of a stream consists of.
+    """The columns of a stream.
 
     Attributes:
-        fields: The columns; their order means nothing.
+        fields: The columns; their order has no meaning.
         format: The version of this format.
         generator: The settings of the generator that made the stream; empty for real rows.
-        spaces: The versions of an archive's spaces that the rows were joined with; left out if with none.
+        spaces: The archive's space versions that the rows were joined with; unset if with none.
     """
 
     fields: tuple[Field, ...]
@@ -124,16 +128,18 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     spaces: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     def __post_init__(self) -> None:
-        """Check that the fields fit together."""
+        """Check that the fields are consistent."""
         check_number(self.format, FORMAT, "schema", ConfigError)
         for name, count in Counter(field.name for field in self.fields).items():
             if count > 1:
-                raise ConfigError(f"schema: field {name!r} is there twice")
+                raise ConfigError(f"schema: field {name!r} occurs twice")
         for role in ("label", "views", "weight", "timestamp", "truth"):
             if len(self.of(role)) > 1:
                 raise ConfigError(f"schema: only one field can be the {role}, got {len(self.of(role))}")
         if self.of("views") and not self.of("label"):
-            raise ConfigError("schema: views without a label: say which field counts the clicks among them")
+            raise ConfigError(
+                "schema: views without a label: give the role label to the field that counts the clicks"
+            )
         tables: dict[str, Field] = {}
         for field in self.of("categorical"):
             first = tables.setdefault(field.table_name, field)
@@ -144,34 +150,34 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 )
 
     def of(self, *roles: str) -> tuple[Field, ...]:
-        """The fields of some roles, by name."""
+        """Return the fields with one of the roles, sorted by name."""
         return tuple(
             sorted((field for field in self.fields if field.role in roles), key=lambda one: one.name)
         )
 
     def one(self, role: Role) -> Field | None:
-        """The field of a role that only one can have; None if there is none."""
+        """Return the field with a role that is unique; None if there is none."""
         return next(iter(self.of(role)), None)
 
     @cached_property
     def by_name(self) -> dict[str, Field]:
-        """The fields by name."""
+        """The fields, by name."""
         return {field.name: field for field in self.fields}
 
     def encode(self) -> bytes:
-        """As JSON, for a stream's metadata and a model's description."""
+        """Return JSON for a stream's metadata and a model's description."""
         return msgspec.json.encode(self)
 
 
 def parse_schema(content: bytes | str, where: str = "schema") -> Schema:
-    """Read a schema from JSON or TOML.
+    """Parse a schema from JSON or TOML.
 
     Args:
         content: The text; JSON if it starts with a brace.
-        where: What to call it in errors.
+        where: Name of the source, for errors.
 
     Raises:
-        ConfigError: It is neither, of a newer format, or a setting is unknown or wrong.
+        ConfigError: It is neither, has a newer format, or a setting is unknown or invalid.
     """
     text = content.decode("utf-8", "replace") if isinstance(content, bytes) else content
     is_json = text.lstrip().startswith("{")

@@ -1,4 +1,4 @@
-"""Where bytes come from: a file, a pipe or a socket, read as far as there is something to read."""
+"""Sources of bytes: a file, a pipe or a socket, read as far as data is available."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from headrace.stream.parser import Position, StreamParser
 
 _PIPE_BYTES = 2**20
-"""What a pipe is asked to hold: the writer and the reader wait for each other less often."""
+"""Requested capacity of a pipe, so that the writer and the reader block less often."""
 
 
 class Readable(Protocol):
-    """A binary file. One that also has ``fileno`` is read by its descriptor, past any buffer of its own."""
+    """A binary file. If it has ``fileno``, its descriptor is read directly, bypassing its buffer."""
 
     def readinto(self, room: Any, /) -> int | None:
-        """Fill some room, and say how much of it; 0 at the end."""
+        """Read into a buffer; return the number of bytes, 0 at the end."""
 
 
 class Woken(Exception):
-    """Reading was ended from outside."""
+    """Reading was interrupted by ``wake``."""
 
 
 class Source(Protocol):
-    """Bytes. ``wakes`` says whether a read that waits can be ended by ``wake``."""
+    """A source of bytes. ``wakes`` tells whether ``wake`` can interrupt a read that waits."""
 
     wakes: bool
 
     def read(self, room: memoryview, timeout: float | None) -> int | None:
-        """Fill some room; 0 at the end, None when the timeout in seconds has passed."""
+        """Read into a buffer; return 0 at the end, None after the timeout in seconds."""
 
     def wake(self) -> None:
-        """End the read that waits now, if any, and all later ones, with ``Woken``."""
+        """Make the current read, if any, and all later ones raise ``Woken``."""
 
     def close(self) -> None:
-        """Let go of what was made for reading."""
+        """Release the resources that reading needed."""
 
 
 class FileSource:
@@ -51,12 +51,12 @@ class FileSource:
     wakes = False
 
     def __init__(self, file: Readable) -> None:
-        """Read nothing yet."""
+        """Wrap a file; nothing is read yet."""
         self._file = file
         self._woken = False
 
     def read(self, room: memoryview, timeout: float | None) -> int | None:
-        """See ``Source``; it waits as long as the file does."""
+        """See ``Source``; it blocks as long as the file does."""
         del timeout
         if self._woken:
             raise Woken
@@ -75,12 +75,12 @@ class FileSource:
 
 
 class DescriptorSource:
-    """A descriptor, waited for together with a pipe that wakes it up."""
+    """A descriptor, polled together with a pipe for ``wake``."""
 
     wakes = True
 
     def __init__(self, descriptor: int) -> None:
-        """Listen, and read nothing yet."""
+        """Register for polling; nothing is read yet."""
         self._descriptor = descriptor
         self._listen, self._ring = os.pipe()
         self._poll = select.poll()
@@ -118,33 +118,33 @@ class DescriptorSource:
 
 
 class Streams(Protocol):
-    """What reads streams that follow one another, such as a ``StreamParser``."""
+    """A reader of consecutive streams, such as a ``StreamParser``."""
 
     @property
     def position(self) -> Position:
-        """How far it has come."""
+        """The current position."""
 
     def next_stream(self) -> None:
-        """Say that a stream is over; ``StreamError`` if it is not whole."""
+        """End a stream; raise ``StreamError`` if it is incomplete."""
 
 
 class Pieces(Source, Protocol):
-    """A Source whose bytes come in pieces, each of them a whole stream. No read goes beyond a piece."""
+    """A Source whose bytes come in pieces, each a whole stream. No read crosses the end of a piece."""
 
     def attach(self, streams: Streams) -> None:
-        """Say who reads, and is told where a stream is over."""
+        """Set the reader to notify of the end of each stream."""
 
     def located(self, error: StreamError) -> StreamError:
-        """Say in which piece a row is that cannot be learnt from."""
+        """Return the error with the piece that contains its row."""
 
 
 def is_pieces(file: object) -> TypeGuard[Pieces]:
-    """Whether something gives bytes in pieces, and is no file."""
+    """Whether an object is a source of pieces, and not a file."""
     return hasattr(file, "attach")
 
 
 def source_of(file: Readable | Pieces) -> Source:
-    """What reads a file: by its descriptor, if it has one."""
+    """Return a Source that reads a file, by its descriptor if it has one."""
     if is_pieces(file):
         return file
     readable = cast("Readable", file)
@@ -156,10 +156,10 @@ def source_of(file: Readable | Pieces) -> Source:
 
 
 def read_schema(source: Source, parser: StreamParser) -> pa.Schema:
-    """Read as far as the Arrow schema.
+    """Read as far as the Arrow schema, and return it.
 
     Raises:
-        StreamError: It is no stream.
+        StreamError: The data is not a stream.
     """
     while parser.arrow_schema is None:
         if count := source.read(parser.room(), None):
@@ -175,7 +175,7 @@ def _unreadable(error: OSError) -> StreamError:
 
 def _widen(descriptor: int) -> None:
     with contextlib.suppress(ImportError, AttributeError, OSError):
-        # Only Linux has it, and it may be forbidden: then the pipe stays as it is.
+        # Only on Linux, and it may be forbidden: then the pipe keeps its size.
         import fcntl  # noqa: PLC0415
 
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

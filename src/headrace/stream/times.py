@@ -1,4 +1,4 @@
-"""Times that rows may have: 1990 to 2100. Numbers outside are mostly in another unit."""
+"""Valid times of rows: 1990 to 2100. Numbers outside that range are mostly in another unit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ EARLIEST, LATEST = 631_152_000_000_000, 4_133_980_800_000_000
 """The beginning of 1990 and of 2101, in microseconds since 1970."""
 
 MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
-"""Microseconds of each unit."""
+"""Microseconds per unit."""
 
 UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 

@@ -1,4 +1,4 @@
-"""Record batches validated fully, down to every offset and text; what batches share is validated once."""
+"""Validate record batches fully, down to every offset and text, but shared dictionaries only once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
 class Validator:
     """Validates the record batches of one stream.
 
-    A dictionary that many batches refer to may be larger than all of them: it is looked at when it comes.
+    A dictionary that many batches refer to may be larger than all of them: it is validated when it arrives.
 
     Attributes:
-        again: Whether dictionaries lie so deep in a column that they are looked at with each batch.
+        again: Whether dictionaries are nested so deeply that they are validated again with each batch.
     """
 
     def __init__(self, columns: pa.Schema) -> None:
-        """Look at the columns' types."""
+        """Examine the columns' types."""
         coded = [number for number, field in enumerate(columns) if _has_dictionary(field.type)]
         self._coded = [number for number in coded if _is_coded(columns.field(number).type)]
         self.again = len(coded) > len(self._coded)
@@ -32,10 +32,10 @@ class Validator:
 
         Args:
             batch: The batch.
-            new_dictionaries: Whether a dictionary has come, or become longer, since the one before it.
+            new_dictionaries: Whether a dictionary was received or extended since the batch before.
 
         Raises:
-            pa.ArrowInvalid: Something is wrong with it.
+            pa.ArrowInvalid: The batch is invalid.
         """
         if new_dictionaries or self.again or not (self._coded or self._texts):
             batch.validate(full=True)
@@ -50,7 +50,7 @@ class Validator:
 
 
 def _is_plain(column: pa.Array) -> bool:
-    """Whether texts are all there, ASCII, and one after the other: Arrow would look at each of them alone."""
+    """Whether texts are all non-null, contiguous ASCII; faster than Arrow, which checks each text."""
     if column.type not in _OFFSETS or not len(column):
         return False
     valid, offsets, data = column.buffers()
@@ -68,15 +68,15 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 def _is_coded(kind: pa.DataType) -> bool:
-    """Whether it is a dictionary's, or a list of such values."""
+    """Whether a type is a dictionary, or a list of dictionary values."""
     values = kind.value_type if is_listed(kind) else kind
     return bool(pa.types.is_dictionary(values)) and not _has_dictionary(values.value_type)
 
 
 def _indices(column: pa.Array) -> pa.Array:
-    """A column with the places in its dictionary for values, all of which are there."""
+    """Return a column with dictionary indices for values, all of them checked to be in range."""
     if not pa.types.is_dictionary(column.type):
-        column.validate()  # Enough to follow its pointers.
+        column.validate()  # Sufficient to follow its pointers.
         within = column.values
         kind = {
             pa.types.is_large_list: pa.large_list,
@@ -97,6 +97,7 @@ def _indices(column: pa.Array) -> pa.Array:
     extremes = pc.min_max(found).as_py()
     if extremes["min"] is not None and not 0 <= extremes["min"] <= extremes["max"] < len(column.dictionary):
         raise pa.ArrowInvalid(
-            f"an index of a dictionary is {extremes['min']} or {extremes['max']}, of {len(column.dictionary)}"
+            f"the indices of a dictionary of {len(column.dictionary)} values range from {extremes['min']} to "
+            f"{extremes['max']}"
         )
     return found

@@ -1,9 +1,10 @@
-"""VW's text format, line by line: a namespace is a field, its features are the field's values.
+"""VW's text format, line by line: a namespace is a field, and its features are the field's values.
 
-Supported is ``label [importance] [tag]|namespace feature feature … |namespace feature:value …``. A feature
-with no value, or with the value 1, is a value of its namespace's categorical field; one with another value is
-a dense field called ``namespace.feature``. Labels are 0 or -1, and 1. Weights of namespaces, labels of other
-kinds (costs, actions, several classes) and examples of several lines are not supported.
+The supported form is ``label [importance] [tag]|namespace feature feature … |namespace feature:value …``. A
+feature without a value, or with the value 1, is a value of its namespace's categorical field; one with
+another value is a dense field called ``namespace.feature``. Labels are 1, and 0 or -1, which mean the same.
+Weights of namespaces, labels of other kinds (costs, actions, several classes) and examples of several lines
+are not supported.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from headrace.errors import StreamError
 LABEL = "label"
 WEIGHT = "weight"
 NAMELESS = "features"
-"""The field of features that stand in no namespace."""
+"""The field of features outside any namespace."""
 
 
 @dataclass(slots=True)
 class Example:
-    """One line.
+    """The example on one line.
 
     Attributes:
         label: 0 or 1.
-        importance: How much it counts.
+        importance: Its weight.
         categories: The features without a value, by namespace.
-        numbers: The values of the others, by ``namespace.feature``.
+        numbers: The values of the other features, by ``namespace.feature``.
     """
 
     label: int
@@ -45,7 +46,7 @@ class _Numeric(NamedTuple):
     """The dense fields.
 
     Attributes:
-        splits: Each one's name, and the namespaces and features that it may stand for: both may have dots.
+        splits: By name, the possible pairs of namespace and feature: both may contain dots.
         features: The features of each of those namespaces.
     """
 
@@ -65,14 +66,14 @@ class _Numeric(NamedTuple):
 
 
 def parse_line(line: str, row: int) -> Example:
-    """Read one line.
+    """Parse one line.
 
     Args:
         line: The line.
         row: Its number among the examples, for errors.
 
     Raises:
-        StreamError: It is not what is supported.
+        StreamError: The line is malformed or not supported.
     """
     head, *sections = line.split("|")
     if not sections:
@@ -88,19 +89,19 @@ def parse_line(line: str, row: int) -> Example:
 def read_batches(
     groups: Iterable[Iterable[str]], dense: Iterable[str] | None, spaces: Iterable[str] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Read examples as columns: ``label``, ``weight``, a list of texts a namespace, a number a dense field.
+    """Read examples as columns: ``label``, ``weight``, texts per namespace, a number per dense field.
 
     Args:
-        groups: The lines, in groups that each become a batch; empty ones are skipped. The first group is
-            looked at to see which columns there are.
-        dense: The dense fields, where they are known.
-        spaces: Namespaces that are known, whether or not the first group has them.
+        groups: The lines, in groups that each become a batch; empty ones are skipped. The first group
+            determines the columns.
+        dense: The dense fields; None to find them in the first group.
+        spaces: Known namespaces, whether or not they occur in the first group.
 
     Yields:
-        Batches that all have the columns that the first group had.
+        Batches with the same columns.
 
     Raises:
-        StreamError: A line is not what is supported, or has a number that no column is for.
+        StreamError: A line is malformed or not supported, or has a number without a column.
     """
     numbers = itertools.count()
     read = ([parse_line(line, next(numbers)) for line in map(str.strip, group) if line] for group in groups)
@@ -108,7 +109,7 @@ def read_batches(
     numeric = _Numeric.of(dense if dense is not None else {name for one in sample for name in one.numbers})
     known = list(spaces)
     seen = dict.fromkeys(name for one in sample for name in one.categories if name not in known)
-    # A namespace of numbers alone is no category, also where one of its numbers is 1.
+    # A namespace of numbers alone is not categorical, even if one of its numbers is 1.
     known += [name for name in seen if any(_categories(one, name, numeric) for one in sample)]
     row = 0
     for batch in itertools.chain([sample], read):
@@ -149,7 +150,7 @@ def _number(example: Example, name: str, splits: list[tuple[str, str]]) -> float
     found = example.numbers.get(name)
     if found is not None:
         return found
-    # Written as 1 it stands with the categories; not there, it is VW's zero.
+    # A number written as 1 is among the categories; an absent one is 0, as in VW.
     return float(any(feature in example.categories.get(space, ()) for space, feature in splits))
 
 

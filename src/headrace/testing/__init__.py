@@ -1,1 +1,1 @@
-"""Suites for whoever implements one of headrace's contracts: pytest plug-ins, which need pytest."""
+"""Test suites for implementations of headrace's contracts: pytest plug-ins, which need pytest."""

@@ -1,4 +1,4 @@
-"""How a test opens the thing under test: in this process, and in another one in the same way."""
+"""Opens the object under test, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Opener:
-    """A function to be called, by its name, so that another process can call it, too.
+    """A call of a named function, which another process can make too.
 
     Attributes:
-        call: Where it is: ``module:function``.
-        arguments: What it is called with, by name; JSON's kinds of values.
+        call: Location of the function: ``module:function``.
+        arguments: Keyword arguments, of types that JSON has.
     """
 
     call: str
     arguments: Mapping[str, Any]
 
     def open(self) -> Any:
-        """Call it."""
+        """Call the function, and return its result."""
         module, _, name = self.call.partition(":")
         return getattr(importlib.import_module(module), name)(**self.arguments)
 
     def to_json(self) -> str:
-        """As another process is told."""
+        """Encode the opener for another process."""
         return json.dumps({"call": self.call, "arguments": dict(self.arguments)})
 
     @classmethod
     def from_json(cls, text: str) -> Opener:
-        """As ``to_json`` has told."""
+        """Decode the result of ``to_json``."""
         told = json.loads(text)
         return cls(told["call"], told["arguments"])

@@ -1,7 +1,7 @@
-"""``python -m headrace.testing.queue_process OPENER``: uses a queue as the lines on its standard input say.
+"""``python -m headrace.testing.queue_process OPENER``: uses a queue as the lines on standard input say.
 
-Each line is JSON, and answered by one: what is to be done under ``do``, with its arguments beside it. It has
-one receiver, made at the first use, and remembers what that has received until it is settled.
+Each line is a JSON object with a command under ``do`` and its arguments, and is answered with one line. The
+process has one receiver, made at the first command, and remembers its deliveries until they are settled.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class QueueProcess:
     """Another process that uses the queue; killed at the end of the with statement."""
 
     def __init__(self, opener: Opener) -> None:
-        """Start it, and wait until it has opened the queue.
+        """Start the process, and wait until it has opened the queue.
 
         Args:
-            opener: How.
+            opener: Opener of the queue.
         """
         command = [sys.executable, "-m", "headrace.testing.queue_process", opener.to_json()]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -37,53 +37,55 @@ class QueueProcess:
         self._answer()
 
     def __enter__(self) -> QueueProcess:
-        """Give itself."""
+        """Return the process."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End it."""
+        """Kill the process."""
         self.kill()
 
     def publish(self, messages: Sequence[Message]) -> None:
-        """Publish."""
+        """Publish messages."""
         self.ask("publish", messages=_told(messages))
 
     def receive(self, limit: int, wait_seconds: float) -> list[Message]:
-        """Receive."""
+        """Receive messages."""
         return _heard(self.ask("receive", limit=limit, wait_seconds=wait_seconds))
 
     def acknowledge(self) -> int:
-        """Acknowledge all that was received, and give how many were still the receiver's."""
+        """Acknowledge all received messages; return how many the receiver still held."""
         return int(self.ask("acknowledge"))
 
     def release(self) -> None:
-        """Release all that was received."""
+        """Release all received messages."""
         self.ask("release")
 
     def keep(self) -> None:
-        """Say that it is alive."""
+        """Signal that the receiver is alive."""
         self.ask("keep")
 
     def stop(self) -> None:
-        """Have the system stop it, wherever it is."""
+        """Suspend the process by SIGSTOP, wherever it is."""
         self._process.send_signal(signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Have the system let it go on."""
+        """Resume the process by SIGCONT."""
         self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """Kill the process by SIGKILL."""
         self._process.kill()
         self._process.communicate()
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """Have it do something.
+        """Run a command in the process, and return its result.
 
         Raises:
-            RuntimeError: It ended with an error; the message begins with its class.
+            RuntimeError: The command failed, and the message begins with the error's class; or the process
+                has ended.
+            TimeoutError: The process does not answer.
         """
         self._say(what, arguments)
         return self._answer()
@@ -117,7 +119,7 @@ def _heard(told: list[list[str]]) -> list[Message]:
 
 
 class _Worker:
-    """What does as the lines say."""
+    """Executes the commands in the other process."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -125,7 +127,7 @@ class _Worker:
         self._received: list[Delivery] = []
 
     def answer(self, told: dict[str, Any]) -> Any:
-        """Do it, and give what is to be answered."""
+        """Execute a command, and return its result."""
         receiver = self._receiver = self._receiver or self._queue.receiver()
         match told["do"]:
             case "publish":
@@ -145,7 +147,7 @@ class _Worker:
             case "depth":
                 return list(self._queue.depth())
             case unknown:
-                raise ValueError(f"not known: {unknown}")
+                raise ValueError(f"unknown command: {unknown}")
         return None
 
 
@@ -155,7 +157,7 @@ def _write(answer: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Do as the lines say, until there are no more."""
+    """Execute the commands on standard input until it ends."""
     queue: Queue = Opener.from_json(sys.argv[1]).open()
     worker = _Worker(queue)
     _write({"result": None})

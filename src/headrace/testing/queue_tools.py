@@ -1,4 +1,4 @@
-"""What tests of a Queue share: messages with numbers, receiving until all has come, threads beside a test."""
+"""Tools for tests of a Queue: numbered messages, receiving a number of messages, background threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.queues.settings import AnyQueue
 from headrace.testing.queue_process import QueueProcess
 
 LONGEST_WAIT_SECONDS = 60.0
-"""How long anything that shall come may take."""
+"""Longest wait for anything expected."""
 
 
 class _Settings(msgspec.Struct):
@@ -33,12 +33,12 @@ def open_from_settings(table: dict[str, object]) -> Queue:
 
 
 def messages(first: int, count: int) -> list[Message]:
-    """Messages that are told by their numbers, each with a key of its own."""
+    """Return numbered messages, each with a key of its own."""
     return [Message(b"key-%d" % number, b"body-%d" % number) for number in range(first, first + count)]
 
 
 def received(receivers: Sequence[Receiver], count: int, limit: int = 1000) -> list[tuple[Receiver, Delivery]]:
-    """What receivers get, one after the other, until it is as many as expected.
+    """Return what receivers get, in turns, until there are at least ``count`` messages.
 
     Raises:
         AssertionError: Fewer came in time.
@@ -46,19 +46,19 @@ def received(receivers: Sequence[Receiver], count: int, limit: int = 1000) -> li
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS
     found: list[tuple[Receiver, Delivery]] = []
     while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
+        assert time.monotonic() < deadline, f"received only {len(found)} of {count} messages"
         for receiver in receivers:
             found += [(receiver, delivery) for delivery in receiver.receive(limit, 0.1)]
     return found
 
 
 def told(found: Sequence[tuple[Receiver, Delivery]]) -> list[Message]:
-    """The messages of what was received."""
+    """Return the messages of received deliveries."""
     return [delivery.message for _, delivery in found]
 
 
 def has_received(process: QueueProcess, count: int) -> float:
-    """Have another process receive so many messages; give when it began to receive the last of them.
+    """Have another process receive ``count`` messages; return the start time of the last receive.
 
     Raises:
         AssertionError: Fewer came in time.
@@ -66,7 +66,7 @@ def has_received(process: QueueProcess, count: int) -> float:
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS
     while True:
         begun = time.monotonic()
-        assert begun < deadline, f"{count} more messages should have come"
+        assert begun < deadline, f"expected {count} more messages"
         count -= len(process.receive(count, 1.0))
         if count <= 0:
             return begun
@@ -74,7 +74,7 @@ def has_received(process: QueueProcess, count: int) -> float:
 
 @contextmanager
 def working(process: QueueProcess, limit: int) -> Iterator[list[Message]]:
-    """Have another process receive and acknowledge on and on; gives what it has received so far."""
+    """Have another process receive and acknowledge in a loop; yield the list of messages it has received."""
     done: list[Message] = []
     is_over = threading.Event()
 
@@ -91,7 +91,7 @@ def working(process: QueueProcess, limit: int) -> Iterator[list[Message]]:
 
 
 def acknowledge(found: Sequence[tuple[Receiver, Delivery]]) -> int:
-    """Have each receiver acknowledge its own, and give how many were."""
+    """Have each receiver acknowledge its own messages; return how many were acknowledged."""
     by_receiver: dict[int, tuple[Receiver, list[Delivery]]] = {}
     for receiver, delivery in found:
         by_receiver.setdefault(id(receiver), (receiver, []))[1].append(delivery)
@@ -100,17 +100,17 @@ def acknowledge(found: Sequence[tuple[Receiver, Delivery]]) -> int:
 
 @contextmanager
 def running(*work: Callable[[], object]) -> Iterator[None]:
-    """Threads beside a test.
+    """Run functions in threads during a test.
 
     Raises:
-        AssertionError: One of them raised something.
+        AssertionError: One of them raised an exception.
     """
     raised: list[BaseException] = []
 
     def run(one: Callable[[], object]) -> None:
         try:
             one()
-        except BaseException as error:  # noqa: BLE001 - whatever comes is told by the test
+        except BaseException as error:  # noqa: BLE001 - the test reports it
             raised.append(error)
 
     threads = [threading.Thread(target=run, args=(one,)) for one in work]

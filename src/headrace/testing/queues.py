@@ -1,6 +1,6 @@
-"""The suite that every Queue keeps, as a pytest plug-in.
+"""The test suite for every Queue, as a pytest plug-in.
 
-In a file of tests, for a queue of one's own::
+In a test file, for a queue of your own::
 
     from headrace.testing.opener import Opener
     from headrace.testing.queues import QueueSuite
@@ -11,8 +11,8 @@ In a file of tests, for a queue of one's own::
             arguments = {"path": str(tmp_path), "visibility_seconds": self.visibility_seconds}
             return Opener("my_package.queues:open_mine", arguments)
 
-and, so that what fails is told in full, ``pytest_plugins = ["headrace.testing.queues"]`` in ``conftest.py``.
-Each test wants a queue of its own, which is empty.
+and, for detailed assertion messages, ``pytest_plugins = ["headrace.testing.queues"]`` in ``conftest.py``.
+Each test needs an empty queue of its own.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from headrace.testing.queue_tools import (
     working,
 )
 
-_LEAST_SHARE = 0.8  # of the visibility time: some count it from the last sign of life, not from the last call
+_LEAST_SHARE = 0.8  # of the visibility timeout, which some queues count from the last sign of life
 
 
 class QueueSuite:
-    """What every Queue promises; a subclass says by a fixture, ``opener``, which one.
+    """Tests of the contract of Queue; a subclass names the queue by a fixture ``opener``.
 
     Attributes:
-        visibility_seconds: How long a receiver may be silent; the opener sees to it.
-        is_shared: Whether two that are opened alike hold the same, in two processes, too.
+        visibility_seconds: Visibility timeout of a silent receiver; the opener must set it.
+        is_shared: Whether two queues opened alike share their messages, also between processes.
         is_ordered: Whether messages of different keys come in their order.
-        drops_known: Whether a message is dropped when one with the same key and body waits.
-        most_messages: How many may wait, if the opener has set a limit; 0 if not.
-        joining_seconds: How long it may take until several receivers that begin at once share the work.
+        drops_known: Whether a message is dropped while one with the same key and body waits.
+        most_messages: Maximum number of waiting messages that the opener has set; 0 for no limit.
+        joining_seconds: Longest time until several receivers that start together share the work.
     """
 
     visibility_seconds: float = 1.0
@@ -65,26 +65,26 @@ class QueueSuite:
 
     @pytest.fixture
     def opener(self) -> Opener:
-        """How the queue is opened."""
-        raise NotImplementedError("the subclass has a fixture opener")
+        """Return the opener of the queue."""
+        raise NotImplementedError("a subclass must define the fixture opener")
 
     @pytest.fixture
     def queue(self, opener: Opener) -> Iterator[Queue]:
-        """The queue, opened."""
+        """Yield the open queue."""
         queue: Queue = opener.open()
         yield queue
         queue.close()
 
     @pytest.fixture
     def receiver(self, queue: Queue) -> Iterator[Receiver]:
-        """A receiver of it."""
+        """Yield a receiver of the queue."""
         receiver = queue.receiver()
         yield receiver
         receiver.close()
 
     @pytest.fixture
     def other(self, queue: Queue) -> Iterator[Receiver]:
-        """Another receiver of it."""
+        """Yield another receiver of the queue."""
         receiver = queue.receiver()
         yield receiver
         receiver.close()
@@ -200,7 +200,7 @@ class QueueSuite:
                     at_work.update(keys)
                     assert all(at_work[key] == 1 for key in keys), at_work
                     done.extend(delivery.message for delivery in found)
-                time.sleep(0.002)  # it works
+                time.sleep(0.002)  # the work on the messages
                 with lock:
                     at_work.subtract(keys)
                 assert receiver.acknowledge(found) == len(found)
@@ -216,7 +216,7 @@ class QueueSuite:
 
     def test_what_is_known_is_dropped(self, queue: Queue, receiver: Receiver) -> None:
         if not self.drops_known:
-            pytest.skip("the queue drops nothing")
+            pytest.skip("the queue does not drop known messages")
         same, others = Message(b"a", b"1"), [Message(b"a", b"2"), Message(b"b", b"1")]
         queue.publish([same, same, *others, same])
         assert queue.depth().messages == 3
@@ -230,7 +230,7 @@ class QueueSuite:
         assert queue.depth().messages == 2
         assert told(received([receiver], 1)) == [others[0]]
 
-    # Who has what
+    # Visibility
 
     def _join(self, *receivers: Receiver) -> None:
         """Have receivers share the work, before there is any."""
@@ -242,12 +242,12 @@ class QueueSuite:
     def _held(
         self, queue: Queue, receiver: Receiver, other: Receiver
     ) -> tuple[list[tuple[Receiver, Delivery]], Receiver, Receiver, float]:
-        """Publish three messages; give them, the receiver that has them, the one that has not, and when."""
+        """Publish three messages; return them, their holder, the other receiver, and the start time."""
         self._join(receiver, other)
         begun = time.monotonic()
         queue.publish(messages(0, 3))
         found = received([receiver, other], 3)
-        assert len({id(one) for one, _ in found}) == 1, "one has all"
+        assert len({id(one) for one, _ in found}) == 1, "one receiver must get all messages"
         return found, *((receiver, other) if found[0][0] is receiver else (other, receiver)), begun
 
     def test_what_is_received_is_out_of_sight_until_its_receiver_was_silent(
@@ -258,9 +258,9 @@ class QueueSuite:
         assert time.monotonic() - begun > _LEAST_SHARE * self.visibility_seconds
         again += received([idle], 3 - len(again))
         assert sorted(told(again)) == sorted(told(found))
-        assert acknowledge(found) == 0, "it was silent for too long"
+        assert acknowledge(found) == 0, "the receiver was silent for too long"
         holder.release([delivery for _, delivery in found])
-        assert acknowledge(again) == 3, "the late acknowledgement left it alone"
+        assert acknowledge(again) == 3, "a late acknowledgement must not affect the new deliveries"
         self._comes_to(queue, lambda count, _: count == 0)
 
     def test_a_receiver_that_was_silent_is_given_it_again_itself(
@@ -288,7 +288,7 @@ class QueueSuite:
         queue.publish(messages(0, 4))
         found = received([receiver], 4)
         receiver.release([delivery for _, delivery in found[:2]])
-        again = received([receiver, other], 2)  # its time does not end: it receives all the while
+        again = received([receiver, other], 2)  # the receiver stays alive, as it receives all the while
         assert sorted(told(again)) == sorted(told(found[:2]))
         assert acknowledge(again) == 2
         assert acknowledge(found[2:]) == 2
@@ -321,7 +321,7 @@ class QueueSuite:
         wanted = [Message(b"a", b"1"), Message(b"b", b"2"), Message(b"a", b"3")]
         queue.publish(wanted)
         if not queue.remove([b"a", b"nobody's"]):
-            pytest.skip("the queue cannot: its readers must")
+            pytest.skip("the queue cannot drop messages: its receivers must skip them")
         assert told(received([receiver], 1)) == [wanted[1]]
         assert queue.depth().messages == 1
         queue.publish([wanted[0]])
@@ -333,17 +333,17 @@ class QueueSuite:
         queue.publish([Message(b"a", b"1"), Message(b"a", b"2")])
         found = received([receiver], 1)
         if not queue.remove([b"a"]):
-            pytest.skip("the queue cannot: its readers must")
+            pytest.skip("the queue cannot drop messages: its receivers must skip them")
         queue.publish([Message(b"a", b"1")])
-        assert other.receive(10, 0.1) == [], "the key is with somebody"
+        assert other.receive(10, 0.1) == [], "another receiver holds a message of this key"
         receiver.release([delivery for _, delivery in found])
-        for _ in range(2):  # he may have left something behind; then there is the new one
+        for _ in range(2):  # the released message, then the new one
             again = received([other], 1)
             assert told(again) == [Message(b"a", b"1")]
             assert acknowledge(again) == 1
         assert queue.depth().messages == 0
 
-    # How much waits
+    # Depth and limits
 
     def test_the_depth_counts_what_nobody_has_acknowledged(self, queue: Queue, receiver: Receiver) -> None:
         assert queue.depth() == (0, 0.0)
@@ -378,7 +378,7 @@ class QueueSuite:
         acknowledge(found)
         queue.publish(messages(most, 1))
 
-    # Many at once
+    # Concurrency
 
     def test_many_threads_publish_and_many_receive(self, queue: Queue) -> None:
         count, publishers = 300, 4
@@ -411,7 +411,7 @@ class QueueSuite:
 
     def _other_process(self, opener: Opener) -> QueueProcess:
         if not self.is_shared:
-            pytest.skip("the queue is its object's own")
+            pytest.skip("queue objects do not share their messages")
         return QueueProcess(opener)
 
     def test_what_is_published_survives_its_publisher(
@@ -426,7 +426,7 @@ class QueueSuite:
 
     def test_what_waits_is_there_when_all_have_gone(self, opener: Opener) -> None:
         if not self.is_shared:
-            pytest.skip("the queue is its object's own")
+            pytest.skip("queue objects do not share their messages")
         queue: Queue = opener.open()
         queue.publish(messages(0, 30))
         receiver = queue.receiver()
@@ -477,13 +477,13 @@ class QueueSuite:
             for number in range(0, count, 50):
                 queue.publish(messages(number, 50))
             deadline = time.monotonic() + LONGEST_WAIT_SECONDS
-            while not (first and second):  # one of them may have been put aside all the while
-                assert time.monotonic() < deadline, "one has all"
+            while not (first and second):  # one of them may not have been scheduled all the while
+                assert time.monotonic() < deadline, "one receiver gets all messages"
                 queue.publish(messages(count, 1))
                 count += 1
                 time.sleep(0.01)
-            while len(first) + len(second) < count:  # a depth may be from before they were published
-                assert time.monotonic() < deadline, f"{len(first) + len(second)} of {count} came"
+            while len(first) + len(second) < count:  # a depth may date from before they were published
+                assert time.monotonic() < deadline, f"received only {len(first) + len(second)} of {count}"
                 time.sleep(0.01)
             self._comes_to(queue, lambda waiting, _: waiting == 0)
-        assert sorted(first + second) == sorted(messages(0, count)), "each came once"
+        assert sorted(first + second) == sorted(messages(0, count)), "each message must be received once"

@@ -1,11 +1,11 @@
-"""``python -m headrace.testing.store_process OPENER``: uses a store as the lines on its standard input say.
+"""``python -m headrace.testing.store_process OPENER``: uses a store as the lines on standard input say.
 
 It answers each line with one of its own:
 
-- ``put PARTITION FIRST COUNT``: writes that many numbered items; ``done``.
-- ``put-on PARTITION``: writes item after item for ever, and says each one's number when it is written.
-- ``get PARTITION FIRST COUNT``: how many of these items are there, as they were written.
-- ``add NAME COUNT``: adds one to a number in a record, as often; ``done``.
+- ``put PARTITION FIRST COUNT``: write numbered items; answers ``done``.
+- ``put-on PARTITION``: write one item after another for ever, and print each number once it is written.
+- ``get PARTITION FIRST COUNT``: answers how many of these items exist as written.
+- ``add NAME COUNT``: increment a number in a record COUNT times; answers ``done``.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from headrace.testing.opener import Opener
 
 
 def items(first: int, count: int) -> list[Item]:
-    """Items that are told by their numbers."""
+    """Return numbered items."""
     return [Item(b"key-%d" % number, b"value-%d" % number * 20) for number in range(first, first + count)]
 
 
 def there(store: Store, partition: str, first: int, count: int) -> int:
-    """How many of these items a store has."""
+    """Return how many of the numbered items a store has."""
     wanted = items(first, count)
     values = store.get_many(partition, [item.key for item in wanted])
     return sum(value == item.value for item, value in zip(wanted, values, strict=True))
 
 
 def add(store: Store, name: str, count: int) -> None:
-    """Add one to a number in a record, so many times, whoever else does the same."""
+    """Increment a number in a record ``count`` times, while others may do the same."""
     while count:
         before = store.read(name)
         count -= store.swap(name, before, b"%d" % (int(before or b"0") + 1))
@@ -49,7 +49,7 @@ def _answer(store: Store, words: list[str]) -> str:
         case ["add", name, count]:
             add(store, name, int(count))
         case _:
-            return f"not known: {words}"
+            return f"unknown command: {words}"
     return "done"
 
 
@@ -59,7 +59,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Do as the lines say, until there are no more."""
+    """Execute the commands on standard input until it ends."""
     store: Store = Opener.from_json(sys.argv[1]).open()
     _say("ready")
     for line in sys.stdin:

@@ -1,6 +1,6 @@
-"""The suite that every Store keeps, as a pytest plug-in.
+"""The test suite for every Store, as a pytest plug-in.
 
-In a file of tests, for a store of one's own::
+In a test file, for a store of your own::
 
     from headrace.testing.opener import Opener
     from headrace.testing.stores import StoreSuite
@@ -10,7 +10,7 @@ In a file of tests, for a store of one's own::
         def opener(self, tmp_path):
             return Opener("my_package.stores:open_mine", {"path": str(tmp_path)})
 
-and, so that what fails is told in full, ``pytest_plugins = ["headrace.testing.stores"]`` in ``conftest.py``.
+and, for detailed assertion messages, ``pytest_plugins = ["headrace.testing.stores"]`` in ``conftest.py``.
 Each test uses partitions and records of its own, so that all may run against one server.
 """
 
@@ -64,19 +64,19 @@ def open_from_settings(table: dict[str, object]) -> Store:
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    """Wait until something holds.
+    """Wait until a condition holds.
 
     Raises:
-        AssertionError: It did not come to hold.
+        AssertionError: It did not hold in time.
     """
     deadline = time.monotonic() + LONGEST_WAIT_SECONDS
     while not condition():
-        assert time.monotonic() < deadline, "it did not come to hold in time"
+        assert time.monotonic() < deadline, "the condition did not hold in time"
         time.sleep(0.02)
 
 
 def scanned(store: Store, partition: str, limit: int = 1000) -> list[bytes]:
-    """All keys of a partition, page by page."""
+    """Return all keys of a partition, read page by page."""
     keys: list[bytes] = []
     cursor = START
     for _ in range(100_000):
@@ -85,12 +85,12 @@ def scanned(store: Store, partition: str, limit: int = 1000) -> list[bytes]:
         cursor = page.cursor
         if cursor == START:
             return keys
-    raise AssertionError("the scan has no end")
+    raise AssertionError("the scan does not end")
 
 
 @contextmanager
 def other_process(opener: Opener) -> Iterator[Callable[[str], str]]:
-    """Another process that uses the store; gives a function that says a line to it, and reads its answer."""
+    """Start a process that uses the store; yield a function that sends a line and returns the answer."""
     command = [sys.executable, "-m", "headrace.testing.store_process", opener.to_json()]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     if process.stdin is None or process.stdout is None:
@@ -113,29 +113,29 @@ def other_process(opener: Opener) -> Iterator[Callable[[str], str]]:
 
 
 class StoreSuite:
-    """What every Store promises; a subclass says by a fixture, ``opener``, which one.
+    """Tests of the contract of Store; a subclass names the store by a fixture ``opener``.
 
     Attributes:
-        is_shared: Whether two that are opened alike hold the same, in two processes, too.
+        is_shared: Whether two stores opened alike share their content, also between processes.
     """
 
     is_shared: ClassVar[bool] = True
 
     @pytest.fixture
     def opener(self) -> Opener:
-        """How the store is opened."""
-        raise NotImplementedError("the subclass has a fixture opener")
+        """Return the opener of the store."""
+        raise NotImplementedError("a subclass must define the fixture opener")
 
     @pytest.fixture
     def store(self, opener: Opener) -> Iterator[Store]:
-        """The store, opened."""
+        """Yield the open store."""
         store: Store = opener.open()
         yield store
         store.close()
 
     @pytest.fixture
     def partition(self, store: Store) -> Iterator[str]:
-        """A partition of the test's own."""
+        """Yield a partition of the test's own."""
         name = f"suite_{secrets.token_hex(8)}"
         store.create(name)
         yield name
@@ -143,7 +143,7 @@ class StoreSuite:
 
     @pytest.fixture
     def record(self) -> str:
-        """The name of a record of the test's own."""
+        """Return the name of a record of the test's own."""
         return f"suite {secrets.token_hex(8)}"
 
     # Values
@@ -256,7 +256,7 @@ class StoreSuite:
         begun = time.monotonic()
         store.put_many(partition, [Item(b"a", b"2")], 2.0)
         found = store.get_many(partition, [b"a"])
-        assert found == [b"2"] or (found == [b""] and time.monotonic() - begun > 1.0), "not before its time"
+        assert found == [b"2"] or (found == [b""] and time.monotonic() - begun > 1.0), "it expired too early"
         eventually(lambda: store.get_many(partition, [b"a"]) == [b""])
         assert scanned(store, partition) == []
         store.put_many(partition, [Item(b"a", b"3")], 100.0)
@@ -349,7 +349,7 @@ class StoreSuite:
 
     def test_a_cursor_works_for_whoever_has_it(self, opener: Opener, store: Store, partition: str) -> None:
         if not self.is_shared:
-            pytest.skip("the store is its object's own")
+            pytest.skip("store objects do not share their content")
         store.put_many(partition, items(0, 100))
         page = store.scan(partition, START, 30)
         other: Store = opener.open()
@@ -419,7 +419,7 @@ class StoreSuite:
                     store.put_many(partition, items(number, 10))
                     if there(store, partition, first, 200) != number - first + 10:
                         wrong.append(number)
-            except Exception as error:  # noqa: BLE001 - whatever comes is told by the test
+            except Exception as error:  # noqa: BLE001 - the test reports it
                 wrong.append(error)
 
         threads = [threading.Thread(target=use, args=(first,)) for first in range(0, 1000, 200)]
@@ -432,7 +432,7 @@ class StoreSuite:
 
     def test_what_was_written_is_there_when_it_is_opened_again(self, opener: Opener, partition: str) -> None:
         if not self.is_shared:
-            pytest.skip("the store is its object's own")
+            pytest.skip("store objects do not share their content")
         first: Store = opener.open()
         first.put_many(partition, items(0, 10))
         first.close()
@@ -444,7 +444,7 @@ class StoreSuite:
         self, opener: Opener, store: Store, partition: str, record: str
     ) -> None:
         if not self.is_shared:
-            pytest.skip("the store is its object's own")
+            pytest.skip("store objects do not share their content")
         with other_process(opener) as ask:
             store.put_many(partition, items(0, 100))
             assert ask(f"get {partition} 0 200") == "100"
@@ -461,7 +461,7 @@ class StoreSuite:
         self, opener: Opener, store: Store, partition: str
     ) -> None:
         if not self.is_shared:
-            pytest.skip("the store is its object's own")
+            pytest.skip("store objects do not share their content")
         with other_process(opener) as ask:
             last = int(ask(f"put-on {partition}"))
             deadline = time.monotonic() + LONGEST_WAIT_SECONDS

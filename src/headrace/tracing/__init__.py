@@ -1,7 +1,7 @@
-"""Calls as spans of OpenTelemetry: which are recorded, what they say, and how they get to a collector.
+"""Calls as spans of OpenTelemetry: select the calls, describe them, and send the spans to a collector.
 
-Imported only where tracing is switched on. The serving thread decides and hands Outcomes over; everything
-else is done in one background thread.
+Imported only if tracing is enabled. The serving thread selects calls and enqueues their Outcomes; one
+background thread does the rest.
 """
 
 from headrace.tracing.spans import Describer, Routes

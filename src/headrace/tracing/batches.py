@@ -1,4 +1,4 @@
-"""The spans of batches: each links the recorded requests that shared it, which come one after another."""
+"""The spans of batches: each links the recorded requests in the batch, which arrive one after another."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from headrace.batching.request import Origin, Timings
 from headrace.trace_context import TraceContext
 
 MOST_LINKS = 128
-"""How many requests the span of a batch names; OpenTelemetry's own limit of links."""
+"""Largest number of requests linked by the span of a batch; OpenTelemetry's own limit of links."""
 
 _MOST_HELD = 4096
 
 
 class BatchSpan:
-    """A batch of which at least one request is recorded; a trace of its own.
+    """A batch with at least one recorded request; it has a trace of its own.
 
     Attributes:
-        context: Its span.
-        origin: The model and version that computed it.
-        timings: Its times, rows and requests.
-        links: The spans of its recorded requests.
-        since: When the first of them came, on the monotonic clock.
+        context: Trace context of its span.
+        origin: Model and version that computed it.
+        timings: Times of the batch, and its numbers of rows and requests.
+        links: Trace contexts of its recorded requests.
+        since: Arrival of the first of them, on the monotonic clock.
     """
 
     __slots__ = ("context", "links", "origin", "since", "timings")
 
     def __init__(self, origin: Origin, timings: Timings, since: float) -> None:
-        """Begin with no request."""
+        """Start without requests."""
         self.context = TraceContext(None, is_recorded=True)
         self.origin = origin
         self.timings = timings
@@ -34,30 +34,30 @@ class BatchSpan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no request can come any more."""
+        """Whether no further request can arrive."""
         return len(self.links) >= self.timings.requests
 
 
 class Batches:
-    """The batches whose requests are still coming."""
+    """The batches that wait for further requests."""
 
     def __init__(self, wait_seconds: float) -> None:
-        """Begin.
+        """Start without batches.
 
         Args:
-            wait_seconds: How long a batch waits for its other requests. Nobody knows which are recorded.
+            wait_seconds: How long a batch waits for other requests; it is unknown which are recorded.
         """
         self._wait_seconds = wait_seconds
         self._held: dict[Timings, BatchSpan] = {}
 
     def join(self, origin: Origin, timings: Timings, request: TraceContext, now: float) -> BatchSpan:
-        """Add a request to its batch.
+        """Add a request to its batch, and return the batch.
 
         Args:
-            origin: What computed it.
-            timings: The batch's own object, by which it is known.
-            request: The request's span.
-            now: The monotonic time.
+            origin: Model and version that computed the batch.
+            timings: Timings object of the batch, which identifies it.
+            request: Trace context of the request.
+            now: Current time on the monotonic clock.
         """
         batch = self._held.get(timings)
         if batch is None:
@@ -67,7 +67,7 @@ class Batches:
         return batch
 
     def due(self, now: float, *, is_last: bool = False) -> list[BatchSpan]:
-        """The batches that wait no longer, or all; they are forgotten here."""
+        """Remove and return the batches that need not wait any longer, or all of them."""
         too_many = len(self._held) - _MOST_HELD
         found = [
             batch

@@ -1,7 +1,7 @@
-"""Spans as OTLP sends them, made at once from what is known of them, without the SDK's own objects.
+"""Encode spans as OTLP messages directly, without the objects of the SDK.
 
-OpenTelemetry's encoder makes the same message of its ``ReadableSpan``s, in eight times the processor time.
-Everything is added where it stays: protobuf copies what was made elsewhere, twice for what is in spans.
+OpenTelemetry's encoder makes the same message from ``ReadableSpan`` objects, in eight times the processor
+time. Each part is added in place: protobuf copies a part made elsewhere, and those within spans twice.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ _REMOTE: int = _LOCAL | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 class Encoder:
-    """Makes messages that all say the same of who sends them."""
+    """Encodes messages with the same resource and scope."""
 
     def __init__(self, sender: ReadableSpan) -> None:
-        """Know who sends.
+        """Take the resource and scope of a sender.
 
         Args:
-            sender: Any span of his, with a resource and a scope.
+            sender: Any span of the sender, with a resource and a scope.
         """
         self._empty = encode_spans([sender])
         del self._empty.resource_spans[0].scope_spans[0].spans[:]
 
     def message(self, spans: Iterable[SpanData], offset: int) -> ExportTraceServiceRequest:
-        """Say what spans there were.
+        """Return the message with some spans.
 
         Args:
-            spans: The spans.
-            offset: What, added to nanoseconds of the monotonic clock, gives Unix time.
+            spans: Spans to encode.
+            offset: Offset from the monotonic clock to Unix time in nanoseconds.
         """
         made = ExportTraceServiceRequest()
         made.CopyFrom(self._empty)

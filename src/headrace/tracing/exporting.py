@@ -1,7 +1,7 @@
-"""Spans sent by OpenTelemetry's own exporters (the extra ``tracing``).
+"""Send spans by OpenTelemetry's own exporters (the extra ``tracing``).
 
-An exporter takes OpenTelemetry's own spans and encodes them. That over gRPC may be given what is encoded
-already (``headrace.tracing.encoding``); should a release of it not ask for that any more, it gets spans.
+An exporter takes OpenTelemetry's own spans and encodes them. The gRPC exporter can be given an encoded
+message instead (``headrace.tracing.encoding``). If a later release does not ask for it, it gets spans.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _UNSET, _ERROR = Status(StatusCode.UNSET), StatusCode.ERROR
 
 
 class Export:
-    """Sends spans; says once that it cannot, and once that it can again.
+    """Sends spans; logs once that sending fails, and once that it works again.
 
     Attributes:
-        endpoint: Where to, for people; "" where OpenTelemetry's own variables or defaults say it.
+        endpoint: Endpoint for log messages; "" if OpenTelemetry's own variables or defaults determine it.
     """
 
     def __init__(self, settings: Settings, version: str) -> None:
-        """Make the exporter; nothing is sent yet.
+        """Create the exporter; nothing is sent yet.
 
         Args:
-            settings: Where to and how.
-            version: Of headrace.
+            settings: Settings of tracing.
+            version: Version of headrace.
 
         Raises:
-            ConfigError: A package or a file is missing, or one of OpenTelemetry's variables is wrong.
+            ConfigError: A package or a file is missing, or one of OpenTelemetry's variables is invalid.
         """
         attributes = {"service.version": version}
         if settings.service_name:
@@ -62,7 +62,7 @@ class Export:
         try:
             self._exporter = _exporter(settings, self._sender())
         except (ValueError, OSError, RuntimeError) as error:
-            raise ConfigError(f"tracing: the exporter cannot be made: {error}") from error
+            raise ConfigError(f"tracing: cannot create the exporter: {error}") from error
         self._works = True
         self._is_closing = False
 
@@ -73,10 +73,10 @@ class Export:
         )
 
     def send(self, spans: Sequence[SpanData]) -> bool:
-        """Send spans; takes as long as the exporter's time-out.
+        """Send spans; takes up to the exporter's timeout.
 
         Returns:
-            Whether the collector has them.
+            Whether the collector has accepted them.
         """
         sent = Sent(spans, unix_offset_nanoseconds(), self._resource, self._scope)
         is_sent = self._exporter.export(sent) is SpanExportResult.SUCCESS
@@ -84,32 +84,32 @@ class Export:
             self._works = is_sent
             where = {"endpoint": self.endpoint} if self.endpoint else {}
             if is_sent:
-                _log.info("traces are taken again", extra=where)
+                _log.info("traces are sent again", extra=where)
             else:
                 why = {"why": self._why.last} if self._why.last else {}
                 _log.warning(
-                    "traces cannot be sent; they are counted, and dropped, until they can", extra=where | why
+                    "traces cannot be sent; until they can, they are dropped and counted", extra=where | why
                 )
         return is_sent
 
     def close(self) -> None:
-        """Give up what is being sent; from another thread."""
+        """Abort sending; called from another thread."""
         self._is_closing = True
         self._exporter.shutdown()
 
 
 class Sent(Sequence[ReadableSpan]):
-    """Spans that are sent together, as OpenTelemetry has them; made when they are asked for.
+    """Spans that are sent together, converted to OpenTelemetry's on demand.
 
     Attributes:
-        spans: What they are made of.
-        offset: What, added to nanoseconds of the monotonic clock, gives Unix time.
+        spans: Spans to convert.
+        offset: Offset from the monotonic clock to Unix time in nanoseconds.
     """
 
     def __init__(
         self, spans: Sequence[SpanData], offset: int, resource: Resource, scope: InstrumentationScope
     ) -> None:
-        """Make nothing yet."""
+        """Start without converting anything."""
         self.spans, self.offset = spans, offset
         self._resource, self._scope = resource, scope
 
@@ -187,10 +187,10 @@ def _quick_exporter(encoder: Encoder, endpoint: str | None) -> SpanExporter:
 
 
 class _Remembered(logging.Handler):
-    """Keeps what the exporters log at each attempt, to be said once.
+    """Collects the exporters' log messages, so that one of them is logged instead of one per attempt.
 
     Attributes:
-        last: The last of it, with what kind of error it was.
+        last: Last message.
     """
 
     def __init__(self) -> None:

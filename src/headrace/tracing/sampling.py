@@ -1,4 +1,4 @@
-"""Which calls are recorded: decided when they come, before anything is made for them."""
+"""Decide which calls are recorded, when they arrive, before anything is allocated for them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.trace_context import TRACEPARENT, Headers, Parent, TraceContext, p
 
 
 class ParentBased:
-    """Records what the caller records, and a part of the traces that begin here; so many a second at most.
+    """Records what the caller records, and a share of the traces that begin here, up to a rate limit.
 
     Attributes:
-        over_limit: How many calls were to be recorded, and were not, as too many had been in that second.
+        over_limit: Number of calls that were selected, but not recorded because of the rate limit.
     """
 
     def __init__(
@@ -25,14 +25,14 @@ class ParentBased:
         now: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Begin.
+        """Start with the whole second's limit available.
 
         Args:
-            rate: Which part of the traces is recorded that nobody has decided on.
-            most_per_second: How many calls a second are recorded at the most.
-            follows_parent: Whether what the caller has decided holds.
-            now: The monotonic time.
-            draw: A random number from 0 to below 1.
+            rate: Share of traces recorded if no caller has decided.
+            most_per_second: Largest number of calls recorded per second.
+            follows_parent: Whether the caller's decision applies.
+            now: Monotonic clock.
+            draw: Function that returns a random number from 0 to below 1.
         """
         self.over_limit = 0
         self._rate, self._most, self._follows_parent = rate, most_per_second, follows_parent
@@ -40,18 +40,18 @@ class ParentBased:
         self._left, self._since = float(most_per_second), now()
 
     def sample(self, headers: Headers) -> TraceContext | None:
-        """Decide on a call from the network.
+        """Decide whether to record a call from the network.
 
         Args:
-            headers: HTTP headers, or gRPC's metadata.
+            headers: HTTP headers, or gRPC metadata.
 
         Returns:
-            Its place in its trace; None if it is not recorded.
+            The call's place in its trace; None if it is not recorded.
         """
         for name, _ in headers:
             if name == TRACEPARENT:
                 return self._decided(parent_in(headers), headers)
-        # Spelled out: this is on the way of each call that nobody records.
+        # `_decided`, inlined: this is on the path of each call that is not recorded.
         if self._draw() >= self._rate or not self._has_room():
             return None
         return TraceContext(None, is_recorded=True)
@@ -65,11 +65,11 @@ class ParentBased:
         return TraceContext(parent, "" if parent is None else state_in(headers), is_recorded=True)
 
     def child(self, context: TraceContext) -> TraceContext | None:
-        """Decide on a message of a stream that is recorded: it is, too, if there is room."""
+        """Return the context of a message of a recorded stream; None if the rate limit is reached."""
         return context.child() if self._has_room() else None
 
     def _has_room(self) -> bool:
-        """Take one of so many a second, which come back steadily; as many may come at once."""
+        """Take one from a token bucket that refills steadily and holds one second's worth."""
         now = self._now()
         self._left = min(self._most, self._left + (now - self._since) * self._most)
         self._since = now

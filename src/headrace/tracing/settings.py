@@ -1,4 +1,4 @@
-"""The settings of tracing, put together of our own and of OpenTelemetry's variables; a pure decision."""
+"""Combine headrace's tracing settings with OpenTelemetry's variables; a pure function."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _PROTOCOL_NAMES = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PRO
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What holds.
+    """The effective settings of tracing.
 
     Attributes:
-        endpoint: The collector; None where the exporter itself asks OpenTelemetry's variables.
-        protocol: How it is spoken to.
-        rate: Which part of the traces that begin here is recorded.
-        follows_parent: Whether what a caller has decided holds.
-        most_per_second: How many calls a second are recorded.
-        service_name: What the server is called; None where OpenTelemetry's variables say it.
-        most_waiting: How many calls may wait to be sent.
-        every_seconds: How often they are sent.
+        endpoint: Endpoint of the collector; None if the exporter reads it from OpenTelemetry's variables.
+        protocol: Protocol of the collector.
+        rate: Share of the traces that begin here to record.
+        follows_parent: Whether a caller's decision applies.
+        most_per_second: Largest number of calls recorded per second.
+        service_name: Name of the server; None if OpenTelemetry's variables give it.
+        most_waiting: Largest number of calls waiting to be sent.
+        every_seconds: Interval between sends in seconds.
     """
 
     endpoint: str | None
@@ -49,17 +49,17 @@ class Settings:
 
 
 def combined(config: Tracing, environment: Mapping[str, str]) -> Settings | None:
-    """Our own settings win over OpenTelemetry's variables, which win over the defaults.
+    """Combine the settings: headrace's override OpenTelemetry's variables, which override the defaults.
 
     Args:
-        config: Our own.
-        environment: The variables.
+        config: Settings of headrace.
+        environment: Environment variables.
 
     Returns:
-        What holds; None where OpenTelemetry's variables switch tracing off.
+        The effective settings; None if OpenTelemetry's variables disable tracing.
 
     Raises:
-        ConfigError: A variable is wrong.
+        ConfigError: A variable is invalid.
     """
     said = {name: value.strip() for name, value in environment.items() if name.startswith("OTEL_")}
     if said.get("OTEL_SDK_DISABLED", "").lower() == "true" or said.get("OTEL_TRACES_EXPORTER") == "none":
@@ -88,7 +88,7 @@ def _protocol(said: Mapping[str, str]) -> Literal["grpc", "http"]:
 
 
 def _sampler(said: Mapping[str, str]) -> tuple[bool, float]:
-    """Whether parents are followed, and the rate."""
+    """Return whether callers' decisions are followed, and the rate."""
     name = said.get("OTEL_TRACES_SAMPLER") or "parentbased_always_on"
     if name not in _SAMPLERS:
         expected = ", ".join(_SAMPLERS)

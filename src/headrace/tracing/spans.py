@@ -1,4 +1,4 @@
-"""What the spans of a call say: its Outcome in the words of OpenTelemetry's semantic conventions."""
+"""Describe the spans of a call: its Outcome in terms of OpenTelemetry's semantic conventions."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from headrace.tracing.batches import BatchSpan
 Value = str | int | float | bool
 
 QUEUE, BATCH, COMPUTE = "queue", "batch", "compute"
-"""The parts of a request: until a batch is formed, until the model is called, until it has answered."""
+"""Parts of a request: until a batch is formed, until the model is called, until it has returned."""
 
-# The codes of gRPC that are the server's fault, by its semantic conventions.
+# gRPC codes that are server errors by OpenTelemetry's semantic conventions.
 _SERVER_ERRORS = frozenset(
     {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
 )
@@ -30,13 +30,13 @@ class SpanData(NamedTuple):
     """One span.
 
     Attributes:
-        name: What is done, without what differs from call to call.
-        context: Its trace, itself, and its parent.
-        start: When it began, on the monotonic clock.
-        end: When it ended.
-        attributes: What is said of it.
-        is_server: Whether it answers somebody over the network.
-        error: What went wrong; None where nothing did that is this server's fault.
+        name: Name of the operation, without details that differ between calls.
+        context: Trace context, which names the trace, the span and its parent.
+        start: Start on the monotonic clock.
+        end: End on the monotonic clock.
+        attributes: Attributes of the span.
+        is_server: Whether the span is a call from the network.
+        error: Error message; None unless the server is at fault.
         links: Spans of other traces.
     """
 
@@ -51,18 +51,18 @@ class SpanData(NamedTuple):
 
 
 class Routes:
-    """Names REST's calls by their routes: a name is what calls have in common."""
+    """Names REST calls by their routes, so that names do not differ between similar calls."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
-        """Know the routes.
+        """Compile the routes.
 
         Args:
-            patterns: Paths, with ``{names}``; the first that matches is a path's route.
+            patterns: Paths with ``{names}``; the first match is a path's route.
         """
         self._routes = [(pattern, _compiled(pattern)) for pattern in patterns]
 
     def of(self, path: str) -> str:
-        """The route of a path; "" if it has none."""
+        """Return the route of a path; "" if it has none."""
         if len(path) <= _LONGEST_PATH:
             for pattern, compiled in self._routes:
                 if compiled.fullmatch(path):
@@ -79,17 +79,17 @@ class Describer:
     """Makes the spans of calls."""
 
     def __init__(self, routes: Routes, methods: Iterable[str], scheme: str = "http") -> None:
-        """Know what is served.
+        """Describe the calls of a server.
 
         Args:
-            routes: Of REST.
-            methods: The paths of gRPC's methods.
+            routes: Routes of REST.
+            methods: Paths of the gRPC methods.
             scheme: ``http`` or ``https``.
         """
         self._routes, self._methods, self._scheme = routes, frozenset(methods), scheme
 
     def call(self, outcome: Outcome, context: TraceContext) -> SpanData:
-        """The span of the call itself."""
+        """Return the span of the call itself."""
         attributes: dict[str, Value] = {"headrace.request_id": outcome.request_id}
         if outcome.door is Door.GRPC:
             name, error = self._grpc(outcome, attributes)
@@ -145,7 +145,7 @@ class Describer:
 
 
 def _who(outcome: Outcome) -> dict[str, Value]:
-    """What was asked, and who answered."""
+    """Return the attributes for the model requested, and for the origin of the answer."""
     found: dict[str, Value] = {}
     if outcome.asked is not None:
         found |= {"headrace.model.name": outcome.asked.model, "headrace.model.version": outcome.asked.version}
@@ -165,14 +165,15 @@ def _who(outcome: Outcome) -> dict[str, Value]:
 
 
 def parts(outcome: Outcome, context: TraceContext, batch: BatchSpan) -> list[SpanData]:
-    """The parts of a call that was computed, one after another.
+    """Return the spans of the parts of a computed call, in order.
 
-    A call that joined an equal one under way came when that had begun: its parts begin with itself.
+    A call that joined an equal one in flight may have arrived after these parts began. They are cut to begin
+    no earlier than the call.
 
     Args:
-        outcome: The call.
-        context: Its span.
-        batch: The batch that it was computed in.
+        outcome: Outcome of the call.
+        context: Trace context of the call.
+        batch: Batch that computed it.
     """
     timings = batch.timings
     bounds = (
@@ -194,7 +195,7 @@ def parts(outcome: Outcome, context: TraceContext, batch: BatchSpan) -> list[Spa
 
 
 def batch_span(batch: BatchSpan) -> SpanData:
-    """The span of a batch."""
+    """Return the span of a batch."""
     origin, timings = batch.origin, batch.timings
     return SpanData(
         f"batch {origin.model}",

@@ -1,4 +1,4 @@
-"""Takes the Outcomes of recorded calls in the serving thread, and sends their spans from another one."""
+"""Enqueue the Outcomes of recorded calls in the serving thread, and send their spans from another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headrace.tracing.spans import Describer, SpanData, batch_span, parts
 _log = logging.getLogger(__name__)
 
 _AT_ONCE_CALLS = 256
-# All requests of a batch are answered within a few milliseconds but for those whose answers are large.
+# All requests of a batch are answered within a few milliseconds, except those with large answers.
 _BATCH_WAIT_SECONDS = 2.0
 _GIVEN_UP_SECONDS = 0.5
 
@@ -27,21 +27,21 @@ class Tracer:
     """Records calls as spans.
 
     Attributes:
-        sent: Calls whose spans a collector has taken.
-        unsent: Calls whose spans it has not.
+        sent: Number of calls whose spans a collector has accepted.
+        unsent: Number of calls whose spans could not be sent.
     """
 
     def __init__(
         self, export: Export, sampler: ParentBased, describer: Describer, *, most: int, every_seconds: float
     ) -> None:
-        """Start the thread that sends.
+        """Start the thread that sends spans.
 
         Args:
-            export: Sends.
-            sampler: Decides which calls are recorded.
-            describer: Says what spans say.
-            most: How many calls may wait to be sent.
-            every_seconds: How often they are sent.
+            export: Sender of spans.
+            sampler: Sampler that decides which calls are recorded.
+            describer: Maker of the spans of calls.
+            most: Largest number of calls waiting to be sent.
+            every_seconds: Interval between sends in seconds.
         """
         self.sent = self.unsent = 0
         self._export, self._sampler, self._describer = export, sampler, describer
@@ -56,20 +56,20 @@ class Tracer:
         """Trace calls from now on.
 
         Args:
-            config: The settings.
-            outcomes: Where calls end.
-            describer: Says what spans say.
-            version: Of headrace.
+            config: Settings of tracing.
+            outcomes: Records of how calls end.
+            describer: Maker of the spans of calls.
+            version: Version of headrace.
 
         Returns:
-            What traces; None where OpenTelemetry's variables switch it off.
+            The tracer; None if OpenTelemetry's variables disable tracing.
 
         Raises:
-            ConfigError: A package is missing, or one of OpenTelemetry's variables is wrong.
+            ConfigError: A package is missing, or one of OpenTelemetry's variables is invalid.
         """
         settings = combined(config, os.environ)
         if settings is None:
-            _log.info("calls are not traced: OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER says so")
+            _log.info("calls are not traced: OTEL_SDK_DISABLED or OTEL_TRACES_EXPORTER disables tracing")
             return None
         sampler = ParentBased(settings.rate, settings.most_per_second, follows_parent=settings.follows_parent)
         made = cls(
@@ -84,30 +84,30 @@ class Tracer:
 
     @property
     def dropped(self) -> int:
-        """Calls whose spans were never sent, as too many waited."""
+        """Number of calls whose spans were never sent: too many waited, or handling them failed."""
         return self._queue.dropped
 
     @property
     def over_limit(self) -> int:
-        """Calls that were not recorded, as too many had been in that second."""
+        """Number of calls that were not recorded because of the rate limit."""
         return self._sampler.over_limit
 
     def close(self, seconds: float) -> bool:
-        """Send what waits, and end.
+        """Send the waiting spans, and end.
 
         Args:
-            seconds: How long that may take.
+            seconds: Longest wait in seconds.
 
         Returns:
-            Whether all was sent, or at least tried.
+            Whether all spans were sent, or at least attempted.
         """
         self._is_last = True
         if self._queue.close(seconds):
             self._export.close()
             return True
-        self._export.close()  # what is under way fails, and the thread ends
+        self._export.close()  # the export in flight fails, and the thread ends
         self._queue.close(_GIVEN_UP_SECONDS)
-        _log.warning("not all traces could be sent before the end", extra={"seconds": seconds})
+        _log.warning("not all traces could be sent before shutdown", extra={"seconds": seconds})
         return False
 
     def _send(self, outcomes: list[Outcome]) -> None:
@@ -123,7 +123,7 @@ class Tracer:
 
     def _spans(self, outcome: Outcome, now: float) -> list[SpanData]:
         context = outcome.trace
-        if context is None:  # it would not have been chosen
+        if context is None:  # calls without one are never selected
             return []
         made = [self._describer.call(outcome, context)]
         origin, timings = outcome.source or outcome.asked, outcome.timings

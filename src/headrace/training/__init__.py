@@ -1,1 +1,1 @@
-"""Learns from a stream, continuously: scored on what was predicted, checkpointed, published in versions."""
+"""Continuous training from a stream, with progressive validation, checkpoints and published versions."""

@@ -1,4 +1,4 @@
-"""What a run is made of: its learner and model, how that is released, what must be the same to go on."""
+"""Assembly of a run: its learner and model, its releases, and the identity of its checkpoints."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from headrace.versions.named import server_settings
 def make_learner(
     options: TrainOptions, settings: ModelSettings, features: Features
 ) -> tuple[Learner, Release | None]:
-    """Make the learner, and say how versions are made of its model.
+    """Create the learner, and the function that releases its model; None to release nothing.
 
     Args:
-        options: What is asked.
-        settings: What the model is, if it is a click model.
-        features: The layout of the rows.
+        options: Options of the run.
+        settings: Settings of a click model; a Keras model takes its seed from them.
+        features: Layout of the rows.
 
     Raises:
-        ConfigError: There can be no such model, or its versions would follow those of another one.
+        ConfigError: The model cannot be created, or its versions would follow those of another model.
     """
     model: Learnable
     publisher = _publisher(options, features.schema)
@@ -45,19 +45,19 @@ def make_learner(
 
 
 def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) -> dict[str, object]:
-    """What must be the same for a checkpoint to fit.
+    """Return the properties that a run and a checkpoint must have in common.
 
     Args:
-        options: What is asked.
-        settings: What the model is, if it is a click model.
-        schema: The stream's.
+        options: Options of the run.
+        settings: Settings of a click model.
+        schema: Schema of the stream.
     """
     model: dict[str, object] = msgspec.to_builtins(settings)
     del model["threads"]
     if settings.kind != "mdn":
-        del model["components"]  # the same
+        del model["components"]  # absent from checkpoints that predate the setting
     if not settings.halves:
-        del model["half_life_rows"]  # which checkpoints did not say before it was a setting
+        del model["half_life_rows"]  # absent from checkpoints that predate the setting
     return {
         "model": model if options.keras is None else options.keras,
         "schema": msgspec.to_builtins(schema),
@@ -72,7 +72,7 @@ def _publisher(options: TrainOptions, schema: Schema) -> Publisher | None:
     is_keras = options.keras is not None
     check_destination(options.publish, schema, is_keras=is_keras, is_replaced=options.replace)
     for file in options.server_configs:
-        server_settings(file, options.publish)  # what is wrong with it is told before anything is learnt
+        server_settings(file, options.publish)  # report errors before learning starts
     publisher = Publisher(
         options.publish,
         keep=options.keep,

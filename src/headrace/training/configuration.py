@@ -1,4 +1,4 @@
-"""Settings of models as TOML, and changes of single ones by their dotted names."""
+"""Model settings as TOML, and changes to single settings by their dotted names."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from headrace.errors import ConfigError
 
 
 def settings_of(values: Mapping[str, object], where: str) -> ModelSettings:
-    """Make settings of what a TOML file says.
+    """Convert settings read from TOML.
 
     Args:
-        values: The settings that differ from the defaults.
-        where: What to call them in errors.
+        values: Settings that differ from the defaults.
+        where: Name of their source in errors.
 
     Raises:
-        ConfigError: One is unknown or wrong.
+        ConfigError: A setting is unknown or invalid.
     """
     return convert(values, ModelSettings, where)
 
 
 def check_file(values: Mapping[str, object], changes: Mapping[str, object], where: str) -> None:
-    """Check settings of a file where those that options make of them are wrong, so that the file is named.
+    """Raise an error that names the file if its settings are invalid with and without the options.
 
     Args:
-        values: The file's settings.
-        changes: What options change, as ``changed`` takes them.
-        where: What to call the file in errors.
+        values: Settings of the file.
+        changes: Changes by command-line options, in the form that ``changed`` takes.
+        where: Name of the file in errors.
 
     Raises:
-        ConfigError: With the options they are wrong, and so are the file's own.
+        ConfigError: The settings are invalid both with the changes and without them.
     """
     try:
         settings_of(changed(values, changes), where)
     except ConfigError:
-        settings_of(values, where)  # raises, unless it is an option that is wrong
+        settings_of(values, where)  # raises, unless only an option is invalid
 
 
 def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """Settings with some of them replaced.
+    """Return settings with some of them replaced.
 
     Args:
         values: The settings, as in TOML.
@@ -62,5 +62,5 @@ def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict
 
 
 def to_toml(settings: ModelSettings) -> str:
-    """All settings, as ``--config`` takes them."""
+    """Return all settings as TOML, in the form that ``--config`` takes."""
     return tomli_w.dumps(msgspec.to_builtins(settings))

@@ -1,4 +1,4 @@
-"""What is asked of ``headrace train``."""
+"""Options of ``headrace train``."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ DEFAULT_LINGER_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What is asked of a run, or of a search.
+    """Options of a run or a search.
 
     Attributes:
-        input: The file with the stream; ``-`` for standard input; ``kafka://HOST:PORT/TOPIC`` for a topic.
-        model: The model's settings that differ from the defaults, as in TOML.
+        input: File with the stream; ``-`` for standard input; ``kafka://HOST:PORT/TOPIC`` for a topic.
+        model: Model settings that differ from the defaults, as in TOML.
         keras: ``FILE.py:FUNCTION`` that builds a Keras model to train instead; None for a click model.
-        kafka_config: Settings of Kafka's client, such as passwords.
-        skip_messages: Messages of the topic to pass over, as partition and offset.
-        schema: A file that says what the columns are; None if the stream does.
-        publish: The directory of the model's versions; None to publish nothing.
-        publish_every: How often.
-        keep: How many versions stay; 0 for all.
-        server_configs: The settings of servers, whose labelled and pinned versions stay, too.
-        signing_key: The private key that versions are signed with; None to sign none.
-        quantize: In how many bits tables are published; None for 32.
+        kafka_config: File with settings of Kafka's client, such as passwords; None for none.
+        skip_messages: Messages of the topic to skip, as partition and offset.
+        schema: File that describes the columns; None if the stream does.
+        publish: Directory of the model's versions; None to publish nothing.
+        publish_every: How often to publish.
+        keep: Number of versions to keep; 0 for all.
+        server_configs: Configuration files of servers whose labelled and pinned versions are kept, too.
+        signing_key: Private key that signs versions; None to sign none.
+        quantize: Bits per weight of published tables; None for 32.
         patch: Whether versions may be patches.
-        replace: Whether they may follow those of another model.
-        checkpoint: The directory of checkpoints; None for none.
-        checkpoint_every: How often.
-        resume: Whether to go on from the newest checkpoint.
-        continued: Whether the input goes on where that was saved.
-        window_rows: How many rows are scored together.
-        slices: The columns by which metrics are split.
-        label_delay_seconds: How long after its row a label is known; 0 for at once.
-        pending_bytes: How much memory rows that wait for their labels may take.
-        most_rows: After how many rows of the stream to stop; None for all.
-        linger_seconds: How long a slow stream's rows wait to be learnt with others; None for ever.
-        plot: The image to draw; None for none.
-        metrics_host: Where Prometheus' metrics are answered.
-        metrics_port: On which port; 0 for any, None for none.
-        json: Whether standard output gets one object only, without the windows; a search's as JSON.
+        replace: Whether versions may follow those of another model.
+        checkpoint: Directory of checkpoints; None for none.
+        checkpoint_every: How often to save a checkpoint.
+        resume: Whether to resume from the newest checkpoint.
+        continued: Whether the input starts with the rows after the checkpoint.
+        window_rows: Number of rows in a window.
+        slices: Columns by which metrics are split.
+        label_delay_seconds: Time from a row to its label, in seconds; 0 if labels are known at once.
+        pending_bytes: Memory limit of rows that wait for their labels.
+        most_rows: Number of rows of the stream after which to stop; None for all.
+        linger_seconds: Longest time that rows of a slow stream wait for a full batch; None for no limit.
+        plot: Image to draw; None for none.
+        metrics_host: Address of the Prometheus endpoint.
+        metrics_port: Port of the Prometheus endpoint; 0 for any free port, None for no endpoint.
+        json: Whether to write a single JSON object to standard output: the summary without the windows, or
+            a search's results.
     """
 
     input: str = "-"
@@ -81,11 +82,11 @@ class TrainOptions:
     json: bool = False
 
     def reading(self, batch_rows: int, skip_rows: int = 0) -> ReadSettings:
-        """How the stream is read.
+        """Return the settings for reading the stream.
 
         Args:
-            batch_rows: Rows of a block.
-            skip_rows: How many rows to pass over.
+            batch_rows: Rows per block.
+            skip_rows: Number of rows to skip.
         """
         return ReadSettings(
             batch_rows=batch_rows,

@@ -1,4 +1,4 @@
-"""Where the rows of a topic lie, and where a run goes on in it."""
+"""Kafka topics as input of a run, and the position from which a run resumes."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from headrace.training.running.resumption import rows_before
 
 
 class TopicOrigin:
-    """A topic as a trainer knows it: by the numbers of all rows that were ever taken.
+    """A topic whose rows are numbered across all parts of a run, as the trainer numbers them.
 
     Attributes:
-        source: What gives its bytes.
-        skip_rows: How many rows of the first message were taken already.
+        source: Source of the topic's bytes.
+        skip_rows: Number of rows of the first message that were taken already.
     """
 
     def __init__(self, source: KafkaSource, rows: int) -> None:
-        """Begin.
+        """Wrap a source.
 
         Args:
-            source: What gives its bytes.
-            rows: How many rows were taken in earlier parts of the run.
+            source: Source of the topic's bytes.
+            rows: Number of rows taken in earlier parts of the run.
         """
         self.source = source
         self.skip_rows = source.skip_rows
@@ -37,65 +37,65 @@ class TopicOrigin:
         self._position: Position | None = None
 
     def position(self, rows: int) -> Mapping[str, object]:
-        """See ``Origin``."""
+        """Return the position of a row, as JSON can hold it; see ``Origin``."""
         self._position = self.source.position(rows - self._before)
         found: dict[str, object] = msgspec.to_builtins(self._position)
         return found
 
     def saved(self) -> None:
-        """See ``Origin``."""
+        """Note that a checkpoint with the last position was saved; see ``Origin``."""
         if self._position is not None:
             self.source.saved(self._position)
 
 
 class Asking(Protocol):
-    """What says which topic is read, and how; see ``TrainOptions``."""
+    """Options that select a topic and how it is read; see ``TrainOptions``."""
 
     @property
     def input(self) -> str:
-        """The input as it was given."""
+        """The input, as given on the command line."""
 
     @property
     def kafka_config(self) -> Path | None:
-        """Settings of Kafka's client."""
+        """File with settings of Kafka's client; None for none."""
 
     @property
     def skip_messages(self) -> Collection[tuple[int, int]]:
-        """Messages to pass over, as partition and offset."""
+        """Messages to skip, as partition and offset."""
 
     @property
     def checkpoint(self) -> Path | None:
-        """Where checkpoints are."""
+        """Directory of checkpoints; None for none."""
 
     @property
     def continued(self) -> bool:
-        """Whether the input begins with the rows after the checkpoint."""
+        """Whether the input starts with the rows after the checkpoint."""
 
 
 @contextmanager
 def open_origin(options: Asking, checkpoint: Checkpoint | None) -> Iterator[TopicOrigin | None]:
-    """Find the topic that the input names; None if it names none.
+    """Open the topic that the input names; yield None if it names none.
 
     Args:
-        options: What is asked.
-        checkpoint: What the run goes on from; None if it begins.
+        options: Options of the run.
+        checkpoint: Checkpoint to resume from; None for a new run.
 
     Raises:
-        ConfigError: The topic is not there, does not answer, or the checkpoint is of another stream.
+        ConfigError: The topic does not exist or does not answer, or the checkpoint is of another stream.
     """
     saved = None if checkpoint is None else checkpoint.meta.get("origin")
     if not options.input.startswith(SCHEME):
         if saved is not None and not options.continued:
             raise ConfigError(
-                "input: the checkpoint goes on in a topic of Kafka; name that, or say with --continued that "
-                "this input begins with the rows after it"
+                "input: the checkpoint is of a Kafka topic; name that topic, or set --continued if this "
+                "input begins with the rows after the checkpoint"
             )
         yield None
         return
     if checkpoint is not None and saved is None and not options.continued:
         raise ConfigError(
-            "input: the checkpoint does not go on in a topic of Kafka; say with --continued that the topic's "
-            "first rows are those after it"
+            "input: the checkpoint is not of a Kafka topic; set --continued if the topic begins with the "
+            "rows after the checkpoint"
         )
     asked = Asked(
         topic=parse_topic(options.input, "input"),

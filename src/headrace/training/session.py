@@ -1,4 +1,4 @@
-"""A run of ``headrace train``: puts stream, learner, loop and reports together. It wires, never decides."""
+"""Wiring of a run of ``headrace train``: stream, learner, loop and reports. It contains no decisions."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
     """Learn from a stream.
 
     Args:
-        options: What is asked.
-        output: Where windows and the summary go.
-        errors: Where people are told how it goes.
+        options: Options of the run.
+        output: Stream for windows and the summary.
+        errors: Stream for progress and warnings.
 
     Returns:
         The exit code.
 
     Raises:
-        HeadraceError: The run could not begin.
+        HeadraceError: The run could not start.
     """
     with ExitStack() as stack:
         if options.checkpoint is not None:
@@ -41,7 +41,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         metrics = telemetry(
             options.metrics_host, options.metrics_port, errors, publishes=options.publish is not None
         )
-        told = stack.enter_context(metrics)  # First: a stream's first row may take its time.
+        told = stack.enter_context(metrics)  # before the stream, whose first row may take long
         origin = stack.enter_context(open_origin(options, checkpoint))
         skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
         reading = options.reading(settings.batch_rows, skipped)

@@ -1,1 +1,1 @@
-"""Versions on disk: their names, manifests and pins, how one appears, and which go."""
+"""Versions on disk: layout, manifests, control records, publishing and deletion."""

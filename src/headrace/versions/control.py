@@ -1,7 +1,7 @@
-"""Deciding about a model's versions: pins and holds, in the control record beside them.
+"""Change the pin and the holds of a model's versions in the control record beside them.
 
-Reading takes no lock and writes nothing: servers do it at every look. What an earlier build has pinned by a
-file, ``headrace.pin``, counts before the record, until the next change takes it over.
+Reading takes no lock and writes nothing: servers read the record at every scan. A pin of an earlier build, in
+the file ``headrace.pin``, takes precedence over the record until the next change moves it into the record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headrace.versions.record import (
 from headrace.versions.store import PATIENCE_SECONDS, FileStore, NoLocks, RecordStore
 
 Decide = Callable[[ControlRecord], ControlRecord]
-"""Makes of what was decided what is to be; the record itself for no change."""
+"""Return the new record for the current one; the same object for no change."""
 
 _MOST_PIN_BYTES = 1024
 _PAUSE_SECONDS = 0.005
@@ -46,11 +46,11 @@ _HOLDERS_TOLD = 5
 
 @dataclass(frozen=True, slots=True)
 class PinnedTo:
-    """The version that a model is pinned to, as it is found on disk.
+    """The version that a model is pinned to, as found on disk.
 
     Attributes:
         version: Its number.
-        missing: Why it cannot be served, for the operator; "" if it is there.
+        missing: The reason why it cannot be served, for the operator; "" if it can.
     """
 
     version: int
@@ -58,12 +58,12 @@ class PinnedTo:
 
 
 def read_control(model_directory: Path) -> ControlRecord:
-    """Read what was decided about a model's versions; an empty record if nothing was.
+    """Read a model's control record; an empty one if there is none.
 
     Raises:
-        ConfigError: It cannot be read, is not a record, or one of a newer format.
+        ConfigError: It cannot be read, is not a record, or has a newer format.
     """
-    old = _read_old_pin(model_directory)  # first: who takes it over writes the record before it removes this
+    old = _read_old_pin(model_directory)  # first: `_take_over` writes the record before it removes the file
     record = parse_record(FileStore(model_directory).read().content)
     if old is None or _says(record, old):
         return record
@@ -71,20 +71,20 @@ def read_control(model_directory: Path) -> ControlRecord:
 
 
 def change(store: RecordStore, decide: Decide, patience_seconds: float = PATIENCE_SECONDS) -> ControlRecord:
-    """Change a record by compare-and-swap: decide again whenever somebody else was quicker.
+    """Change a record by compare-and-swap, deciding again after each conflict.
 
     Args:
-        store: Where it is kept.
-        decide: Told what is there; may be asked more than once.
-        patience_seconds: After how long no further attempt is made.
+        store: The store that keeps the record.
+        decide: Returns the new record; may be called more than once.
+        patience_seconds: Time after which there is no further attempt.
 
     Returns:
-        What is there now.
+        The record as it is stored now.
 
     Raises:
-        ConfigError: What is there cannot be read: it is never overwritten.
-        Conflict: Others were quicker for as long as there was patience.
-        FailedPrecondition: It cannot be written.
+        ConfigError: The stored record cannot be read; it is never overwritten.
+        Conflict: Concurrent changes went on until the timeout.
+        FailedPrecondition: The record cannot be written.
     """
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -108,16 +108,16 @@ def pin(model_directory: Path, version: int, *, why: str = "", by: str = "") -> 
     """Serve no version above this one until ``unpin``.
 
     Args:
-        model_directory: Where the model's versions are.
-        version: The version to go back to.
-        why: For what reason.
-        by: Who decides; this process's user and host if left out.
+        model_directory: The directory of the model's versions.
+        version: The version to pin.
+        why: The reason.
+        by: The user who decides; by default this process's user and host.
 
     Returns:
-        The record.
+        The new record.
 
     Raises:
-        NotFound: There is no such version.
+        NotFound: The version does not exist.
         HeadraceError: See ``change``.
     """
     stamp = _stamp(by, why)
@@ -128,7 +128,7 @@ def pin(model_directory: Path, version: int, *, why: str = "", by: str = "") -> 
 
 
 def unpin(model_directory: Path, *, why: str = "", by: str = "") -> ControlRecord:
-    """Follow the version policy again; nothing changes if there is no pin.
+    """Follow the version policy again; no effect without a pin.
 
     Raises:
         HeadraceError: See ``change``.
@@ -141,17 +141,17 @@ def hold(model_directory: Path, version: int, holder: str, *, why: str = "", by:
     """Keep a version from being deleted until ``let_go``.
 
     Args:
-        model_directory: Where the model's versions are.
-        version: The version.
-        holder: In whose name: each has a hold of its own.
-        why: For what reason.
-        by: Who decides; this process's user and host if left out.
+        model_directory: The directory of the model's versions.
+        version: The version to hold.
+        holder: The name of the holder; each has a hold of its own.
+        why: The reason.
+        by: The user who decides; by default this process's user and host.
 
     Returns:
-        The record.
+        The new record.
 
     Raises:
-        NotFound: There is no such version.
+        NotFound: The version does not exist.
         HeadraceError: See ``change``.
     """
     stamp = _stamp(by, why)
@@ -162,10 +162,10 @@ def hold(model_directory: Path, version: int, holder: str, *, why: str = "", by:
 
 
 def let_go(model_directory: Path, version: int, holder: str, *, why: str = "", by: str = "") -> ControlRecord:
-    """Take a hold away, also from a version that is not there any more.
+    """Remove a hold, even if the version no longer exists.
 
     Raises:
-        NotFound: It has no hold in this name; the error says who has one.
+        NotFound: The version has no hold under this name; the error lists its holders.
         HeadraceError: See ``change``.
     """
     stamp = _stamp(by, why)
@@ -183,11 +183,11 @@ def let_go(model_directory: Path, version: int, holder: str, *, why: str = "", b
 
 @contextmanager
 def undisturbed(model_directory: Path) -> Iterator[None]:
-    """While this lasts, nothing is decided about its versions; where there are no locks, nothing can be.
+    """Prevent changes of the control record in this context; without file locks there can be none.
 
     Raises:
-        Conflict: Others were at it for too long.
-        FailedPrecondition: It cannot be locked.
+        Conflict: Others held the lock until the timeout.
+        FailedPrecondition: The lock file cannot be locked.
     """
     with ExitStack() as stack:
         with suppress(NoLocks):
@@ -196,17 +196,17 @@ def undisturbed(model_directory: Path) -> Iterator[None]:
 
 
 def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | None:
-    """Find on disk what a model is pinned to; None if to nothing.
+    """Return the pinned version of a model as found on disk; None without a pin.
 
     Args:
-        record: What was decided.
+        record: The model's control record.
         versions: The model's version directories.
     """
     if record.pin is None:
         return None
     number = record.pin.number
     if number not in versions:
-        return PinnedTo(number, f"it is pinned to version {number}, which is not there")
+        return PinnedTo(number, f"it is pinned to version {number}, which does not exist")
     try:
         is_same = record.pin.version in version_keys(number, versions[number])
     except LoadError as error:
@@ -215,13 +215,13 @@ def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | 
         return PinnedTo(number)
     return PinnedTo(
         number,
-        f"it is pinned to a version {number} that had another manifest; what lies there now is not served: "
-        "publish it under a new number, or decide anew with `headrace rollback`",
+        f"it is pinned to a version {number} that had another manifest; the present one is not served: "
+        "publish it under a new number, or decide again with `headrace rollback`",
     )
 
 
 def version_keys(number: int, directory: Path) -> tuple[str, ...]:
-    """What a version may be called in a record: by its manifest, if it has one, or by its number.
+    """Return the keys that a version may have in a record: by its manifest, if it has one, and by its number.
 
     Raises:
         LoadError: Its manifest cannot be read.
@@ -252,7 +252,7 @@ def _change(model_directory: Path, decide: Decide) -> ControlRecord:
 
 
 def _take_over(store: RecordStore, model_directory: Path) -> None:
-    """Move an old pin into the record. Whoever is killed in between leaves both, and they say the same."""
+    """Move an old pin into the record. A crash in between leaves both, with the same content."""
     old = _read_old_pin(model_directory)
     if old is None:
         return
@@ -269,12 +269,12 @@ def _take_over(store: RecordStore, model_directory: Path) -> None:
 
 
 def _says(record: ControlRecord, old: int) -> bool:
-    """Whether a record pins what an earlier build has pinned."""
+    """Whether a record has the pin of an earlier build."""
     return record.pin is not None and record.pin.number == old
 
 
 def _read_old_pin(model_directory: Path) -> int | None:
-    """The version that an earlier build has pinned the model to; None if to none."""
+    """Return the version that an earlier build has pinned; None if there is none."""
     try:
         text = read_text(model_directory / PIN_FILE, _MOST_PIN_BYTES)
     except FileNotFoundError:
@@ -284,7 +284,7 @@ def _read_old_pin(model_directory: Path) -> int | None:
     number = version_number(text.strip())
     if number is None:
         raise ConfigError(
-            f"{PIN_FILE}: expected the number of a version, got {text[:40]!r}; remove it, and decide anew "
+            f"{PIN_FILE}: expected the number of a version, got {text[:40]!r}; remove it, and decide again "
             "with `headrace rollback`"
         )
     return number
@@ -295,7 +295,7 @@ def _stamp(by: str, why: str) -> Stamp:
 
 
 def _user() -> str:
-    """The user and the host of this process, for people."""
+    """Return the user and the host of this process, for people."""
     try:
         user = pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""The files that a person names, gathered into the directory of a version that is being written."""
+"""Copy the files that a user names into the directory of a version that is being written."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ _PIECE_BYTES = 2**24
 
 
 def named_files(sources: Sequence[Path]) -> dict[str, Path]:
-    """The files of a version, by their paths in it, with slashes.
+    """Return the files of a version, by their paths in it, with slashes.
 
-    A directory alone is the version: what is in it lies at the version's top. Beside others it keeps its
-    name, so that ``out/*`` is the same as ``out``. A signature is of another manifest, and is left out.
+    A single directory is the version itself: its content goes to the top of the version. Beside other sources
+    it keeps its name, so that ``out/*`` is the same as ``out``. A signature file is left out, as it signs
+    another manifest.
 
     Args:
         sources: Files and directories.
 
     Raises:
-        NotFound: One is not there.
-        InvalidRequest: Two have one name, or a directory is a link, which may lead in a circle.
+        NotFound: A source does not exist.
+        InvalidRequest: Two files have the same name, or a directory is a link, which may be circular.
         OSError: A directory cannot be listed.
     """
     found: dict[str, Path] = {}
     for source in sources:
         if not source.exists():
-            raise NotFound(f"FILE: {source} is not there")
+            raise NotFound(f"FILE: {source} does not exist")
         if not source.is_dir():
             inside = iter([(source.name, source)])
         elif len(sources) == 1:
@@ -51,7 +52,7 @@ def _inside(directory: Path, prefix: str) -> Iterator[tuple[str, Path]]:
         directories[:] = filter(is_visible, directories)
         for name in directories:
             if os.path.islink(link := os.path.join(folder, name)):
-                raise InvalidRequest(f"FILE: {link} is a link to a directory; put the directory there")
+                raise InvalidRequest(f"FILE: {link} is a link to a directory; replace it with the directory")
         for name in sorted(filter(is_visible, names)):
             file = Path(folder, name)
             yield prefix + file.relative_to(directory).as_posix(), file
@@ -62,15 +63,15 @@ def _raised(error: OSError) -> None:
 
 
 def copy_files(files: Mapping[str, Path], directory: Path, copied: Callable[[int], object]) -> None:
-    """Copy files to their places below a directory.
+    """Copy files to their paths below a directory.
 
     Args:
-        files: They, by their paths below it.
-        directory: Where they go; must exist.
-        copied: Told how many bytes each piece had; what it raises ends the copying.
+        files: The files, by their paths below the directory.
+        directory: The target directory; must exist.
+        copied: Called with the size of each copied piece, in bytes; an exception from it ends the copying.
 
     Raises:
-        OSError: One cannot be read, is no ordinary file, or cannot be written.
+        OSError: A file cannot be read, is not a regular file, or cannot be written.
     """
     piece = memoryview(bytearray(_PIECE_BYTES))
     for name, file in files.items():

@@ -1,4 +1,4 @@
-"""The names of things on disk: TensorFlow Serving's ``DIR/NAME/NUMBER/…``, and headrace's own files in it."""
+"""Names on disk: TensorFlow Serving's ``DIR/NAME/NUMBER/…``, and headrace's own files in it."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from headrace.config import LARGEST_VERSION
 
 CONTROL_FILE = "headrace-control.json"
-"""Beside a model's versions: what was decided about them."""
+"""Control record, beside a model's versions."""
 
 CONTROL_LOCK = ".headrace-control.lock"
-"""Beside a model's versions: locked by whoever changes what was decided; it is empty, and stays."""
+"""Empty lock file beside a model's versions, for changes of the control record; it is never removed."""
 
 PIN_FILE = "headrace.pin"
-"""Beside a model's versions, from earlier builds: the number of the version that it is pinned to."""
+"""Pin of earlier builds, beside a model's versions: the number of the pinned version."""
 
 MANIFEST_FILE = "headrace-manifest.json"
-"""In a version directory: what it consists of."""
+"""Manifest in a version directory: the list of its files."""
 
 SIGNATURE_FILE = "headrace-signature.json"
-"""Beside the manifest: who vouches for it."""
+"""Signatures of the manifest, beside it."""
 
-_MOST_DIGITS = 255  # as long as a name can be; Python reads no number of more than 4,300
+_MOST_DIGITS = 255  # the longest file name; Python parses at most 4,300 digits
 
 
 def version_number(name: str) -> int | None:
-    """Read a directory's name as a version; None if it is none. ``007`` is 7, as in TensorFlow Serving."""
+    """Parse a directory's name as a version; None if it is none. ``007`` is 7, as in TensorFlow Serving."""
     if not (name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS):
         return None
     number = int(name)
@@ -36,10 +36,10 @@ def version_number(name: str) -> int | None:
 
 
 def version_directories(model_directory: Path) -> dict[int, Path]:
-    """List a model's versions, ascending.
+    """Return a model's versions with their directories, ascending.
 
-    Symbolic links are followed, wherever they lead. Where two names are one number, ``7`` and ``007``, the
-    one without zeros counts.
+    Symbolic links are followed, wherever they lead. Of two names for one number, ``7`` and ``007``, the one
+    without leading zeros is used.
 
     Raises:
         OSError: The directory cannot be listed.
@@ -49,10 +49,10 @@ def version_directories(model_directory: Path) -> dict[int, Path]:
 
 
 def version_names(entries: Iterable[os.DirEntry[str]]) -> tuple[tuple[int, str], ...]:
-    """The versions among a directory's entries, with their names, ascending; see ``version_directories``.
+    """Return the versions among directory entries, with their names, ascending; see ``version_directories``.
 
     Raises:
-        OSError: It cannot be told whether one is a directory.
+        OSError: An entry cannot be inspected.
     """
     found: dict[int, str] = {}
     for entry in entries:
@@ -67,7 +67,7 @@ def version_names(entries: Iterable[os.DirEntry[str]]) -> tuple[tuple[int, str],
 
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a directory, or a link to one; what leads in a circle leads nowhere."""
+    """Whether an entry is a directory or a link to one; circular links are not."""
     try:
         return entry.is_dir()
     except OSError as error:
@@ -77,7 +77,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def holds_versions(directory: Path) -> bool:
-    """Whether a directory has versions in it; not if it cannot be listed: whoever reads it next says why."""
+    """Whether a directory contains versions; False if it cannot be listed, which its next reader reports."""
     try:
         return bool(version_directories(directory))
     except OSError:
@@ -85,7 +85,7 @@ def holds_versions(directory: Path) -> bool:
 
 
 def model_directories(directory: Path) -> list[str]:
-    """The names, in order, of the directories in it that hold versions; numbers are versions themselves."""
+    """Return the sorted names of the subdirectories that contain versions, except for versions themselves."""
     try:
         names = sorted(name for name in os.listdir(directory) if name[0] != ".")
     except OSError:

@@ -1,8 +1,8 @@
 """The manifest of a version directory, and publishing: a version appears whole, or not at all.
 
 ``publish`` writes under a dotted name, which no Source looks at, syncs, and renames. The manifest lists every
-file with its size and checksum, so that a copy that arrived damaged is not loaded. A directory without one
-loads all the same.
+file with its size and checksum, so that a damaged copy is not loaded. A directory without a manifest loads
+all the same.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from headrace.sealed.copying import NotCopied, kept_checksum
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, version_directories
 
 FORMAT = 1
-"""The manifest format that is written; newer ones are not read."""
+"""The manifest format that is written; newer ones are refused."""
 
 LARGEST_MANIFEST_BYTES = 2**24
-"""The largest manifest that is read."""
+"""Size limit for reading a manifest."""
 
 SPACES_KEY = "spaces"
-"""Where a manifest's metadata keeps the versions of an archive's spaces that the version was trained on."""
+"""Metadata key of the archive's space versions that the version was trained on."""
 
 _PIECE_BYTES = 2**24
 _ABOUT = frozenset({MANIFEST_FILE, SIGNATURE_FILE})
 
 DRAFT_PREFIX = ".publishing-"
-"""What the names of directories begin with that are being written."""
+"""Prefix of the names of directories that are being written."""
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"size_bytes": "bytes"}):
@@ -61,15 +61,15 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True, rename={"size_bytes"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a version consists of, and where it comes from.
+    """The files of a version, and its origin.
 
     Attributes:
         format: The version of this format.
         files: Its files, by path below the version directory, with slashes.
-        created: When it was made, as ISO 8601 in UTC.
-        signature: What it takes and gives, for people; or "".
-        parent: The version that it was made from; None if from none.
-        metadata: Whatever its maker wants to keep with it.
+        created: Time of creation, as ISO 8601 in UTC.
+        signature: Its inputs and outputs, for people; or "".
+        parent: The version that it was made from; None for none.
+        metadata: Further data that its publisher stores with it.
     """
 
     format: int
@@ -81,10 +81,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Writer = Callable[[Path], object]
-"""Writes a version's files into the empty directory that it is given."""
+"""Writes a version's files into the given empty directory."""
 
 Signer = Callable[[Path, str, int], object]
-"""Signs a version directory with its manifest, as a model's version of a number."""
+"""Signs a version directory with its manifest, for a model's name and a version number."""
 
 
 def write_manifest(
@@ -94,19 +94,19 @@ def write_manifest(
     parent: int | None = None,
     metadata: Mapping[str, object] | None = None,
 ) -> Manifest:
-    """Write the manifest of a version directory, over the files that are in it now.
+    """Write the manifest of a version directory, listing the files that it contains now.
 
     Args:
         directory: The version directory.
-        signature: What the version takes and gives, for people.
+        signature: The version's inputs and outputs, for people.
         parent: The version that it was made from.
-        metadata: Whatever shall be kept with it, as JSON can hold it.
+        metadata: Further data to store with it; must be representable as JSON.
 
     Returns:
-        What was written.
+        The manifest.
 
     Raises:
-        FailedPrecondition: It would be larger than what is read.
+        FailedPrecondition: It would exceed the size limit for reading.
     """
     manifest = Manifest(
         format=FORMAT,
@@ -117,10 +117,10 @@ def write_manifest(
         metadata=dict(metadata or {}),
     )
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    if len(text) >= LARGEST_MANIFEST_BYTES:  # nobody could read it again
+    if len(text) >= LARGEST_MANIFEST_BYTES:  # no reader would accept it
         raise FailedPrecondition(
-            f"{MANIFEST_FILE}: would have {len(text)} bytes, where {LARGEST_MANIFEST_BYTES} are read; "
-            "keep fewer files, or less beside them, in it"
+            f"{MANIFEST_FILE}: would have {len(text)} bytes, but at most {LARGEST_MANIFEST_BYTES} are read; "
+            "keep fewer files, or less metadata, in it"
         )
     (directory / MANIFEST_FILE).write_bytes(text + b"\n")
     return manifest
@@ -130,7 +130,7 @@ def read_manifest(directory: Path) -> Manifest | None:
     """Read the manifest of a version directory; None if it has none.
 
     Raises:
-        NewerFormat: It is one of a newer format.
+        NewerFormat: It has a newer format.
         LoadError: It cannot be read, or is not a manifest.
     """
     content = manifest_content(directory)
@@ -146,7 +146,7 @@ def _decoded(content: bytes) -> Manifest:
 
 
 def manifest_digest(directory: Path) -> str | None:
-    """The SHA-256 of a version's manifest, in hexadecimal digits: what the version *is*; None without one.
+    """Return a manifest's SHA-256 in hexadecimal digits, which identifies the version; None without one.
 
     Raises:
         LoadError: The manifest cannot be read.
@@ -156,10 +156,10 @@ def manifest_digest(directory: Path) -> str | None:
 
 
 def manifest_content(directory: Path) -> bytes | None:
-    """The bytes of a version's manifest; None without one.
+    """Return the bytes of a version's manifest; None without one.
 
     Raises:
-        LoadError: It cannot be read, or is larger than what is read.
+        LoadError: It cannot be read, or exceeds the size limit.
     """
     try:
         return read_file(directory / MANIFEST_FILE, LARGEST_MANIFEST_BYTES)
@@ -170,10 +170,10 @@ def manifest_content(directory: Path) -> bytes | None:
 
 
 def space_versions(manifest: Manifest | None) -> dict[str, int]:
-    """The versions of an archive's spaces that a version was trained on, by space; empty for none.
+    """Return the archive's space versions that a version was trained on, by space; empty for none.
 
     Raises:
-        NotLoadable: The manifest says something else there.
+        NotLoadable: The manifest has another type there.
     """
     said = {} if manifest is None else manifest.metadata.get(SPACES_KEY, {})
     try:
@@ -184,7 +184,7 @@ def space_versions(manifest: Manifest | None) -> dict[str, int]:
 
 
 def published(directory: Path) -> datetime | None:
-    """When a version directory was published; None if no readable manifest says so."""
+    """Return the time when a version was published; None without a readable manifest that states it."""
     try:
         manifest = read_manifest(directory)
         moment = datetime.fromisoformat(manifest.created) if manifest else None
@@ -199,17 +199,17 @@ def check_manifest(
     between: Callable[[], object] = lambda: None,
     vouch: Callable[[bytes], object] | None = None,
 ) -> Manifest | None:
-    """Check that a version directory is what its manifest says; none is fine, and so are more files.
+    """Check a version directory against its manifest; a missing manifest and unlisted files are accepted.
 
     Args:
         directory: The version directory.
-        but: Which files' checksums somebody else checks; their sizes are checked here.
-        between: Called between the pieces that are read; what it raises ends the check.
-        vouch: Given the content of the manifest; raises where nobody vouches for it. With it, a version
+        but: Selects the files whose checksums the caller checks; their sizes are checked here.
+        between: Called between the pieces that are read; an exception from it ends the check.
+        vouch: Called with the content of the manifest; raises if it is not trusted. With it, a version
             without a manifest is refused.
 
     Raises:
-        NewerFormat: The manifest is of a newer format.
+        NewerFormat: The manifest has a newer format.
         LoadError: A file is missing, cannot be read, or has another size or checksum.
     """
     content = manifest_content(directory)
@@ -217,13 +217,13 @@ def check_manifest(
         if vouch is not None:
             raise LoadError(
                 f"not signed: it has no {MANIFEST_FILE}, and only signed versions are served here; publish "
-                "it anew, by `headrace publish --signing-key`"
+                "it again, with `headrace publish --signing-key`"
             )
         return None
     if vouch is not None:
         vouch(content)
     manifest = _decoded(content)
-    for name, record in manifest.files.items():  # all sizes before any checksum: they cost nothing
+    for name, record in manifest.files.items():  # all sizes before any checksum, because they are cheap
         _check_size(directory, name, record)
     for name, record in manifest.files.items():
         if but(name):
@@ -246,17 +246,17 @@ def publish(
     metadata: Mapping[str, object] | None = None,
     sign: Signer | None = None,
 ) -> Path:
-    """Make a version appear in a model's directory, whole and synced to disk, or not at all.
+    """Publish a version in a model's directory, whole and synced to disk, or not at all.
 
-    What publishers that were killed have left in the directory is removed first.
+    Drafts of killed publishers in the directory are removed first.
 
     Args:
-        source: A directory to copy, or what writes the files.
-        model_directory: Where the model's versions are; made if it is missing.
+        source: A directory to copy, or a function that writes the files.
+        model_directory: The directory of the model's versions; created if it is missing.
         version: The number; None for the next one.
-        signature: What the version takes and gives, for people.
-        metadata: Whatever shall be kept with it, as JSON can hold it.
-        sign: Signs the directory, for a model's name and a number; ``headrace.versions.signing.signer``.
+        signature: The version's inputs and outputs, for people.
+        metadata: Further data to store with it; must be representable as JSON.
+        sign: Signs the directory; see ``headrace.versions.signing.signer``.
 
     Returns:
         The version directory.
@@ -264,8 +264,8 @@ def publish(
     Raises:
         Conflict: The number exists.
         LoadError: There is nothing to publish.
-        FailedPrecondition: Its manifest would be larger than what is read.
-        OSError: It cannot be written; nothing is left behind.
+        FailedPrecondition: The manifest would exceed the size limit for reading.
+        OSError: The version cannot be written; nothing is left behind.
     """
     with _made(model_directory):
         existing = version_directories(model_directory)
@@ -284,23 +284,23 @@ def publish(
 
 @contextmanager
 def _made(directory: Path) -> Iterator[None]:
-    """Make a directory, and those above it; where what is done within fails, the empty ones go again."""
+    """Create a directory and its parents; if the context fails, remove those created that are empty."""
     missing = [one for one in (directory, *directory.parents) if not one.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        with suppress(OSError):  # somebody else has put something there
+        with suppress(OSError):  # no longer empty
             for one in missing:
                 one.rmdir()
         raise
 
 
 def sweep_drafts(model_directory: Path) -> None:
-    """Remove the drafts that nobody writes to: whoever is killed in a loop shall not fill the disk with them.
+    """Remove abandoned drafts, so that publishers killed repeatedly do not fill the disk.
 
     Args:
-        model_directory: Where the model's versions are; must exist.
+        model_directory: The directory of the model's versions; must exist.
 
     Raises:
         OSError: It cannot be listed.
@@ -317,7 +317,7 @@ def _fill(draft: Path, source: Path | Writer) -> None:
     if callable(source):
         source(draft)
     elif source.is_dir():
-        # A signature is of the manifest that was there, and a new one is written.
+        # The signature belongs to the old manifest.
         stale = shutil.ignore_patterns(SIGNATURE_FILE, ".*")
         shutil.copytree(source, draft, dirs_exist_ok=True, ignore=stale)
     else:
@@ -327,7 +327,7 @@ def _fill(draft: Path, source: Path | Writer) -> None:
 
 
 def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signer | None) -> Path:
-    """Give a draft its number; when somebody else takes the next one first, the one after that."""
+    """Rename a draft to its number; if another publisher takes the next number first, try the one after."""
     model = model_directory.resolve().name
     while True:
         taken = version_directories(model_directory)
@@ -365,7 +365,7 @@ def _record(file: Path) -> FileRecord:
 
 
 def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
-    """Read in pieces so long that Python's lock is hardly wanted: wanting it stops the serving thread."""
+    """Return a file's SHA-256, read in long pieces: each acquisition of the GIL pauses the serving thread."""
     made = hashlib.sha256()
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -390,11 +390,11 @@ def _check_size(directory: Path, name: str, record: FileRecord) -> None:
         with open_file(directory / name) as stream:
             size = os.fstat(stream.fileno()).st_size
     except FileNotFoundError:
-        raise _corrupt(f"{name}, which {MANIFEST_FILE} lists, is not there") from None
+        raise _corrupt(f"{name}, which {MANIFEST_FILE} lists, is missing") from None
     except OSError as error:
         raise _unreadable(name, error) from error
     if size != record.size_bytes:
-        raise _corrupt(f"{name} has {size} bytes where {MANIFEST_FILE} lists {record.size_bytes}")
+        raise _corrupt(f"{name} has {size} bytes, but {MANIFEST_FILE} lists {record.size_bytes}")
 
 
 def _unreadable(name: str, error: OSError) -> LoadError:

@@ -1,8 +1,8 @@
-"""Which versions the operator has named, so that they stay: by pin, hold, label or number, wherever.
+"""Find the versions that an operator has named and that must stay: by pin, hold, label or number.
 
-The trainer deletes old versions, the server serves those that it is told to. A model's own settings and
-control record lie beside its versions, where both see them; a server's ``--config FILE`` is seen by who is
-told where it is.
+The trainer deletes old versions, and the server serves those that its settings name. A model's own settings
+and control record lie beside its versions, where both find them. A server's ``--config FILE`` is only
+considered when its path is given.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def read_named_versions(model_directory: Path, server_configs: Iterable[Path] = 
     """Read which versions of a model must stay.
 
     Args:
-        model_directory: Where the model's versions are; it need not exist.
-        server_configs: The ``--config`` files of the servers that serve it.
+        model_directory: The directory of the model's versions; it need not exist.
+        server_configs: The ``--config`` files of the servers that serve the model.
 
     Raises:
-        ConfigError: It cannot be told, because a file cannot be read, is wrong, or is not about this model.
+        ConfigError: A file cannot be read, is invalid, or does not mention this model.
     """
     overrides = [one for file in server_configs for one in server_settings(file, model_directory)]
     try:
@@ -42,35 +42,35 @@ def read_named_versions(model_directory: Path, server_configs: Iterable[Path] = 
 
 
 def server_settings(file: Path, model_directory: Path) -> list[Table]:
-    """Read what a server's settings say of the model in a directory.
+    """Read the sections of a server's settings for the model in a directory.
 
     Args:
         file: The server's settings.
-        model_directory: Where the model's versions are; it need not exist.
+        model_directory: The directory of the model's versions; it need not exist.
 
     Raises:
-        ConfigError: The file cannot be read, is wrong, or says nothing of this model.
+        ConfigError: The file cannot be read, is invalid, or does not mention this model.
     """
     absolute, real = (Path(find(model_directory)) for find in (os.path.abspath, os.path.realpath))
     found = settings_of(read_server_config(file), real, (absolute.name, real.name))
     if not found:
         raise ConfigError(
-            f"server-config: {file} says nothing of the model in {model_directory}; an empty "
-            f"[models.{absolute.name}] in it says that this is meant"
+            f"server-config: {file} does not mention the model in {model_directory}; if that is intended, "
+            f"add an empty [models.{absolute.name}] to it"
         )
     return found
 
 
 def settings_of(config: ServerConfig, directory: Path, names: Collection[str]) -> list[Table]:
-    """Find what a server's settings say of one model.
+    """Return the sections of a server's settings for one model.
 
     Args:
         config: The server's settings.
-        directory: The model's directory, without links.
-        names: What it is called where it lies in a directory of models.
+        directory: The model's directory, with links resolved.
+        names: The model's names in a directory of models.
 
     Returns:
-        The sections that win over the model's own, once for each name that it is served by.
+        The sections that override the model's own settings, one for each name that it is served under.
     """
     return [
         entry.overrides
@@ -80,19 +80,19 @@ def settings_of(config: ServerConfig, directory: Path, names: Collection[str]) -
 
 
 def named_versions(settings: str, overrides: Iterable[Table], decided: Collection[int]) -> frozenset[int]:
-    """Decide which versions are named.
+    """Return the versions that are named.
 
     Args:
         settings: The content of the model's own ``headrace.toml``; "" without one.
-        overrides: What each server's settings lay over it.
-        decided: The numbers that its control record pins or holds.
+        overrides: The overriding section of each server's settings.
+        decided: The numbers that the control record pins or holds.
 
     Returns:
-        The numbers that a label, ``policy = "specific"``, the pin or a hold names, whether or not they are
-        there. The model's own settings count beside what one server lays over them: others follow them.
+        The numbers named by a label, ``policy = "specific"``, the pin or a hold, whether or not they exist.
+        The model's own settings count even where a server overrides them: other servers follow them.
 
     Raises:
-        ConfigError: Settings are wrong.
+        ConfigError: Settings are invalid.
     """
     policies = [parse_model_config(settings, one).versions for one in ({}, *overrides)]
     named = {number for policy in policies for number in (*policy.labels.values(), *policy.numbers)}

@@ -1,4 +1,4 @@
-"""Which versions a model has on disk, and what is known of each: for people."""
+"""List the versions of a model on disk, with details for people."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class VersionOnDisk:
 
     Attributes:
         version: Its number.
-        path: Where it lies.
+        path: The directory.
         pinned: Whether the model is pinned to it.
-        holders: Who keeps it from being deleted.
-        created: When it was published, as its manifest says; "" without one.
+        holders: The names that keep it from being deleted.
+        created: Time of publication, from its manifest; "" without one.
         size_bytes: The size of its files.
-        problem: What is wrong with its manifest, or "".
+        problem: The error in its manifest, or "".
     """
 
     version: int
@@ -40,8 +40,8 @@ def list_versions(model_directory: Path, record: ControlRecord) -> list[VersionO
     """List the versions that a model has on disk, newest first.
 
     Args:
-        model_directory: Where they are.
-        record: What was decided about them.
+        model_directory: The directory of the model's versions.
+        record: The model's control record.
 
     Raises:
         OSError: The directory cannot be listed.

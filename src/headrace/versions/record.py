@@ -1,8 +1,8 @@
-"""The control record: what was decided about a model's versions. Pure; ``store`` keeps it.
+"""The control record: the pin and the holds of a model's versions. Pure; ``store`` persists it.
 
-It lies beside the version directories, which never change. What a model has once (its pin) stands at the top
-and names a version by its key; what each version has of its own (its holds) stands under that key. What this
-headrace does not know in it is kept, so that newer ones can put more there.
+It lies beside the version directories, which never change. Fields of the model (its pin) are at the top level
+and refer to a version by its key. Fields of a version (its holds) are stored under that key. Unknown fields
+are kept, so that newer releases can add some.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from headrace.formats import check_number
 from headrace.versions.layout import CONTROL_FILE
 
 FORMAT = 1
-"""The format that is written; newer ones are not read."""
+"""The format that is written; newer ones are refused."""
 
 LARGEST_RECORD_BYTES = 2**20
-"""The largest record that is read or written."""
+"""Size limit for reading and writing a record."""
 
 MOST_CHANGES = 100
-"""How many of the last changes are kept."""
+"""Maximum number of changes in the history."""
 
 MOST_HOLDS = 2000
-"""The most holds that a model's versions may have together: with usual texts they fit by far."""
+"""Maximum number of holds on a model's versions together; with usual texts, far below the size limit."""
 
 LONGEST_TEXT = 1000
-"""The most characters of a reason, or of a name."""
+"""Maximum length of a reason or a name, in characters."""
 
-WAY_OUT = "correct it, or move it away and decide anew with `headrace rollback`"
-"""What an operator can do about a record that cannot be read."""
+WAY_OUT = "correct it, or move it away and decide again with `headrace rollback`"
+"""Advice for an operator whose record cannot be read."""
 
-_LET_GO = "let go of some with `headrace hold DIR/NAME/N --holder NAME --release`"
+_LET_GO = "release some with `headrace hold DIR/NAME/N --holder NAME --release`"
 _KEY = re.compile(r"sha256:[0-9a-f]{64}|number:(0|[1-9][0-9]{0,18})")
-_LARGEST_REVISION = 2**53 - 1  # as far as every reader of JSON counts
+_LARGEST_REVISION = 2**53 - 1  # the largest integer that every JSON reader represents exactly
 
 _Number = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_VERSION)]
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """The one version that the operator has put first.
+    """The pin: the one version that the operator has chosen.
 
     Attributes:
         version: Its key.
-        number: Its number, under which it lies.
-        at: When it was decided, as ISO 8601 in UTC.
-        by: Who decided.
-        why: For what reason, or "".
+        number: Its number.
+        at: Time of the decision, as ISO 8601 in UTC.
+        by: The user who decided.
+        why: The reason, or "".
     """
 
     version: str
@@ -65,12 +65,12 @@ class Pin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason for which a version is not deleted.
+    """A hold, which keeps a version from being deleted.
 
     Attributes:
-        at: When it was given, as ISO 8601 in UTC.
-        by: Who gave it.
-        why: For what reason, or "".
+        at: Time of the decision, as ISO 8601 in UTC.
+        by: The user who decided.
+        why: The reason, or "".
     """
 
     at: str = ""
@@ -79,11 +79,11 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VersionEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What was decided about one version.
+    """The decisions about one version.
 
     Attributes:
-        number: Its number, under which it lies.
-        holds: Why it is not deleted, by the name of who holds it.
+        number: Its number.
+        holds: Its holds, by the holder's name.
     """
 
     number: _Number
@@ -95,7 +95,7 @@ class _Format(msgspec.Struct, frozen=True):
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that this headrace knows."""
+    """The fields that this release knows."""
 
     revision: Annotated[int, msgspec.Meta(ge=0, le=_LARGEST_REVISION)]
     pin: Pin | None = None
@@ -105,14 +105,14 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ControlRecord:
-    """What was decided about a model's versions.
+    """The decisions about a model's versions.
 
     Attributes:
-        document: All of it as it is stored, what this headrace does not know included.
-        revision: How often it has changed; 0 when there is none yet.
-        pin: The version that is put first; None for none.
-        versions: What was decided about each version, by its key.
-        history: The last changes, the newest last: what, when, by whom, why.
+        document: The whole document as stored, unknown fields included.
+        revision: Number of changes so far; 0 without a record.
+        pin: The pinned version; None for none.
+        versions: The decisions about each version, by its key.
+        history: The last changes, oldest first: what, when, by whom, why.
     """
 
     document: Mapping[str, object]
@@ -122,29 +122,29 @@ class ControlRecord:
     history: tuple[Mapping[str, object], ...]
 
     def holders(self, number: int) -> frozenset[str]:
-        """Who holds what lies under a number, or did."""
+        """Return the names that hold a version of this number, whether or not it still exists."""
         return frozenset(
             name for entry in self.versions.values() if entry.number == number for name in entry.holds
         )
 
     def holds(self) -> int:
-        """How many holds there are, of all versions."""
+        """Return the number of holds on all versions."""
         return sum(len(entry.holds) for entry in self.versions.values())
 
     def named_numbers(self) -> frozenset[int]:
-        """The numbers of the versions that stay: pinned or held, whether or not they are there."""
+        """Return the numbers of the versions that are pinned or held, whether or not they exist."""
         held = {entry.number for entry in self.versions.values() if entry.holds}
         return frozenset(held if self.pin is None else held | {self.pin.number})
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Who changes something, when and why.
+    """The author, time and reason of a change.
 
     Attributes:
-        at: When, as ISO 8601 in UTC.
-        by: Who.
-        why: For what reason, or "".
+        at: The time, as ISO 8601 in UTC.
+        by: The user.
+        why: The reason, or "".
     """
 
     at: str
@@ -153,29 +153,29 @@ class Stamp:
 
 
 def number_key(number: int) -> str:
-    """The key of a version without a manifest, or of whatever lies under a number."""
+    """Return the key of a version without a manifest, or of any version with this number."""
     return f"number:{number}"
 
 
 def digest_key(digest: str) -> str:
-    """The key of the version whose manifest has this SHA-256."""
+    """Return the key of the version whose manifest has this SHA-256."""
     return f"sha256:{digest}"
 
 
 def parse_record(content: bytes | None) -> ControlRecord:
-    """Read a record.
+    """Parse a record.
 
     Args:
-        content: What is stored; None for nothing.
+        content: The stored content; None for nothing.
 
     Raises:
-        ConfigError: It is not a record, or one of a newer format.
+        ConfigError: It is not a record, or has a newer format.
     """
     if content is None:
         return _EMPTY
     try:
         document = msgspec.json.decode(content)
-    except (ValueError, RecursionError) as error:  # msgspec's own, and what is not UTF-8
+    except (ValueError, RecursionError) as error:  # msgspec's own errors, and invalid UTF-8
         raise ConfigError(f"{CONTROL_FILE}: not JSON: {error}; {WAY_OUT}") from error
     if not isinstance(document, dict):
         raise ConfigError(f"{CONTROL_FILE}: expected a table, got {type(document).__name__}; {WAY_OUT}")
@@ -183,11 +183,11 @@ def parse_record(content: bytes | None) -> ControlRecord:
 
 
 def encode_record(record: ControlRecord) -> bytes:
-    """Write a record, for people to read, too.
+    """Encode a record as indented JSON, so that people can read it, too.
 
     Raises:
-        ConfigError: It cannot be written again.
-        FailedPrecondition: It would be larger than what is read.
+        ConfigError: It cannot be encoded.
+        FailedPrecondition: It would exceed the size limit for reading.
     """
     try:
         text = json.dumps(record.document, indent=2, ensure_ascii=False, allow_nan=False)
@@ -196,31 +196,31 @@ def encode_record(record: ControlRecord) -> bytes:
         raise ConfigError(f"{CONTROL_FILE}: cannot be written again: {error}; {WAY_OUT}") from error
     if len(content) > LARGEST_RECORD_BYTES:
         raise FailedPrecondition(
-            f"{CONTROL_FILE}: would have {len(content)} bytes, where {LARGEST_RECORD_BYTES} are read, with "
-            f"{record.holds()} holds; {_LET_GO}, or say shorter why"
+            f"{CONTROL_FILE}: would have {len(content)} bytes, but at most {LARGEST_RECORD_BYTES} are read, "
+            f"with {record.holds()} holds; {_LET_GO}, or give shorter reasons"
         )
     return content
 
 
 def with_pin(record: ControlRecord, key: str, number: int, stamp: Stamp) -> ControlRecord:
-    """Put a version first, in place of the one that is."""
+    """Return the record with a version pinned, in place of the current pin."""
     pin = {"version": key, "number": number, "at": stamp.at, "by": stamp.by, "why": stamp.why}
     return _changed(record, f"pinned to version {number}", stamp, pin=pin)
 
 
 def without_pin(record: ControlRecord, stamp: Stamp) -> ControlRecord:
-    """Put no version first; nothing changes when none is."""
+    """Return the record without a pin; the same record if there is none."""
     if record.pin is None:
         return record
     return _changed(record, f"released from version {record.pin.number}", stamp, pin=None)
 
 
 def with_hold(record: ControlRecord, key: str, number: int, holder: str, stamp: Stamp) -> ControlRecord:
-    """Have a version held in somebody's name, in place of the hold that this one has.
+    """Return the record with a hold on a version, in place of an earlier hold of the same holder.
 
     Raises:
-        InvalidRequest: That is no name, or a text is too long.
-        FailedPrecondition: There are as many holds as there may be.
+        InvalidRequest: The name is empty, or a text is too long or not printable.
+        FailedPrecondition: The maximum number of holds is reached.
     """
     if not holder:
         raise InvalidRequest("expected a name, got none", field="holder")
@@ -229,8 +229,8 @@ def with_hold(record: ControlRecord, key: str, number: int, holder: str, stamp: 
     entry = record.versions.get(key)
     if (entry is None or holder not in entry.holds) and (there := record.holds()) >= MOST_HOLDS:
         raise FailedPrecondition(
-            f"{CONTROL_FILE}: has {there} holds, and may have {MOST_HOLDS}; {_LET_GO} "
-            "(`headrace versions` lists who holds what)"
+            f"{CONTROL_FILE}: has {there} holds, but may have at most {MOST_HOLDS}; {_LET_GO} (`headrace "
+            "versions` lists who holds what)"
         )
     hold = {"at": stamp.at, "by": stamp.by, "why": stamp.why}
     changed = {**stored, "number": number, "holds": {**_table(stored.get("holds")), holder: hold}}
@@ -238,7 +238,7 @@ def with_hold(record: ControlRecord, key: str, number: int, holder: str, stamp: 
 
 
 def without_hold(record: ControlRecord, key: str, holder: str, stamp: Stamp) -> ControlRecord:
-    """Take away the hold that somebody has on a version; nothing changes when there is none."""
+    """Return the record without a holder's hold on a version; the same record if there is none."""
     entry = record.versions.get(key)
     if entry is None or holder not in entry.holds:
         return record
@@ -247,7 +247,7 @@ def without_hold(record: ControlRecord, key: str, holder: str, stamp: Stamp) -> 
     left = {**stored, "holds": holds}
     if not holds:
         del left["holds"]
-    is_empty = left.keys() <= {"number"}  # what newer ones have decided stays
+    is_empty = left.keys() <= {"number"}  # fields of newer releases stay
     what = f"version {entry.number} let go by {shown(holder)}"
     return _with_entry(record, key, None if is_empty else left, what, stamp)
 
@@ -279,10 +279,10 @@ def _changed(record: ControlRecord, what: str, stamp: Stamp, **fields: object) -
 
 
 def _of(document: Mapping[str, object]) -> ControlRecord:
-    """The record that a document is, checked."""
+    """Return the validated record of a document."""
     try:
         found = msgspec.convert(document, _Format).format
-        check_number(found, FORMAT, CONTROL_FILE, ConfigError)  # before the rest: nothing is known of it
+        check_number(found, FORMAT, CONTROL_FILE, ConfigError)  # first: a newer format may differ in anything
         known = msgspec.convert(document, _Known)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{CONTROL_FILE}: {explained(error, _Known)}; {WAY_OUT}") from error

@@ -1,4 +1,4 @@
-"""Which old versions go, and how: renamed out of sight first, so that none is ever seen half there."""
+"""Delete old versions: rename them to hidden names first, so that no reader sees a partial version."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _log = logging.getLogger(__name__)
 
 
 def versions_to_delete(versions: Mapping[int, int | None], keep: int, named: Iterable[int]) -> list[int]:
-    """Decide which versions go.
+    """Return the versions to delete.
 
     Args:
         versions: All versions, each with the version that it is a patch of, or None.
-        keep: How many of the newest stay; 0 for all.
-        named: Versions that stay whatever their number: pinned, held, labelled or listed.
+        keep: How many of the newest to keep; 0 for all.
+        named: Versions to keep regardless of their number: pinned, held, labelled or listed.
 
     Returns:
-        The numbers of those that are neither among the newest, nor named, nor the base of one that stays.
+        The numbers of the versions that are neither among the newest, nor named, nor the base of a kept one.
     """
     if keep == 0:
         return []
@@ -36,27 +36,27 @@ def versions_to_delete(versions: Mapping[int, int | None], keep: int, named: Ite
 
 
 def delete_versions(model_directory: Path, numbers: Iterable[int]) -> list[int]:
-    """Delete versions. A server that has one mapped keeps its pages until it lets go of them.
+    """Delete versions. A server that has mapped one keeps its pages until it unmaps them.
 
     Args:
-        model_directory: Where the model's versions are.
-        numbers: Those that go.
+        model_directory: The directory of the model's versions.
+        numbers: The versions to delete.
 
     Returns:
-        Those that are gone; what cannot be deleted is warned of and left.
+        The deleted versions; for others a warning is logged.
     """
     return remove_hidden(hide_versions(model_directory, numbers))
 
 
 def hide_versions(model_directory: Path, numbers: Iterable[int]) -> dict[int, Path]:
-    """Take versions out of sight, which is quick, to be removed after it: nobody finds them any more.
+    """Rename versions to hidden names, which is quick, for ``remove_hidden`` to remove later.
 
     Args:
-        model_directory: Where the model's versions are.
-        numbers: Those that go.
+        model_directory: The directory of the model's versions.
+        numbers: The versions to hide.
 
     Returns:
-        Where each lies now; what cannot be hidden is warned of and left.
+        The new path of each hidden version; for others a warning is logged.
     """
     there = version_directories(model_directory)
     hidden = {}
@@ -65,7 +65,7 @@ def hide_versions(model_directory: Path, numbers: Iterable[int]) -> dict[int, Pa
         try:
             there[number].rename(place)
         except (KeyError, FileNotFoundError):
-            continue  # somebody else was quicker
+            continue  # another process was faster
         except OSError as error:
             _warn(number, error)
         else:
@@ -77,7 +77,7 @@ def remove_hidden(hidden: Mapping[int, Path]) -> list[int]:
     """Remove versions that ``hide_versions`` has hidden.
 
     Returns:
-        Those that are gone; what cannot be removed is warned of and left.
+        The removed versions; for others a warning is logged.
     """
     gone = []
     for number, place in hidden.items():
@@ -97,10 +97,10 @@ def _warn(number: int, error: OSError) -> None:
 
 
 def sweep(model_directory: Path) -> None:
-    """Remove what processes that were killed have left: versions half deleted, and drafts nobody writes to.
+    """Remove what killed processes have left: partly deleted versions, and abandoned drafts.
 
     Args:
-        model_directory: Where the model's versions are; must exist.
+        model_directory: The directory of the model's versions; must exist.
     """
     with os.scandir(model_directory) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]

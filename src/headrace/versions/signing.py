@@ -1,9 +1,9 @@
 """Signed versions: an Ed25519 signature over a version's manifest, and so over every file that it lists.
 
-What is signed is the model's name, the version's number, and the SHA-256 of the manifest: a signed version
-that is renamed, or put into another model's directory, does not verify there. The signature lies beside the
-manifest, in ``headrace-signature.json``, and may hold one signature for each of several keys, so that keys
-can be exchanged one after the other.
+The signature covers the model's name, the version's number, and the SHA-256 of the manifest. A signed version
+that is renamed, or moved to another model's directory, does not verify there. The signatures lie beside the
+manifest, in ``headrace-signature.json``. There may be one for each of several keys, so that keys can be
+rotated.
 
 Needs the extra ``signing``.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 FORMAT = 1
-"""The format of signature files that is written; newer ones are not read."""
+"""The format of signature files that is written; newer ones are refused."""
 
 _LARGEST_KEY_BYTES = 2**16
 _LARGEST_SIGNATURE_BYTES = 2**16
@@ -43,7 +43,7 @@ class Signed(msgspec.Struct, frozen=True, kw_only=True):
     """One signature.
 
     Attributes:
-        key: The id of the key, as ``key_id`` gives it.
+        key: The id of the key, as ``key_id`` returns it.
         ed25519: The signature's 64 bytes; base64 in JSON.
     """
 
@@ -68,10 +68,10 @@ class Signatures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_keys(file: Path) -> str:
-    """Make a pair of keys: the private one for its owner's eyes only, the public one in ``FILE.pub``.
+    """Generate a key pair: the private key readable by its owner only, the public key in ``FILE.pub``.
 
     Args:
-        file: Where the private key goes; must not exist.
+        file: File for the private key; must not exist.
 
     Returns:
         The key's id.
@@ -102,16 +102,16 @@ def new_keys(file: Path) -> str:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """What a key is called: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
+    """Return the id of a key: the first 16 hexadecimal digits of the SHA-256 of its 32 bytes."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID_DIGITS]
 
 
 def signer(private_key: Path) -> Signer:
-    """What signs versions with a private key, read once.
+    """Return a function that signs versions with a private key, which is read once.
 
     Args:
-        private_key: A PEM file (PKCS #8), as ``headrace signing-key`` and ``openssl genpkey -algorithm
-            ed25519`` write it.
+        private_key: A PEM file (PKCS #8), as written by ``headrace signing-key`` and ``openssl genpkey
+            -algorithm ed25519``.
 
     Raises:
         ConfigError: The file cannot be read or holds no such key, or ``cryptography`` is not installed.
@@ -127,7 +127,7 @@ def signer(private_key: Path) -> Signer:
 
 
 def sign_version(directory: Path, model: str, version: int, key: Ed25519PrivateKey) -> None:
-    """Sign a version beside its manifest; other keys' signatures of the same version stay.
+    """Sign a version beside its manifest; signatures of the same version by other keys are kept.
 
     Args:
         directory: The version directory.
@@ -137,21 +137,21 @@ def sign_version(directory: Path, model: str, version: int, key: Ed25519PrivateK
 
     Raises:
         FailedPrecondition: It has no manifest, or the signature cannot be written.
-        NewerFormat: There are signatures already, in a newer format: they would be lost.
+        NewerFormat: The existing signatures have a newer format and would be lost.
         LoadError: The manifest cannot be read.
     """
     content = manifest_content(directory)
     if content is None:
         raise FailedPrecondition(
-            f"{directory} has no {MANIFEST_FILE}, which is what is signed; publish the version anew, by "
-            "`headrace publish`, which writes one"
+            f"{directory} has no {MANIFEST_FILE} to sign; publish the version again, with `headrace "
+            "publish`, which writes one"
         )
     signed = Signed(key=key_id(key.public_key()), ed25519=key.sign(_message(model, version, content)))
     try:
         there = _read(directory)
     except NewerFormat:
         raise
-    except LoadError:  # damaged: what it says is worth nothing
+    except LoadError:  # damaged: nothing in it is worth keeping
         there = None
     others: tuple[Signed, ...] = ()
     if there is not None and (there.model, there.version) == (model, version):
@@ -163,13 +163,13 @@ def sign_version(directory: Path, model: str, version: int, key: Ed25519PrivateK
 
 
 class Verifier:
-    """Checks that versions are signed by one of some keys."""
+    """Checks that versions are signed by a trusted key."""
 
     def __init__(self, public_keys: Path) -> None:
-        """Read the keys.
+        """Read the trusted keys.
 
         Args:
-            public_keys: A PEM file with one key or several, one after another (SubjectPublicKeyInfo).
+            public_keys: A PEM file with one or several concatenated keys (SubjectPublicKeyInfo).
 
         Raises:
             ConfigError: It cannot be read, or holds something else; or ``cryptography`` is not installed.
@@ -182,28 +182,28 @@ class Verifier:
 
         Args:
             directory: The version directory.
-            model: The name that it is to be served under.
+            model: The name that it will be served under.
             version: Its number.
-            manifest: The content of its manifest; what is checked here must be what is used afterwards.
+            manifest: The content of its manifest; the caller must use these bytes afterwards.
 
         Returns:
-            The id of the key that vouches for it.
+            The id of the trusted key that has signed it.
 
         Raises:
-            LoadError: It is not signed, not by one of the keys, or not as this version of this model.
+            LoadError: It is not signed, not by a trusted key, or not as this version of this model.
         """
         there = _read(directory)
         if there is None:
             raise LoadError(
-                f"not signed: {SIGNATURE_FILE} is not there, and only signed versions are served here; "
+                f"not signed: {SIGNATURE_FILE} is missing, and only signed versions are served here; "
                 "`headrace sign` signs it"
             )
         ours = [one for one in there.signatures if one.key in self._keys]
         if not ours:
             by = ", ".join(sorted({one.key[:_ID_DIGITS] for one in there.signatures})) or "nobody"
             raise LoadError(
-                f"signed by {by}, and trusted are: {', '.join(sorted(self._keys))}; "
-                "sign it with a key that is trusted here"
+                f"signed by {by}, but the trusted keys are {', '.join(sorted(self._keys))}; sign it with "
+                "one of them"
             )
         for one in ours:
             try:
@@ -214,15 +214,16 @@ class Verifier:
         if (there.model, there.version) != (model, version):
             raise LoadError(
                 f"signed as version {there.version} of {there.model:.200}, not as version {version} of "
-                f"{model}; sign it for where it is"
+                f"{model}; sign it again under its present name and number"
             )
         raise LoadError(
-            f"its signature does not fit {MANIFEST_FILE}: one of them was changed; publish the version again"
+            f"its signature does not match {MANIFEST_FILE}: one of them was changed; publish the "
+            "version again"
         )
 
 
 def _message(model: str, version: int, manifest: bytes) -> bytes:
-    """What is signed. Names hold no line breaks, so no two versions have one message."""
+    """Return the bytes to sign. Names hold no line breaks, so different versions have different messages."""
     digest = hashlib.sha256(manifest).hexdigest()
     return b"\n".join((_DOMAIN, model.encode(), b"%d" % version, digest.encode()))
 
@@ -270,7 +271,7 @@ def _read_key(file: Path) -> bytes:
 def _loaded(load: Callable[..., Any], *given: object) -> Any:
     try:
         return load(*given)
-    except (ValueError, TypeError, _unsupported()):  # not PEM, encrypted, or of a kind that is not known
+    except (ValueError, TypeError, _unsupported()):  # not PEM, encrypted, or of an unsupported kind
         return None
 
 

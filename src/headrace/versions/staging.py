@@ -1,8 +1,8 @@
-"""A private copy of a version's files, for runtimes that read them again after they were checked.
+"""Private copies of a version's files, for runtimes that read files again after they were checked.
 
-Where versions must be signed, whoever may write to the model directory is not trusted. Between the check of a
-file and its reading by a runtime's own library he could exchange it. So it is copied to a directory of this
-process's own, the checksum is that of what was copied, and the runtime reads the copy.
+Where versions must be signed, users who may write to the model directory are not trusted. One could exchange
+a file between its check and the moment when a runtime's own library reads it. So headrace copies each file to
+a private directory and checks the copy, and the runtime reads the copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECE_BYTES = 2**24
 
 
 class StagedVersion:
-    """A private copy; removed when it is closed, is dropped, or the process ends.
+    """A private copy of a version; removed when it is closed or collected, or when the process ends.
 
     Attributes:
         path: Its directory.
@@ -37,18 +37,18 @@ class StagedVersion:
 
         Args:
             directory: The version directory.
-            manifest: Its manifest, whose names are those of files below it.
-            between: Called between the pieces that are read; what it raises ends the copying.
+            manifest: Its manifest, whose names must be paths below the directory.
+            between: Called between the pieces that are read; an exception from it ends the copying.
 
         Raises:
-            LoadError: A file cannot be copied, or is not the one that is listed.
+            LoadError: A file cannot be copied, or differs from the manifest.
         """
         _sweep()
         try:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
             self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
-            raise LoadError(f"no directory for a private copy can be made: {error.strerror}") from error
+            raise LoadError(f"cannot create a directory for a private copy: {error.strerror}") from error
         self._remove = weakref.finalize(self, _removed, self.path, self._lock)
         try:
             with suppress(OSError):  # as in `is_abandoned`
@@ -60,7 +60,7 @@ class StagedVersion:
             raise
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the copy."""
         self._remove()
 
     def _copy(self, directory: Path, name: str, record: FileRecord, between: Callable[[], object]) -> None:
@@ -69,14 +69,14 @@ class StagedVersion:
             target.parent.mkdir(parents=True, exist_ok=True)
             with open_file(directory / name) as opened, target.open("xb", buffering=0) as copied:
                 piece = memoryview(bytearray(min(record.size_bytes + 1, _PIECE_BYTES)))
-                while left >= 0 and (size := opened.readinto(piece)):  # no more than is listed
+                while left >= 0 and (size := opened.readinto(piece)):  # stop once it exceeds the listed size
                     made.update(piece[:size])
                     done, left = 0, left - size
                     while done < size:
                         done += copied.write(piece[done:size]) or 0
                     between()
         except OSError as error:
-            raise LoadError(f"{name} cannot be copied to be loaded: {error.strerror or error}") from error
+            raise LoadError(f"{name} cannot be copied for loading: {error.strerror or error}") from error
         if left or made.hexdigest() != record.sha256:
             raise LoadError(f"corrupt: {name} was changed while it was loaded; publish the version again")
 
@@ -87,7 +87,7 @@ def _removed(path: Path, lock: int) -> None:
 
 
 def _sweep() -> None:
-    """Remove what processes of this user that were killed have left."""
+    """Remove the copies that killed processes of this user have left."""
     with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if (

@@ -1,8 +1,8 @@
-"""Where a control record is kept, and how it changes: by compare-and-swap, so that no decision is lost.
+"""Persist a control record, changing it by compare-and-swap so that no decision is lost.
 
-A store gives what it holds with a tag, and takes something new only from who knows the tag of what it holds:
-what somebody else has decided meanwhile is read, not overwritten. The one store is a file beside the
-versions. An object store that puts on condition (an ETag, a generation) can be another.
+A store returns its content with a tag, and accepts new content only together with the current tag. So a
+concurrent change is read, not overwritten. The only store is a file beside the versions. An object store with
+conditional writes (an ETag, a generation) could be another.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
 from headrace.versions.record import LARGEST_RECORD_BYTES
 
 PATIENCE_SECONDS = 10.0
-"""How long a change waits for those that come before it."""
+"""Timeout of a change while it waits for concurrent changes."""
 
 _PAUSE_SECONDS = 0.005
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Stored(NamedTuple):
-    """What a store holds.
+    """The content of a store.
 
     Attributes:
         content: The record; None for none.
-        tag: What is another whenever the content is.
+        tag: A tag that changes with the content.
     """
 
     content: bytes | None
@@ -42,10 +42,10 @@ class Stored(NamedTuple):
 
 
 class RecordStore(Protocol):
-    """Keeps one control record."""
+    """Stores one control record."""
 
     def read(self) -> Stored:
-        """What is stored now, whole.
+        """Return the whole stored content.
 
         Raises:
             ConfigError: It cannot be read.
@@ -53,47 +53,47 @@ class RecordStore(Protocol):
         ...
 
     def swap(self, before: Stored, content: bytes) -> Stored:
-        """Store something new in place of what was read, if that is there still.
+        """Store new content if the content that was read is unchanged.
 
         Args:
-            before: What was read.
-            content: What shall be there from now on.
+            before: The content that was read.
+            content: The new content.
 
         Returns:
-            What is stored now.
+            The content that is stored now.
 
         Raises:
-            Conflict: Somebody else has changed it meanwhile; read it again.
-            FailedPrecondition: It cannot be written; what was there is there still.
+            Conflict: The content has changed meanwhile; read it again.
+            FailedPrecondition: It cannot be written; the old content remains.
         """
         ...
 
     def alone(self) -> AbstractContextManager[object]:
-        """While this lasts, nobody else swaps. A store without locks gives nothing: there ``swap`` decides.
+        """Prevent swaps by others in this context; a no-op in a store without locks, where ``swap`` decides.
 
         Raises:
-            Conflict: Others were at it for ``PATIENCE_SECONDS``.
+            Conflict: Others held the lock for ``PATIENCE_SECONDS``.
         """
         ...
 
 
 class NoLocks(FailedPrecondition):
-    """The file system has no locks, so that two changes at a time could lose one."""
+    """The file system has no locks, so one of two concurrent changes could be lost."""
 
 
 class FileStore:
-    """Keeps the record in a file: a lock on a second one, a draft that is synced, and a name at the end.
+    """Stores the record in a file: under a lock on a second file, a synced draft is renamed into place.
 
-    Whoever reads takes no lock, and sees what was there or what came, never a part. A process that is killed
-    leaves what was there, and the system takes its lock away. One thread at a time may use an object of this.
+    Readers take no lock, and see either the old content or the new, never a part. A killed process leaves the
+    old content, and the system releases its lock. An object of this class must not be shared between threads.
     """
 
     def __init__(self, model_directory: Path, patience_seconds: float = PATIENCE_SECONDS) -> None:
-        """Get ready; nothing is read or written yet.
+        """Prepare; nothing is read or written yet.
 
         Args:
-            model_directory: Where the model's versions are.
-            patience_seconds: How long a change waits for others.
+            model_directory: The directory of the model's versions.
+            patience_seconds: Timeout for the lock.
         """
         self._file = model_directory / CONTROL_FILE
         self._lock = model_directory / CONTROL_LOCK
@@ -101,7 +101,7 @@ class FileStore:
         self._is_alone = False
 
     def read(self) -> Stored:
-        """What is stored now; see ``RecordStore``."""
+        """Return the stored content; see ``RecordStore``."""
         try:
             content = self._content()
         except OSError as error:
@@ -115,30 +115,30 @@ class FileStore:
             except FileNotFoundError:
                 return None
             except OSError as error:
-                if error.errno != errno.ESTALE or is_last:  # NFS: it was replaced while it was read
+                if error.errno != errno.ESTALE or is_last:  # NFS: the file was replaced while it was read
                     raise
         return None
 
     def swap(self, before: Stored, content: bytes) -> Stored:
-        """Store something new if what was read is there still; see ``RecordStore``."""
+        """Store new content if the content that was read is unchanged; see ``RecordStore``."""
         with self.alone(), saying(f"{CONTROL_FILE} cannot be changed"):
             if self.read().tag != before.tag:
-                raise Conflict(f"{CONTROL_FILE} has been changed by somebody else meanwhile; read it again")
+                raise Conflict(f"{CONTROL_FILE} was changed by another process meanwhile; read it again")
             write_file(self._file, content)
         return Stored(content, hashlib.sha256(content).hexdigest())
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """While this lasts, nobody else swaps; see ``RecordStore``. It may be asked for within itself.
+        """Prevent swaps by others in this context; see ``RecordStore``. Contexts may be nested.
 
         Raises:
-            NoLocks: The file system has none.
-            FailedPrecondition: The file to be locked cannot be made.
+            NoLocks: The file system has no locks.
+            FailedPrecondition: The lock file cannot be created or locked.
         """
         if self._is_alone:
             yield
             return
-        with saying(f"{CONTROL_LOCK}, which changes of {CONTROL_FILE} are made under, cannot be opened"):
+        with saying(f"{CONTROL_LOCK}, the lock of {CONTROL_FILE}, cannot be opened"):
             descriptor = _open_lock(self._lock)
         try:
             self._wait_for(descriptor)
@@ -157,28 +157,29 @@ class FileStore:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise Conflict(
-                        f"others have been changing {CONTROL_FILE} for {self._patience_seconds:g} s; try "
-                        f"again (`fuser {CONTROL_LOCK}` says who)"
+                        f"other processes have been changing {CONTROL_FILE} for {self._patience_seconds:g} "
+                        f"s; try again (`fuser {CONTROL_LOCK}` lists them)"
                     ) from None
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise FailedPrecondition(f"{CONTROL_LOCK} cannot be locked: {error.strerror}") from error
                 raise NoLocks(
                     f"{CONTROL_FILE} cannot be changed, because its file system has no locks "
-                    f"({error.strerror}); mount it with them, or change it where it has them"
+                    f"({error.strerror}); mount it with locks, or change the file on a machine where it has "
+                    "them"
                 ) from error
             time.sleep(_PAUSE_SECONDS)
 
 
 def _open_lock(file: Path) -> int:
-    """Open the file to be locked, made if it is missing; for writing where that may be: NFS wants it so."""
+    """Open the lock file, creating it if it is missing; for writing where possible, as NFS requires."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     try:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | flags, 0o666)
-    except PermissionError:  # somebody else has made it
+    except PermissionError:  # another user has created it
         descriptor = os.open(file, os.O_RDONLY | flags)
     try:
-        open_file(file).close()  # an ordinary file, and no pipe that somebody has put there
+        open_file(file).close()  # refuses anything but a regular file, such as a pipe
         let_read(descriptor, file.parent)
     except BaseException:
         os.close(descriptor)

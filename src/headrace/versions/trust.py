@@ -1,9 +1,9 @@
-"""Which files of a version may be loaded: none that a link brings in, and none that strangers can write.
+"""Decide which files of a version may be loaded, by links and by ownership.
 
-A link that leads out of the served directory makes the server read what whoever put it there could perhaps
-not read himself. Within that directory links are followed, as Kubernetes' volumes and releases by link want
-it. And a model that is code runs as the server does: so only root and the server's own user may be able to
-write it, or whom the operator names.
+A link out of the served directory could make the server read files that the link's author cannot read. Links
+within that directory are followed, because Kubernetes volumes and releases by link need them. A model that is
+code runs with the server's rights. So only root, the server's own user, or users that the operator names may
+own it, and it must not be writable by everybody.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _OTHERS = stat.S_IWOTH
 
 @dataclass(frozen=True, slots=True)
 class TrustedFiles:
-    """What may be loaded.
+    """The rules for files that may be loaded.
 
     Attributes:
-        roots: The directories that links must not leave: the served one, and those of models elsewhere.
-        owners: The ids of users whose files may be loaded; None where data may be anybody's, and code root's
-            and this process's user's.
+        roots: Directories that links must not leave: the served one, and those of models elsewhere.
+        owners: Ids of users whose files may be loaded; None to accept data of any user, and code of root and
+            of this process's user.
         follow_links: Whether links may lead anywhere.
     """
 
@@ -42,14 +42,15 @@ class TrustedFiles:
     follow_links: bool = False
 
     def check(self, version: Path, *, is_code: bool) -> None:
-        """Refuse a version that holds what may not be loaded.
+        """Refuse a version with files that may not be loaded.
 
         Args:
             version: Its directory.
-            is_code: Whether it is run rather than read.
+            is_code: Whether the version is code that will be run.
 
         Raises:
-            LoadError: A link leads out, somebody else could have written a file, or it cannot be read.
+            LoadError: A link leads out of the roots, a file has another owner or is writable by everybody,
+                or a file cannot be inspected.
         """
         owners = self.owners
         if owners is None and is_code:
@@ -63,18 +64,18 @@ class TrustedFiles:
                 if owners is not None:
                     _check_owner(os.stat(path), name, owners, is_code)
         except OSError as error:
-            raise LoadError(f"its files cannot be looked at: {error.strerror}") from error
+            raise LoadError(f"its files cannot be inspected: {error.strerror}") from error
 
     def check_again(self, version: Path, manifest: Manifest | None, *, is_code: bool) -> None:
-        """Look whether a version that is loaded once more, later, is still what was checked.
+        """Check that a version which is loaded again is unchanged since its first check.
 
         Args:
             version: Its directory.
-            manifest: What it was; None if it has no manifest.
-            is_code: Whether it is run rather than read.
+            manifest: Its manifest at the first check; None if it had none.
+            is_code: Whether the version is code that will be run.
 
         Raises:
-            LoadError: It is not, or holds by now what may not be loaded.
+            LoadError: It has changed, or has files that may not be loaded.
         """
         self.check(version, is_code=is_code)
         if check_manifest(version) != manifest:
@@ -82,14 +83,14 @@ class TrustedFiles:
 
 
 def trusted_files(models: Path | None, config: ServerConfig) -> TrustedFiles:
-    """What a server or an engine may load.
+    """Return the rules for a server or an engine.
 
     Args:
         models: The served directory, if there is one.
         config: The settings.
 
     Raises:
-        ConfigError: A user who is trusted is not there.
+        ConfigError: A trusted user does not exist.
     """
     elsewhere = [entry.path for entry in config.models.values() if entry.path is not None]
     roots = elsewhere if models is None else [models, *elsewhere]
@@ -97,13 +98,13 @@ def trusted_files(models: Path | None, config: ServerConfig) -> TrustedFiles:
 
 
 def owners_named(names: Collection[str]) -> frozenset[int] | None:
-    """The ids of users.
+    """Return the ids of users.
 
     Args:
-        names: Their names or numbers; none for None.
+        names: Their names or numbers; if empty, None is returned.
 
     Raises:
-        ConfigError: There is no such user.
+        ConfigError: A user does not exist.
     """
     return frozenset(map(_user, names)) if names else None
 
@@ -120,7 +121,7 @@ def _user(name: str) -> int:
 
 
 def _below(version: Path) -> Iterator[str]:
-    """The directory, and all files and directories below it; links to directories are entered once."""
+    """Yield the directory, and all files and directories below it; linked directories are entered once."""
     seen, folders = set[tuple[int, int]](), [str(version)]
     while folders:
         folder = folders.pop()
@@ -135,7 +136,7 @@ def _below(version: Path) -> Iterator[str]:
             if _is_directory(entry):
                 folders.append(entry.path)
             elif entry.is_symlink() and not os.path.exists(entry.path):
-                continue  # to nothing, or in a circle: whoever opens it says so
+                continue  # dangling or circular: opening it fails with a clear error
             else:
                 yield entry.path
 
@@ -143,7 +144,7 @@ def _below(version: Path) -> Iterator[str]:
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle
+    except OSError:  # a circular link
         return False
 
 
@@ -161,20 +162,20 @@ def _check_owner(status: os.stat_result, name: str, owners: frozenset[int], is_c
     if status.st_uid not in owners:
         raise LoadError(
             f"{name} {why or 'is a file that'} belongs to user {status.st_uid}, who is not trusted here; "
-            "change its owner, or name him in trusted_owners"
+            "change its owner, or add the user to trusted_owners"
         )
     if status.st_mode & _OTHERS:
-        raise LoadError(f"{name} {why or 'is a file that'} everybody may write; chmod o-w it")
+        raise LoadError(f"{name} {why or 'is a file that'} everybody may write; run chmod o-w on it")
 
 
 def verifier(keys: Path | None) -> Verifier | None:
-    """What says who has signed a version; None where that does not matter.
+    """Return a verifier of signatures; None if signatures are not required.
 
     Args:
-        keys: The public keys, in PEM.
+        keys: A PEM file with the public keys; None if signatures are not required.
 
     Raises:
-        ConfigError: They cannot be read, or an extra is missing.
+        ConfigError: The keys cannot be read, or an extra is missing.
     """
     if keys is None:
         return None

@@ -1,8 +1,8 @@
-"""Several processes that serve on the same ports: workers, and the supervisor process that keeps them.
+"""Several processes that serve on the same ports: workers, and the supervisor process that manages them.
 
-The supervisor (``pool``) owns the listening sockets, looks at the disk, and puts together what the workers
-tell; a worker (``worker``) is a whole server that is handed its sockets and what is wanted. What is decided
-is pure: which worker gets a connection (``steering``), when one is started again or ended (``plan``), what is
-a worker's part of a limit (``budgets``), how states and metrics are put together (``merging``,
-``totals``). They talk in messages (``messages``) over a pair of Unix sockets each (``channel``).
+The supervisor (``pool``) owns the listening sockets, scans the disk, and merges the workers' reports. A
+worker (``worker``) is a complete server that receives its sockets and the wanted state. Decisions are pure
+functions: which workers get connections (``steering``), when a worker is restarted or killed (``plan``), a
+worker's share of a limit (``budgets``), and how states and metrics are merged (``merging``, ``totals``).
+Supervisor and workers exchange messages (``messages``) over a Unix socket pair per worker (``channel``).
 """

@@ -1,4 +1,4 @@
-"""One worker's part of what the settings grant the whole server: pure."""
+"""Divide the limits of a whole server among its workers; pure."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.archive.config import ArchiveConfig
 
-_LEAST_CACHE_BYTES = 2**16  # what settings may say
+_LEAST_CACHE_BYTES = 2**16  # the least that settings allow
 
 
 def of_server(config: ServerConfig, workers: int) -> ServerConfig:
-    """One worker's settings: what all requests may hold, and how many connections there may be, divided.
+    """Return one worker's settings, with the limits on in-flight bytes and on connections divided.
 
     Args:
         config: The server's settings.
-        workers: How many divide them.
+        workers: Number of workers.
     """
     limits = config.limits
     return msgspec.structs.replace(
         config,
         limits=msgspec.structs.replace(
             limits,
-            # The largest message must fit, else a request would be refused that one process answers.
+            # The largest message must fit, or requests would be refused that a single process accepts.
             max_inflight_bytes=max(limits.max_message_bytes, limits.max_inflight_bytes // workers),
-            max_connections=-(-limits.max_connections // workers),  # 0 stays as many as can be had
+            max_connections=-(-limits.max_connections // workers),  # 0 stays 0: no limit
         ),
     )
 
 
 def of_model(config: ModelConfig, workers: int) -> ModelConfig:
-    """One worker's settings of a model: the prediction cache divided.
+    """Return one worker's settings of a model, with the size of the prediction cache divided.
 
     Args:
         config: The model's settings.
-        workers: How many divide them.
+        workers: Number of workers.
     """
     cache = config.cache
     if not cache.size_bytes:
@@ -49,21 +49,21 @@ def of_model(config: ModelConfig, workers: int) -> ModelConfig:
 
 
 def of_archive(config: ArchiveConfig, workers: int, *, fills: bool) -> ArchiveConfig:
-    """One worker's settings of an archive: its cache divided, and filled by one worker only.
+    """Return one worker's settings of an archive, with its cache divided and filled by one worker only.
 
     Args:
         config: The archive's settings.
-        workers: How many divide them.
-        fills: Whether this one fills, if any does.
+        workers: Number of workers.
+        fills: Whether this worker is the one that fills the archive.
 
     Raises:
-        ConfigError: Its store or its queue is in memory, of one process.
+        ConfigError: The store or the queue is in memory, which processes cannot share.
     """
     for name, kind in (("store", type(config.store)), ("queue", type(config.queue))):
         if kind.__struct_config__.tag == "memory":
             raise ConfigError(
-                f"{name}.kind: expected one that processes share, such as lmdb, beside workers = {workers}, "
-                "got 'memory'; or serve with one worker"
+                f"{name}.kind: expected one that processes can share, such as lmdb, with "
+                f"workers = {workers}, got 'memory'; or serve with one worker"
             )
     part = max(_LEAST_CACHE_BYTES, config.cache.size_bytes // workers)
     return msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""A pair of Unix sockets as messages in both directions: each has its length in front, and a largest one."""
+"""Length-prefixed messages in both directions over a Unix socket pair."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _MOST_UNREAD_BYTES = 2 * LARGEST_MESSAGE_BYTES
 
 
 class Channel(asyncio.Protocol):
-    """One end. What it gets is told in the order in which it was sent.
+    """One end of a channel. Messages arrive in the order in which they were sent.
 
     Attributes:
-        closed: Has a result once the other end is gone.
+        closed: Future that is done once the other end is gone.
     """
 
     def __init__(self) -> None:
-        """Prepare an end; ``open`` connects it."""
+        """Create an end; ``open`` connects it."""
         self._told: Callable[[Message], object] = lambda _: None
         self._received = bytearray()
         self._transport: asyncio.Transport | None = None
@@ -36,25 +36,25 @@ class Channel(asyncio.Protocol):
         """Connect one end of a socket pair.
 
         Args:
-            end: The end; it belongs to the channel from now on.
-            told: Gets each message, in the event loop's thread; what it raises is logged.
+            end: The socket; owned by the channel from now on.
+            told: Called with each message in the event loop's thread; its exceptions are logged.
         """
         self._told = told
         end.setblocking(False)
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Asyncio's word that it is connected."""
-        self._transport = transport  # type: ignore[assignment]  # a stream's
+        """Store the transport; called by asyncio."""
+        self._transport = transport  # type: ignore[assignment]  # a stream transport
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Asyncio's word that the other end is gone."""
+        """Record that the other end is gone; called by asyncio."""
         self._transport = None
         if not self.closed.done():
             self.closed.set_result(None)
 
     def data_received(self, data: bytes) -> None:
-        """Asyncio's word that bytes have come."""
+        """Decode and deliver complete messages; called by asyncio."""
         self._received += data
         start = 0
         while len(self._received) - start >= _LENGTH.size:
@@ -74,13 +74,13 @@ class Channel(asyncio.Protocol):
         try:
             self._told(decoded(content))
         except msgspec.MsgspecError as error:
-            _log.error("a message between the processes of this server is none: %s", error)
+            _log.error("a message between the processes of this server is malformed: %s", error)
             self.close()
-        except Exception:  # noqa: BLE001 - the boundary between processes: one message fails, not the channel
-            _log.exception("a message between the processes of this server failed")
+        except Exception:  # noqa: BLE001 - a failed message must not end the channel
+            _log.exception("handling a message between the processes of this server failed")
 
     def send(self, message: Message) -> None:
-        """Send a message; nobody gets it if the other end is gone. An end that reads nothing is given up."""
+        """Send a message; a no-op if the other end is gone. Abort if that end has stopped reading."""
         if self._transport is None:
             return
         content = encoded(message)
@@ -92,6 +92,6 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Send what is to be sent, and close this end."""
+        """Close this end after all queued messages have been sent."""
         if self._transport is not None:
             self._transport.close()

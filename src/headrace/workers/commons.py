@@ -1,4 +1,4 @@
-"""What all workers have in common, at the supervisor: what is wanted, what is told of models, the metrics."""
+"""State shared by all workers, kept by the supervisor: wanted state, model states, metrics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from headrace.workers.scraping import Scraping, own_families
 from headrace.workers.together import Together
 
 _GATHER_SECONDS = 0.005
-"""How long changes are gathered before all workers are told of them."""
+"""Time for which changes are collected before they are sent to all workers."""
 
 
 class Commons:
-    """Hears what workers tell, puts it together, and tells all of them.
+    """Merges the messages of the workers, and sends the result to all of them.
 
     Attributes:
-        restarts: How often a worker was started again.
-        was_ready: Whether the server has been ready.
+        restarts: Number of worker restarts.
+        was_ready: Whether the server has ever been ready.
     """
 
     def __init__(self, models: Path | None, config: ServerConfig, places: Sequence[Place]) -> None:
-        """Know nothing yet.
+        """Create the Source, if there are models, without starting it.
 
         Args:
             models: The directory of models.
@@ -54,18 +54,18 @@ class Commons:
         if models is not None or config.models:
             clock = LoopClock()
             clock.bind(asyncio.get_running_loop())
-            threads = LoaderThreads(clock, lambda: False)  # it answers nobody that could wait
+            threads = LoaderThreads(clock, lambda: False)  # no requests to give way to
             self._source = DirectorySource(models, self._want, clock, threads, config)
 
     def start(self) -> None:
-        """Begin to look at the disk, the only one of all processes to do so."""
+        """Start scanning the model directories; no other process does so."""
         if self._source is None:
             self._want({}, {})
         else:
             self._source.start()
 
     def stop(self) -> None:
-        """Look no more, and leave what all say as it is: a worker that ends first makes no other unready."""
+        """Stop scanning, and freeze the shared view: a worker that ends early makes no other unready."""
         self._is_over = True
         if self._telling is not None:
             self._telling.cancel()
@@ -74,7 +74,7 @@ class Commons:
 
     @property
     def has_tried(self) -> bool:
-        """Whether each version that is wanted is ready in all workers, or has failed in one."""
+        """Whether each wanted version is ready in all workers, or has failed in one."""
         if self._wants is None or not self._wants.models.keys() <= self._together.view.keys():
             return False
         wanted = (one for told in self._together.view.values() for one in told.versions if one.wanted)
@@ -82,17 +82,17 @@ class Commons:
 
     @property
     def statuses(self) -> dict[str, Sequence[VersionStatus]]:
-        """What the server says of the versions of all models."""
+        """Merged status of the versions of all models."""
         return {name: told.versions for name, told in self._together.view.items()}
 
-    # --- workers come and go ---
+    # --- starts and ends of workers ---
 
     def is_ready(self, place: Place) -> bool:
-        """Whether a worker's models have been tried, and one answers."""
+        """Return whether a worker's models have been tried and one is ready."""
         return self._together.is_ready(place.number)
 
     def began(self, place: Place) -> None:
-        """A process has begun, and is told what the others know."""
+        """Send a new process the current state."""
         self._together.begin(place.number)
         if self._wants is not None:
             place.send(self._wants)
@@ -101,20 +101,20 @@ class Commons:
             place.send(Act(model, unload=True))
 
     def ended(self, place: Place) -> None:
-        """A process has ended."""
+        """Record that a process has ended."""
         self._together.end(place.number)
         self._scraping.end(place.number)
         self._counting.pass_over(place.number)
         self.changed()
 
     def silent(self, place: Place) -> None:
-        """A worker does not answer."""
+        """Record that a worker does not answer."""
         self._scraping.pass_over(place.number)
         self._counting.pass_over(place.number)
         self.changed()
 
     def changed(self) -> None:
-        """What all workers can may be something else now: one has begun to serve, or answers again."""
+        """Schedule an update of the shared view, for example after a worker has begun to serve."""
         if self._telling is None and not self._is_over:
             self._telling = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
 
@@ -134,7 +134,7 @@ class Commons:
     # --- messages ---
 
     def told(self, place: Place, message: Message) -> None:
-        """A worker tells something."""
+        """Handle a message of a worker."""
         if isinstance(message, States):
             self._together.take(place.number, message)
             self.changed()
@@ -172,10 +172,10 @@ class Commons:
         for place in self._places:
             place.send(self._wants)
 
-    # --- what workers have counted ---
+    # --- metrics and counts ---
 
     async def look_after(self) -> None:
-        """Have the metrics now and then, for what a killed worker has counted."""
+        """Collect the metrics if due, so that few counts are lost when a worker is killed."""
         await self._scraping.round_if_due()
 
     def _ask(self, message: Scrape) -> list[int]:

@@ -1,4 +1,4 @@
-"""What versions have done in all workers: one asks, the supervisor asks the others and adds up."""
+"""Sum the counts of versions over all workers: one worker asks, and the supervisor asks the others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from headrace.workers.messages import Count, Counted
 _PATIENCE_SECONDS = 2.0
 
 Ask = Callable[[Count, int], Collection[int]]
-"""Asks all workers that answer, but one, and says which these are."""
+"""Requests counts from all workers that answer beats except one, and returns the numbers of these workers."""
 
 
 class _Question:
-    """What is waited for, and what has been told."""
+    """A request in progress: the workers awaited, and the counts received."""
 
     def __init__(self) -> None:
         self.awaited: set[int] = set()
@@ -25,24 +25,24 @@ class _Question:
 
 
 class Counting:
-    """Asks for every question anew: what is told is of a moment after it."""
+    """Requests counts afresh for each question, so that they are no older than the question."""
 
     def __init__(self, ask: Ask) -> None:
-        """Begin without any question.
+        """Begin without requests.
 
         Args:
-            ask: Asks the workers.
+            ask: Requests the workers' counts.
         """
         self._ask = ask
         self._numbers = itertools.count()
         self._questions: dict[int, _Question] = {}
 
     async def others(self, asker: int, asked: Count) -> Counted:
-        """What all workers but the one that asks have counted; without those that do not answer in time.
+        """Return the counts of all workers except the asking one and those that do not answer in time.
 
         Args:
-            asker: That worker.
-            asked: What it asks.
+            asker: Number of the asking worker.
+            asked: Its request.
         """
         number = next(self._numbers)
         question = self._questions[number] = _Question()
@@ -58,14 +58,14 @@ class Counting:
         return Counted(asked.number, tuple(added_up(question.told)))
 
     def told(self, worker: int, counted: Counted) -> None:
-        """A worker tells what it has counted."""
+        """Add a worker's counts to the request that they belong to."""
         question = self._questions.get(counted.number)
         if question is not None and worker in question.awaited:
             question.told += counted.counts
             self._leave(question, worker)
 
     def pass_over(self, worker: int) -> None:
-        """A worker is waited for no longer: it does not answer, or has ended."""
+        """Stop waiting for a worker that does not answer or has ended."""
         for question in self._questions.values():
             self._leave(question, worker)
 

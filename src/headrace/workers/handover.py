@@ -1,4 +1,4 @@
-"""Workers that take the place of a running server, of one process or several, and give theirs away."""
+"""Handover of ports between servers with workers and running servers of one or several processes."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from headrace.workers.pool import Pool
 
 
 def handover(begin: Callable[[Ports | None], Pool], config: ServerConfig) -> Handover:
-    """What starts workers in the place of a running server.
+    """Return the Handover that starts workers in place of a running server.
 
     Args:
-        begin: Starts them at its sockets, or at new ones.
+        begin: Starts the workers with the running server's sockets, or with new ones.
         config: The server's settings.
     """
     return Handover(_Candidate(begin), config, __version__)
@@ -49,14 +49,14 @@ class _Candidate:
         return pool.statuses
 
     async def serve(self) -> None:
-        """Each worker accepts as soon as it can."""
+        """Do nothing: each worker accepts connections as soon as it can."""
 
     def side(self) -> Side:
         return _Side(self._started)
 
 
 class _Side:
-    """What workers give away: the sockets, which the supervisor has."""
+    """The giving side of a handover: the supervisor's sockets."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -69,10 +69,10 @@ class _Side:
         return {model: numbers for model, numbers in found.items() if numbers}
 
     async def hold(self) -> None:
-        """No set is taken or given back while workers serve."""
+        """Do nothing: no set is taken or returned while workers serve."""
 
     def release(self) -> None:
-        """See ``hold``."""
+        """Do nothing; see ``hold``."""
 
     def leave(self) -> None:
         self._pool.drain(is_followed=True)

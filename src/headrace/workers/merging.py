@@ -1,4 +1,4 @@
-"""What several workers tell of models, as the one thing that a server says of them: pure."""
+"""Merge the workers' states of models into the state of the server; pure."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _GOING = (State.DRAINING, State.UNLOADED)
 
 
 class Standing(NamedTuple):
-    """How far one worker is.
+    """State of one worker.
 
     Attributes:
-        first: Whether it is the first process at its place: the others began while it did.
+        first: Whether it is the first process at its place, started together with the server.
         serving: Whether it accepts connections.
-        ready: Whether its models have been tried, and one answers.
+        ready: Whether its models have been tried and one is ready.
     """
 
     first: bool
@@ -27,28 +27,28 @@ class Standing(NamedTuple):
 
 
 def is_counted(standing: Standing) -> bool:
-    """Whether what a worker tells counts: one that takes another's place does when it accepts connections."""
+    """Return whether a worker's state counts; a replacement counts only once it accepts connections."""
     return standing.first or standing.serving
 
 
 def ready(standings: Iterable[Standing]) -> bool:
-    """Whether the server is ready: all that are counted are, and one of them accepts connections.
+    """Return whether the server is ready: all workers that count are ready, and one accepts connections.
 
-    A worker that ends is counted no more, and one that takes its place is not counted before it is ready: so
-    this stays true as long as one of them answers.
+    A worker that has ended no longer counts, and its replacement does not count until it accepts connections.
+    A server that is ready therefore stays ready as long as one worker answers.
 
     Args:
-        standings: The workers that run.
+        standings: States of the running workers.
     """
     counted = [one for one in standings if is_counted(one)]
     return all(one.ready for one in counted) and any(one.serving for one in counted)
 
 
 def version(told: Sequence[VersionStatus | None]) -> VersionStatus:
-    """What a server says of a version: ready when all workers have it, else what the last of them is at.
+    """Merge the workers' statuses of a version: failed if one is, otherwise the slowest worker's state.
 
     Args:
-        told: What each worker says, of the same version; None where it knows none: not yet, or no more.
+        told: Each worker's status of the version; None if the worker does not know it yet or any more.
     """
     known = [one for one in told if one is not None]
     wanted = all(one.wanted for one in known)
@@ -72,15 +72,15 @@ def version(told: Sequence[VersionStatus | None]) -> VersionStatus:
 
 
 def _first(told: Sequence[VersionStatus]) -> VersionStatus:
-    """The first that has an error, of an attempt before the present one; any if none has."""
+    """Return the first status with an error, which is from an earlier attempt; the first one if none has."""
     return next((one for one in told if one.error), told[0])
 
 
 def model(told: Sequence[ModelTold | None]) -> ModelTold | None:
-    """What a server says of a model; None if no worker knows it.
+    """Merge the workers' states of a model; return None if no worker knows it.
 
     Args:
-        told: What each worker says; None where it does not know the model.
+        told: Each worker's state; None if the worker does not know the model.
     """
     known = [one for one in told if one is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""What the supervisor and a worker tell each other: small values; both must be of one release."""
+"""Messages between the supervisor and a worker; both must be of the same release."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from headrace.config import ModelConfig, ServerConfig
 from headrace.lifecycle.state import VersionStatus
 
 LARGEST_MESSAGE_BYTES = 2**27
-"""The largest message: the metrics of many thousands of models."""
+"""Size limit of a message; the metrics of many thousands of models fit."""
 
 RELEASE = f"{__version__}/8"
-"""Of which release messages are; the number behind it grows when they change. Told before any message is."""
+"""Release of the message format, compared before any message; its last number grows with each change."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """To a worker, first: what it is to be.
+    """First message to a worker: its parameters.
 
     Attributes:
-        worker: Its place among the workers, from 0.
+        worker: Index of the worker, from 0.
         models: The directory of models.
-        config: Its settings, limits divided.
-        sockets: The descriptors of its listening sockets, for REST and for gRPC.
-        workers: How many there are.
-        announces: Whether it prints what is served; as JSON, or for people.
-        json: See ``announces``.
-        begun: When the command began, on the monotonic clock.
-        waits: Whether it takes connections only when its models have been tried: the server has been ready.
-            It waits less where it is ``Alone``.
+        config: The worker's settings, with limits divided among the workers.
+        sockets: Descriptors of its listening sockets, for REST and for gRPC.
+        workers: Number of workers.
+        announces: Whether it prints the served models.
+        json: Whether it prints them as JSON rather than as text.
+        begun: Start of the command on the monotonic clock.
+        waits: Whether it waits for its models to be tried before it accepts connections, because the server
+            has been ready before. After ``Alone`` it waits only briefly.
         fills: Whether it fills the archive.
-        keeper: The descriptor at which it asks for sealed copies; None where it makes its own.
-        callers: The descriptor of the memory in which callers are counted; -1 where none are.
+        keeper: Descriptor of the keeper's socket for sealed copies; None if the worker makes its own.
+        callers: Descriptor of the shared memory in which callers are counted; -1 for none.
     """
 
     worker: int
@@ -54,36 +54,35 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):
-    """To a worker, again and again, and back from its serving thread: it is not stuck.
+    """Periodic message to a worker, echoed by its serving thread to show that it is alive.
 
     Attributes:
-        report: The load of all workers together; on the way back, that of this worker. None where load is not
-            reported, or not known yet.
+        report: Load of all workers; in the echo, that of the worker. None if load is not reported or unknown.
     """
 
     report: LoadReport | None = None
 
 
 class Alone(msgspec.Struct, frozen=True, tag=True):
-    """To a worker that does not serve yet: no other one answers anybody."""
+    """To a worker that does not serve yet: no other worker answers."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: say in each answer that its connection ends.
+    """To a worker: end each connection with its next answer.
 
     Attributes:
-        is_followed: Whether another server takes new connections: then it says that it is ready, still.
+        is_followed: Whether another server accepts new connections; the worker then still reports ready.
     """
 
     is_followed: bool = False
 
 
 class Finish(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: no connection comes any more; answer, unload, and end.
+    """To a worker: no new connections arrive; answer all requests, unload the models, and exit.
 
     Attributes:
-        until: When the drain time is over, on the monotonic clock.
-        first_seconds: How long who has connected, and got nothing yet, may take to ask.
+        until: End of the drain time on the monotonic clock.
+        first_seconds: Time in which a client that has connected without an answer yet may send a request.
     """
 
     until: float
@@ -98,8 +97,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """From a worker: it cannot start.
 
     Attributes:
-        message: Why.
-        wrong: Whether a setting is wrong, so that trying again cannot help.
+        message: The reason.
+        wrong: Whether a setting is wrong, so that a retry cannot help.
     """
 
     message: str
@@ -107,12 +106,12 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModelTold(msgspec.Struct, frozen=True):
-    """What is told of one model.
+    """State of one model, in one worker or merged over all.
 
     Attributes:
         versions: Its versions, newest first.
-        answers: Whether one of them is ready; of all workers: in each of them.
-        problems: What is not as the operator asked for.
+        answers: Whether one of them answers; if merged, whether one does in each worker.
+        problems: Messages on how the model differs from what the operator asked for.
     """
 
     versions: tuple[VersionStatus, ...]
@@ -121,11 +120,11 @@ class ModelTold(msgspec.Struct, frozen=True):
 
 
 class States(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: what has changed of its models.
+    """From a worker: changed states of its models.
 
     Attributes:
-        models: By name; None for a model that it does not know any more.
-        ready: Whether its models have been tried, and one answers.
+        models: States by model name; None for a model that it no longer knows.
+        ready: Whether its models have been tried and one is ready.
     """
 
     models: dict[str, ModelTold | None]
@@ -133,10 +132,10 @@ class States(msgspec.Struct, frozen=True, tag=True):
 
 
 class View(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: what has changed of what all workers tell.
+    """To a worker: changed states of models, merged over all workers.
 
     Attributes:
-        models: By name; None for a model that no worker knows any more.
+        models: States by model name; None for a model that no worker knows any more.
         ready: Whether the server is ready.
     """
 
@@ -145,11 +144,11 @@ class View(msgspec.Struct, frozen=True, tag=True):
 
 
 class WantedTold(msgspec.Struct, frozen=True):
-    """What is wanted of one model.
+    """Wanted state of one model.
 
     Attributes:
         versions: As in ``Wanted``.
-        config: As in ``Wanted``, its caches divided.
+        config: As in ``Wanted``, with the size of its cache divided among the workers.
         labels: As in ``Wanted``.
         fingerprints: As in ``Wanted``.
         problem: As in ``Wanted``.
@@ -163,11 +162,11 @@ class WantedTold(msgspec.Struct, frozen=True):
 
 
 class Wants(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: everything that is wanted; what is left out is not.
+    """To a worker: the complete wanted state; models left out are not wanted.
 
     Attributes:
-        models: What is wanted of each model.
-        unusable: What cannot be used, by name, and why.
+        models: Wanted state by model name.
+        unusable: Names that cannot be used as models, with the reasons.
     """
 
     models: dict[str, WantedTold]
@@ -175,11 +174,11 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
 
 
 class Act(msgspec.Struct, frozen=True, tag=True):
-    """From the worker that a client asked, which has done it; then to all others.
+    """Load or unload a model: from the worker that has done so for a client, then to all others.
 
     Attributes:
-        model: A model's name.
-        unload: Whether it is unloaded; else it is loaded, and what failed is tried anew.
+        model: The model's name.
+        unload: Whether to unload it; otherwise it is loaded, and failed versions are retried.
     """
 
     model: str
@@ -187,20 +186,20 @@ class Act(msgspec.Struct, frozen=True, tag=True):
 
 
 class Scrape(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: it wants the metrics of all; and to each: its own are wanted.
+    """Request for metrics: from a worker for those of all workers, and to each worker for its own.
 
     Attributes:
-        number: Of the question, for its answer.
+        number: Number of the request, repeated in the response.
     """
 
     number: int
 
 
 class Scraped(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Scrape``.
+    """The response to ``Scrape``.
 
     Attributes:
-        number: Of the question.
+        number: Number of the request.
         text: Metrics in Prometheus' text format.
     """
 
@@ -209,12 +208,12 @@ class Scraped(msgspec.Struct, frozen=True, tag=True):
 
 
 class Count(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: it wants what the others have counted; and to each of these: its own is wanted.
+    """Request for counts: from a worker for those of all others, and to each of these for its own.
 
     Attributes:
-        number: Of the question, for its answer.
-        models: Of which models.
-        version: Of which version; None for all that are ready.
+        number: Number of the request, repeated in the response.
+        models: Names of the models.
+        version: The version; None for all that are ready.
     """
 
     number: int
@@ -223,11 +222,11 @@ class Count(msgspec.Struct, frozen=True, tag=True):
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
-    """The answer to ``Count``.
+    """The response to ``Count``.
 
     Attributes:
-        number: Of the question.
-        counts: What was counted.
+        number: Number of the request.
+        counts: The counts, by version.
     """
 
     number: int
@@ -256,13 +255,13 @@ Message = (
 def _plain(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is in no message")
+    raise TypeError(f"no message may contain {type(value).__name__}")
 
 
 def _made(kind: type[Any], value: object) -> object:
     if kind is Path:
         return Path(str(value))
-    raise TypeError(f"{kind.__name__} is in no message")
+    raise TypeError(f"no message may contain {kind.__name__}")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
@@ -270,17 +269,17 @@ _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, de
 
 
 def encoded(message: Message) -> bytes:
-    """A message's bytes."""
+    """Return a message's bytes."""
     return _encoder.encode(message)
 
 
 def decoded(content: bytes | memoryview) -> Message:
-    """The message of some bytes.
+    """Decode a message.
 
     Raises:
-        msgspec.MsgspecError: They are none.
+        msgspec.MsgspecError: The bytes are not a valid message.
     """
     try:
         return _decoder.decode(content)
     except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"a text that is no UTF-8: {error}") from error
+        raise msgspec.DecodeError(f"a text is not UTF-8: {error}") from error

@@ -1,4 +1,4 @@
-"""A worker's place: sockets that stay, and the process that is there now."""
+"""A worker's place: its permanent sockets, and its current process."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ class Place:
     """One worker's place.
 
     Attributes:
-        number: Which.
-        set: The number of its sockets in the kernel.
-        sockets: For REST and for gRPC; they stay open as long as the server lives.
-        channel: To the process; None while there is none.
-        process: The process; None while there is none.
+        number: Index of the place, from 0.
+        set: Index of its set of listening sockets in the steering program.
+        sockets: Listening sockets for REST and for gRPC; they stay open while the server runs.
+        channel: Channel to the process; None without a process.
+        process: The process; None without a process.
         serving: Whether it accepts connections.
-        suspect: Whether it does not answer.
-        late: Whether it began to accept when the server was about to end.
-        missed: How many beats it has not answered, in a row.
-        starts: How often a process was started here.
-        report: The load that the process has reported last; None while it has not.
+        suspect: Whether it has not answered recent beats.
+        late: Whether it began to accept after shutdown had begun.
+        missed: Number of consecutive unanswered beats.
+        starts: Number of processes started here.
+        report: The load that the process last reported; None for none.
     """
 
     def __init__(self, number: int, sockets: Sequence[socket.socket], among: int | None = None) -> None:
         """Begin without a process.
 
         Args:
-            number: Which place.
-            sockets: For REST and for gRPC.
-            among: The number of the sockets in the kernel; the place's if left out.
+            number: Index of the place.
+            sockets: Listening sockets for REST and for gRPC.
+            among: Index of their set; ``number`` by default.
         """
         self.number = number
         self.set = number if among is None else among
@@ -52,7 +52,7 @@ class Place:
         self.report: LoadReport | None = None
 
     def send(self, message: Message) -> None:
-        """Tell the process something, if there is one."""
+        """Send the process a message, if there is one."""
         if self.channel is not None:
             self.channel.send(message)
 
@@ -62,11 +62,11 @@ class Place:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End the process now, if there is one."""
+        """Kill the process, if there is one."""
         self.send_signal(signal.SIGKILL)
 
     def leave(self) -> None:
-        """The process has ended."""
+        """Reset the place after its process has ended."""
         if self.channel is not None:
             self.channel.close()
         self.channel = self.process = self.report = None
@@ -74,14 +74,14 @@ class Place:
 
     @property
     def answers(self) -> bool:
-        """Whether there is a process that serves and is not stuck."""
+        """Whether there is a process that serves and answers beats."""
         return self.serving and not self.suspect
 
     def standing(self, *, ready: bool) -> Standing | None:
-        """How far the process is; None if there is none that counts.
+        """Return the state of the process; None if there is none or it does not answer beats.
 
         Args:
-            ready: Whether it has told that its models have been tried, and one answers.
+            ready: Whether it has reported that its models have been tried and one is ready.
         """
         if self.channel is None or self.suspect:
             return None
@@ -89,18 +89,18 @@ class Place:
 
 
 def open_places(config: ServerConfig, workers: int) -> list[Place]:
-    """Open the ports, one socket a worker at each.
+    """Open the ports, with one socket per worker at each.
 
     Args:
         config: The settings.
-        workers: How many workers.
+        workers: Number of workers.
 
     Raises:
-        ConfigError: A port or an address cannot be had.
+        ConfigError: A port or an address is not available.
     """
     http = listen_together(config.host, config.http_port, "http_port", workers)
     try:
-        # grpcio listens at sockets of its own, which join these.
+        # grpcio opens listening sockets of its own at the same port.
         grpc = listen_together(
             *(config.host, config.grpc_port, "grpc_port", workers),
             listening=config.grpc_server != "grpcio",
@@ -113,17 +113,17 @@ def open_places(config: ServerConfig, workers: int) -> list[Place]:
 
 
 def places_at(listeners: Listeners, workers: int) -> list[Place]:
-    """Have sets of listening sockets of a running server, one a worker.
+    """Take one set of a running server's listening sockets per worker.
 
     Args:
-        listeners: All of them.
-        workers: How many workers.
+        listeners: All of its listening sockets.
+        workers: Number of workers.
 
     Raises:
-        Unavailable: There are too few, and no further ones can be had.
+        Unavailable: There are too few sets, and no further ones can be opened.
     """
     try:
         numbers = [listeners.take() for _ in range(workers)]
     except OSError as error:
-        raise Unavailable(f"no further socket can be had at the ports: {error.strerror or error}") from error
+        raise Unavailable(f"cannot open another socket on the ports: {error.strerror or error}") from error
     return [Place(place, listeners.sets[number], number) for place, number in enumerate(numbers)]

@@ -1,4 +1,4 @@
-"""When a worker is started again, when the whole server gives up, and when a worker is stuck: pure."""
+"""Decide when a worker is restarted, when the server gives up, and when a worker is stuck; pure."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from enum import Enum
 from typing import NamedTuple
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
-"""Until a worker that has ended is started again: the first time, and after many."""
+"""Shortest and longest pause before a worker that has ended is restarted."""
 
 MOST_FAILED_STARTS, COUNTED_SECONDS = 5, 60.0
-"""So many starts within so long that brought no ready worker, and no worker is ready: the server gives up."""
+"""The server gives up after this many failed starts within this time if no worker is ready."""
 
 _MOST_DOUBLINGS = 30
 
 
 ALONE_SECONDS = 2.0
-"""How long a worker goes on loading before it takes connections, where no other one answers."""
+"""Time for which a worker goes on loading before it accepts connections if no other worker answers."""
 
 
 class End(NamedTuple):
-    """How a worker ended.
+    """End of a worker process.
 
     Attributes:
-        worker: Which.
-        at: When, on the monotonic clock.
-        ready: Whether it had been ready: its models tried, and one of them answering.
+        worker: Number of the worker.
+        at: Time on the monotonic clock.
+        ready: Whether its models had been tried and one was ready.
     """
 
     worker: int
@@ -34,12 +34,12 @@ class End(NamedTuple):
 
 
 def pause_seconds(ends: Sequence[End], worker: int, now: float) -> float:
-    """How long to wait before a worker is started again: longer, the more often it has ended lately.
+    """Return the pause in seconds before a worker is restarted; it grows with the number of recent ends.
 
     Args:
-        ends: How workers have ended, this one last.
-        worker: Which is to be started.
-        now: The monotonic time in seconds.
+        ends: Ends of all workers, this one's last.
+        worker: Number of the worker to restart.
+        now: Monotonic time in seconds.
     """
     often = sum(one.worker == worker and now - one.at < COUNTED_SECONDS for one in ends)
     return float(
@@ -48,32 +48,33 @@ def pause_seconds(ends: Sequence[End], worker: int, now: float) -> float:
 
 
 def gives_up(ends: Sequence[End], now: float, *, ready: int) -> bool:
-    """Whether starting workers again is of no use.
+    """Return whether the server gives up restarting workers.
 
     Args:
-        ends: How workers have ended.
-        now: The monotonic time in seconds.
-        ready: How many workers are ready now: as long as one is, the server goes on trying.
+        ends: Ends of all workers.
+        now: Monotonic time in seconds.
+        ready: Number of ready workers; the server does not give up while there is one.
     """
     failed = sum(not one.ready and now - one.at < COUNTED_SECONDS for one in ends)
     return failed >= MOST_FAILED_STARTS and not ready
 
 
 def alone(starting: Sequence[bool], answering: Sequence[bool]) -> list[int]:
-    """Say which workers are to take connections soon, although some of their models are still loading.
+    """Return the workers that must accept connections soon, although they are still loading models.
 
     Args:
-        starting: By worker: whether it runs, and does not serve yet.
-        answering: By worker: whether it serves, and is not stuck.
+        starting: By worker, whether it runs and does not serve yet.
+        answering: By worker, whether it serves and answers beats.
 
     Returns:
-        All that are starting, if none answers: better one that refuses what it has not loaded than nobody.
+        All starting workers if none answers: one that refuses requests for unloaded models is better than
+        none.
     """
     return [] if any(answering) else [number for number, one in enumerate(starting) if one]
 
 
 class Silence(Enum):
-    """What to make of a worker that does not answer."""
+    """Judgement on a worker that does not answer beats."""
 
     NONE = "none"
     SUSPECT = "suspect"
@@ -81,17 +82,18 @@ class Silence(Enum):
 
 
 def silence(missed: int, beat_seconds: float, timeout_seconds: float) -> Silence:
-    """Say what to make of beats that a worker has not answered.
+    """Judge a worker by its unanswered beats.
 
-    Beats are counted, not seconds: when the whole machine has stood still, nobody is to blame.
+    Beats are counted rather than seconds, so that a suspended machine does not condemn its workers.
 
     Args:
-        missed: How many have gone unanswered in a row.
-        beat_seconds: How often they are sent.
-        timeout_seconds: How long a worker may be silent.
+        missed: Number of consecutive unanswered beats.
+        beat_seconds: Interval of the beats.
+        timeout_seconds: Longest time for which a worker may be silent.
 
     Returns:
-        ``SUSPECT`` from a third of that time on: it gets no new connections. ``OVER`` when it is to be ended.
+        ``SUSPECT`` from a third of the timeout: the worker gets no new connections. ``OVER`` from the
+        timeout: the worker is to be killed.
     """
     seconds = missed * beat_seconds
     if seconds >= timeout_seconds:

@@ -1,4 +1,4 @@
-"""The supervisor process: opens the ports, keeps workers running, and ends them; it serves nothing itself."""
+"""The supervisor process, which opens the ports and manages the workers but serves no requests itself."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _GRACE_SECONDS = 5.0
 
 
 class Start(NamedTuple):
-    """How the command began.
+    """Parameters of the command.
 
     Attributes:
         models: The directory of models.
         config: The settings.
-        json: Whether what is served is printed as JSON.
-        begun: When, on the monotonic clock.
-        command: What starts a worker; the number of a descriptor follows.
+        json: Whether the served models are printed as JSON.
+        begun: Start of the command on the monotonic clock.
+        command: Command line that starts a worker; a descriptor's number and the release are appended.
     """
 
     models: Path | None
@@ -63,8 +63,8 @@ class Pool:
     """All workers of a server.
 
     Attributes:
-        failed: Has a result once the server cannot go on: why.
-        listeners: The listening sockets: a set a place, and those that other servers have left.
+        failed: Its result is the error after which the server cannot continue.
+        listeners: The listening sockets: one set per place, and sets left by earlier servers.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Pool:
         """Open the ports.
 
         Args:
-            start: How the command began.
-            workers: How many workers.
-            ports: The listening sockets of a running server whose place is taken; None to open some.
-            processes: Starts processes; None for those of ``start.command``.
+            start: Parameters of the command.
+            workers: Number of workers.
+            ports: Listening sockets of a running server to take over; None to open new ones.
+            processes: Starts processes; None to use ``start.command``.
 
         Raises:
-            ConfigError: A port or an address cannot be had.
+            ConfigError: A port or an address is not available.
             Unavailable: There are too few sockets for the workers.
         """
         self._start = start
@@ -100,7 +100,7 @@ class Pool:
         self._last_end = ""
         self._callers: tuple[int, ...] = ()
         if config.access.is_on:
-            from headrace.access.meters import shared_memory  # noqa: PLC0415 - only where callers are counted
+            from headrace.access.meters import shared_memory  # noqa: PLC0415 - needed with access keys only
 
             self._callers = (shared_memory(workers),)
         self._announced = self._was_tried = False
@@ -116,7 +116,7 @@ class Pool:
 
     @property
     def statuses(self) -> dict[str, Sequence[VersionStatus]] | None:
-        """What the server says of the versions of all models; None as long as they have not been tried."""
+        """Merged status of all models' versions; None until all have been tried and all workers serve."""
         self._was_tried = self._was_tried or (
             self._commons.has_tried and all(one.serving for one in self.places)
         )
@@ -136,14 +136,14 @@ class Pool:
     def _kept(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            _log.error("what keeps the workers running has failed", exc_info=error)
-            self._fail(HeadraceError(f"what keeps the workers running has failed: {error!r}"))
+            _log.error("the task that keeps the workers running has failed", exc_info=error)
+            self._fail(HeadraceError(f"the task that keeps the workers running has failed: {error!r}"))
 
     async def stop(self, *, lead: bool) -> None:
-        """Let all workers answer what was accepted, and end.
+        """Drain all workers, and end them.
 
         Args:
-            lead: Whether to take connections for ``drain_lead_seconds`` more.
+            lead: Whether to accept connections for another ``lead_seconds``.
         """
         config = self._start.config
         until = self._time() + config.drain_seconds
@@ -154,7 +154,7 @@ class Pool:
         await self._finish(Finish(until, config.first_answer_seconds if lead else 0.0))
 
     async def leave(self) -> None:
-        """Go, as ``stop`` does, while another server listens at the same ports, and takes new connections."""
+        """Stop like ``stop``, while another server accepts new connections at the same ports."""
         config = self._start.config
         until = self._time() + config.drain_seconds
         self.drain(is_followed=True)
@@ -164,10 +164,10 @@ class Pool:
         await self._finish(Finish(until, config.first_answer_seconds))
 
     def drain(self, *, is_followed: bool = False) -> None:
-        """Say in each answer that its connection ends with it; new ones are still taken.
+        """Make the workers end each connection with its next answer; new connections are still accepted.
 
         Args:
-            is_followed: Whether another server takes new connections: then they go on to be ready.
+            is_followed: Whether another server accepts new connections, so that the workers stay ready.
         """
         self._stopping.set()
         self._commons.stop()
@@ -176,13 +176,13 @@ class Pool:
     async def _finish(self, message: Finish) -> None:
         self._tell_all(message)
         for place in self.places:
-            if not place.serving:  # nothing is in its hands
+            if not place.serving:  # it has accepted nothing
                 place.kill()
         keeping = self._keeping[:-2]
         seconds = max(0.0, message.until - self._time()) + _GRACE_SECONDS
         _, late = await asyncio.wait(keeping, timeout=seconds)
         if late:
-            _log.warning("workers were still at work at the end", extra={"workers": len(late)})
+            _log.warning("workers did not finish before the timeout", extra={"workers": len(late)})
         self.end()
         await asyncio.gather(*self._keeping, return_exceptions=True)
 
@@ -235,7 +235,7 @@ class Pool:
             self._commons.restarts += 1
 
     async def _run(self, place: Place) -> None:
-        """Start a worker, and wait for its end."""
+        """Start a worker, and wait until it ends."""
         place.missed, place.starts = 0, place.starts + 1
         try:
             process = place.process = await self._started(place)
@@ -315,13 +315,13 @@ class Pool:
     # --- all workers ---
 
     def look_again(self) -> None:
-        """Let all read what is read again when it changes: now."""
+        """Make all workers reload certificates and reopen log files now."""
         for place in self.places:
             if place.serving:
                 place.send_signal(signal.SIGHUP)
 
     def _hurry(self) -> None:
-        """Let those who load take connections soon where nobody answers."""
+        """Tell loading workers to accept connections soon if no worker answers."""
         starting = [one.process is not None and not one.serving for one in self.places]
         for number in plan.alone(starting, [one.answers for one in self.places]):
             self.places[number].send(Alone())
@@ -342,7 +342,7 @@ class Pool:
             await self._commons.look_after()
 
     async def _beat(self) -> None:
-        """Ask all workers again and again whether they answer, and end those that do not."""
+        """Send beats to all workers periodically, and kill those that do not answer."""
         timeout = self._start.config.worker_timeout_seconds
         while True:
             await asyncio.sleep(self._beat_seconds)
@@ -360,7 +360,7 @@ class Pool:
     def _judge(self, place: Place, silence: plan.Silence, limit: float) -> None:
         if silence is plan.Silence.OVER:
             _log.error(
-                "a worker has not answered for %g s; it is ended", limit, extra={"worker": place.number}
+                "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
             place.kill()
         elif silence is plan.Silence.SUSPECT and not place.suspect:
@@ -373,17 +373,17 @@ class Pool:
 
 
 async def run(start: Start, workers: int) -> int:
-    """Keep workers serving until SIGTERM or SIGINT, then drain; a second signal ends all at once.
+    """Keep workers serving until SIGTERM or SIGINT, then drain; a second signal ends them immediately.
 
     Args:
-        start: How the command began.
-        workers: How many.
+        start: Parameters of the command.
+        workers: Number of workers.
 
     Returns:
         The exit code.
 
     Raises:
-        ConfigError: A port cannot be had, or a setting is wrong.
+        ConfigError: A port is not available, or a setting is wrong.
         HeadraceError: The workers cannot serve.
     """
     life = ServerLife(start.models, start.config)
@@ -412,7 +412,7 @@ async def run(start: Start, workers: int) -> int:
 
     manager = service_manager(start.config)
     if manager is not None:
-        manager.inherited(start.config)  # refuses them: workers open their own
+        manager.inherited(start.config)  # raises if there are inherited sockets: workers open their own
     handing: Handover | None = None
 
     async def started() -> bool:
@@ -422,11 +422,11 @@ async def run(start: Start, workers: int) -> int:
         return True
 
     if start.config.handover is not None:
-        from headrace.workers.handover import handover  # noqa: PLC0415 - only where ports are handed over
+        from headrace.workers.handover import handover  # noqa: PLC0415 - needed for a handover only
 
         handing = handover(begin, start.config)
     try:
-        serves = await life.told("start", started(), "it was told to stop first")
+        serves = await life.told("start", started(), "the server was stopped before it was ready")
     except BaseException:
         for pool in pools:
             pool.end()

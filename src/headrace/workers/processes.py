@@ -1,4 +1,4 @@
-"""The processes that a supervisor starts: workers, and the keeper of their shared memory."""
+"""Start the processes of a supervisor: workers, and the keeper of their sealed copies."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Process(Protocol):
 
 
 class Processes:
-    """Starts processes. A test of the supervisor's loops starts others in their place."""
+    """Starts processes; tests of the supervisor replace it."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Start none yet.
+        """Prepare to start processes.
 
         Args:
-            command: What starts a worker; the number of a descriptor and the release of messages follow.
+            command: Command line of a worker, to which a descriptor's number and the release are appended.
         """
         self._command = command
 
@@ -48,11 +48,11 @@ class Processes:
         """Start a worker.
 
         Args:
-            end: The descriptor of its end of the channel.
-            descriptors: The others that it gets: its listening sockets first.
+            end: Descriptor of its end of the channel.
+            descriptors: Further descriptors to pass on, its listening sockets first.
 
         Raises:
-            OSError: No process can be started.
+            OSError: The process cannot be started.
         """
         return await asyncio.create_subprocess_exec(
             *self._command,
@@ -63,7 +63,7 @@ class Processes:
         )
 
     def keeper(self, config: ServerConfig) -> KeeperProcess | None:
-        """Start what makes the workers' sealed copies; None if that fails: each makes its own then.
+        """Start the keeper; return None if that fails, so that each worker makes its own sealed copies.
 
         Args:
             config: The server's settings.
@@ -76,7 +76,7 @@ class Processes:
 
 
 def how_ended(code: int) -> str:
-    """Say how a process has ended.
+    """Return a phrase for how a process has ended.
 
     Args:
         code: Its exit code, negative for a signal.

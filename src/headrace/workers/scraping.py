@@ -1,4 +1,4 @@
-"""The metrics of the whole server: each worker is asked for its own; what it told last stands for silence."""
+"""Metrics of the whole server, collected from its workers; a silent worker's last ones are reused."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from headrace.workers.totals import READY, VERSION_STATE, Family, Version
 _ROUND_SECONDS = 2.0
 _LEAST_PAUSE_SECONDS, _PAUSE_SHARE = 5.0, 100.0
 
-WORKERS = Metric("headrace_workers", "gauge", "Processes that serve, as configured.", ())
-WORKERS_READY = Metric("headrace_workers_ready", "gauge", "Workers that get new connections now.", ())
-RESTARTS = Metric(
-    "headrace_worker_restarts", "counter", "How often a worker that had ended was started again.", ()
+WORKERS = Metric("headrace_workers", "gauge", "Configured number of serving processes.", ())
+WORKERS_READY = Metric(
+    "headrace_workers_ready", "gauge", "Workers that currently accept new connections.", ()
 )
+RESTARTS = Metric("headrace_worker_restarts", "counter", "Restarts of workers that had ended.", ())
 METRICS = (WORKERS, WORKERS_READY, RESTARTS)
 
 Ask = Callable[[Scrape], Collection[int]]
-"""Asks all workers that answer for their metrics, and says which these are."""
+"""Requests metrics from all workers that answer beats, and returns the numbers of these workers."""
 
 
 class Scraping:
-    """Asks and puts together. One round at a time; who comes meanwhile shares the next."""
+    """Collects and merges the metrics, one round at a time; concurrent callers share the next round."""
 
     def __init__(self, ask: Ask) -> None:
-        """Begin without any metrics.
+        """Begin without metrics.
 
         Args:
-            ask: Asks the workers.
+            ask: Requests the workers' metrics.
         """
         self._ask = ask
         self._last: dict[int, str] = {}
@@ -48,7 +48,7 @@ class Scraping:
     # --- rounds ---
 
     async def round(self) -> None:
-        """Have each worker's metrics of a moment after this call, or the last that it told."""
+        """Collect each worker's metrics as of a moment after this call; a silent worker keeps its last."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._run(self._now))
         await asyncio.shield(self._next)
@@ -69,21 +69,21 @@ class Scraping:
             pass
 
     def told(self, worker: int, scraped: Scraped) -> None:
-        """A worker tells its metrics."""
+        """Store a worker's metrics."""
         self._last[worker] = scraped.text.decode()
         if scraped.number == self._number:
             self.pass_over(worker)
 
     def pass_over(self, worker: int) -> None:
-        """A worker is waited for no longer: it has told, does not answer, or has ended."""
+        """Stop waiting for a worker that has reported, does not answer, or has ended."""
         self._awaited.discard(worker)
         if not self._awaited:
             self._complete.set()
 
     async def round_if_due(self) -> None:
-        """Have them now and then, so that what a worker loses when it is killed is little.
+        """Collect the metrics if due, so that few counts are lost when a worker is killed.
 
-        At most a hundredth of the time goes into it, however many models there are.
+        Collecting takes at most a hundredth of the time, however many models there are.
         """
         clock = asyncio.get_running_loop()
         began = clock.time()
@@ -93,24 +93,24 @@ class Scraping:
         took = clock.time() - began
         self._due = clock.time() + max(_LEAST_PAUSE_SECONDS, _PAUSE_SHARE * took)
 
-    # --- what is kept ---
+    # --- kept metrics ---
 
     def end(self, worker: int) -> None:
-        """A worker has ended: its counts are kept."""
+        """Keep the counts of a worker that has ended."""
         last = self._last.pop(worker, None)
         if last is not None:
             totals.keep(self._kept, totals.parse(last))
         self.pass_over(worker)
 
     def forget_but(self, known: Collection[Version]) -> None:
-        """Forget what ended workers counted of versions that are not wanted any more."""
+        """Drop the kept counts of all versions except the known ones."""
         totals.forget(self._kept, known)
 
     async def text(self, added: dict[str, Family]) -> bytes:
-        """All metrics, as of the last round.
+        """Return all metrics as of the last round, in Prometheus' text format.
 
         Args:
-            added: What the supervisor says itself.
+            added: The supervisor's own metrics.
         """
         last, kept = list(self._last.values()), {**self._kept}
 
@@ -123,14 +123,14 @@ class Scraping:
 def own_families(
     view: dict[str, ModelTold], *, ready: bool, workers: int, workers_ready: int, restarts: int
 ) -> dict[str, Family]:
-    """What the supervisor says itself.
+    """Return the supervisor's own metrics.
 
     Args:
-        view: What all workers tell of models.
+        view: Merged state of the models.
         ready: Whether the server is ready.
-        workers: How many workers there are to be.
-        workers_ready: How many get new connections.
-        restarts: How many were started again.
+        workers: Configured number of workers.
+        workers_ready: Number of workers that get new connections.
+        restarts: Number of worker restarts.
     """
     states = {
         f'{VERSION_STATE}{{model="{name}",state="{one.state.value}",version="{one.version}"}}': 1.0

@@ -1,4 +1,4 @@
-"""What codecs ask in a worker: its own engine for answers, all workers for what is said about the server."""
+"""The Service of a worker: answers come from its own engine, reports on the server from all workers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from headrace.workers.messages import Act, Beat, Count, Counted, Message, ModelT
 from headrace.workers.telling import model_told
 
 _ANSWER_SECONDS = 5.0
-"""Less than Prometheus waits for an answer, which is ten seconds."""
+"""Less than Prometheus' scrape timeout of ten seconds."""
 _MOST_QUESTIONS = 64
 
 
 class WorkerService(Service):
-    """A Service that tells what all workers can. Serving thread only.
+    """A Service that reports on all workers. Serving thread only.
 
     Attributes:
-        engine: This worker's.
-        as_protobuf: Not those of several processes.
+        engine: This worker's engine.
+        as_protobuf: Always False: the metrics of several processes are not available as protobuf.
     """
 
     as_protobuf = False
 
     def __init__(self, engine: Engine, send: Callable[[Message], object]) -> None:
-        """Stand before a worker's engine.
+        """Serve from a worker's engine.
 
         Args:
             engine: The engine.
-            send: Tells the supervisor something.
+            send: Sends a message to the supervisor.
         """
         super().__init__(engine)
         self.engine = engine
@@ -53,7 +53,7 @@ class WorkerService(Service):
     # --- from the supervisor ---
 
     def see(self, view: View) -> None:
-        """Take what has changed in what all workers tell."""
+        """Apply changes to the merged state of all workers."""
         for name, told in view.models.items():
             if told is None:
                 self._view.pop(name, None)
@@ -62,13 +62,13 @@ class WorkerService(Service):
         self._all_ready = view.ready
 
     def told(self, message: Scraped | Counted) -> None:
-        """Take the answer to a question."""
+        """Pass a response to the call that waits for it."""
         waiting = self._questions.pop(message.number, None)
         if waiting is not None and not waiting.done():
             waiting.set_result(message)
 
     def counted(self, message: Count) -> Counted:
-        """What this worker has counted, for another; nothing of what it does not have."""
+        """Return this worker's counts for another worker, without models that it does not serve."""
         found: list[VersionCounts] = []
         for model in message.models:
             with suppress(NotFound, Unavailable, FailedPrecondition):
@@ -76,13 +76,13 @@ class WorkerService(Service):
         return Counted(message.number, tuple(found))
 
     def beat(self, beat: Beat) -> Beat:
-        """Take the load of all workers, and answer with this one's."""
+        """Report the load of all workers, and return a beat with this worker's load."""
         if beat.report is not None and self._on_report is not None:
             self._on_report(beat.report)
         return Beat(self._report)
 
     def act(self, message: Act) -> None:
-        """Do what another worker was asked to, and could."""
+        """Load or unload a model, as another worker has done."""
         if not self._engine.manager.knows(message.model):
             return
         if message.unload:
@@ -93,16 +93,16 @@ class WorkerService(Service):
     # --- from clients ---
 
     def ready(self) -> bool:
-        """Whether requests should be sent to this server, whichever worker gets them."""
+        """Return whether the server is ready for requests, whichever worker gets them."""
         return self._all_ready and super().ready()
 
     def answers(self, model: str) -> bool:
-        """Whether a model answers in every worker."""
+        """Return whether a model answers in every worker."""
         seen = self._view.get(model)
         return seen is not None and seen.answers and any(one.answers for one in super().status(model))
 
     def status(self, model: str) -> list[VersionStatus]:
-        """The versions of a model, newest first: as far as all workers are with each.
+        """Return the status of each of a model's versions, merged over all workers, newest first.
 
         Raises:
             NotFound: There is no such model.
@@ -112,7 +112,7 @@ class WorkerService(Service):
         return [] if merged is None else list(merged.versions)
 
     def report_load(self, on_report: Callable[[LoadReport], object]) -> None:
-        """Report the load of all workers together, each time the supervisor tells it."""
+        """Report the load of all workers each time the supervisor sends it."""
         self._on_report = on_report
         super().report_load(self._keep)
 
@@ -120,7 +120,7 @@ class WorkerService(Service):
         self._report = report
 
     async def metrics(self) -> bytes:
-        """The metrics of all workers together.
+        """Return the merged metrics of all workers.
 
         Raises:
             Unavailable: The supervisor does not answer.
@@ -129,7 +129,7 @@ class WorkerService(Service):
         return told.text
 
     async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
-        """What versions have done in all workers that answer.
+        """Return the counts of versions, summed over all workers that answer.
 
         Raises:
             HeadraceError: There is no such model or version, or it is not ready.
@@ -141,10 +141,10 @@ class WorkerService(Service):
         return added_up((*mine, *others.counts))
 
     async def _answer(self, question: Callable[[int], Scrape | Count]) -> Any:
-        """What the supervisor answers to a question that is given a number."""
+        """Send a numbered request to the supervisor, and return the response."""
         if len(self._questions) >= _MOST_QUESTIONS:
             raise Unavailable(
-                f"{_MOST_QUESTIONS} callers wait for metrics or statistics already; ask again later"
+                f"{_MOST_QUESTIONS} callers already wait for metrics or statistics; retry later"
             )
         number = next(self._numbers)
         waiting = self._questions[number] = asyncio.get_running_loop().create_future()
@@ -153,12 +153,12 @@ class WorkerService(Service):
             async with asyncio.timeout(_ANSWER_SECONDS):
                 return await waiting
         except TimeoutError:
-            raise Unavailable("the supervisor of this server does not answer; ask again later") from None
+            raise Unavailable("the supervisor of this server does not answer; retry later") from None
         finally:
             self._questions.pop(number, None)
 
     def reload(self, model: str) -> None:
-        """Try anew what failed, in every worker.
+        """Load a model and retry its failed versions, in every worker.
 
         Raises:
             FailedPrecondition: The operator has not opened the administration.

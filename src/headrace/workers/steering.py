@@ -1,4 +1,4 @@
-"""Which workers get new connections; how the kernel is told: ``headrace.frontends.transport.steering``."""
+"""Decide which workers get new connections; ``headrace.frontends.transport.steering`` applies it."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Sequence
 def taking(
     serving: Sequence[bool], late: Sequence[bool], suspect: Sequence[bool], ready: Sequence[bool]
 ) -> list[int]:
-    """Say which workers get new connections.
+    """Return the workers that get new connections.
 
     Args:
-        serving: By worker: whether it accepts connections.
-        late: By worker: whether it began to accept when the server was about to end.
-        suspect: By worker: whether it does not answer.
-        ready: By worker: whether its models have been tried, and one answers.
+        serving: By worker, whether it accepts connections.
+        late: By worker, whether it began to accept after shutdown had begun.
+        suspect: By worker, whether it has not answered recent beats.
+        ready: By worker, whether its models have been tried and one is ready.
 
     Returns:
-        Those that accept, answer and are ready; if there are none, those that accept and answer; else those
-        that accept; if there are none of them either, all: connections wait then, and are taken by whoever
-        starts there. Those that are late count only where no other accepts.
+        The workers that accept, answer beats and are ready; if there are none, those that accept and answer
+        beats; else those that accept. If none accepts, all workers: connections then wait in the backlog for
+        the process that starts there. Late workers count only if no other accepts.
     """
     numbers = range(len(serving))
     early = [serving[one] and not late[one] for one in numbers]

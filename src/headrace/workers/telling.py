@@ -1,4 +1,4 @@
-"""What a worker tells its supervisor of its models: what has changed, once a turn of the event loop."""
+"""Report changed model states from a worker to its supervisor, once per iteration of the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.workers.messages import ModelTold, States
 
 
 class Telling:
-    """Tells. Serving thread only."""
+    """Reports changed model states. Serving thread only."""
 
     def __init__(self, engine: Engine, send: Callable[[States], object]) -> None:
-        """Tell what becomes of an engine's models from now on.
+        """Report on an engine's models from now on.
 
         Args:
             engine: The engine.
-            send: Sends it.
+            send: Sends a message to the supervisor.
         """
         self._engine = engine
         self._send = send
@@ -29,17 +29,17 @@ class Telling:
         self._ready = self._planned = False
 
     def changed(self, model: str) -> None:
-        """A version of a model has changed; what follows from that is about to be done."""
+        """Schedule a report on a model, one of whose versions has changed."""
         self._changed.add(model)
         self._plan()
 
     def wanted(self, models: Iterable[str]) -> None:
-        """What is wanted has changed: of these models, and of those that were told of."""
+        """Schedule a report on these models and all reported before, after a change of the wanted state."""
         self._changed.update(models, self._told)
         self._plan()
 
     def look(self) -> None:
-        """Look whether a process of an isolated version has ended, or is back: nobody calls when it does."""
+        """Poll whether isolated versions can answer, since the end of their processes causes no event."""
         troubles = {
             (loaded.name, loaded.version): loaded.trouble
             for loaded in self._engine.manager.all_loaded()
@@ -75,17 +75,17 @@ class Telling:
 
 
 def model_told(engine: Engine, model: str) -> ModelTold | None:
-    """What one process says of a model; None if it does not know it.
+    """Return one process's state of a model; None if it does not know the model.
 
     Args:
-        engine: Its engine.
+        engine: The process's engine.
         model: The model's name.
     """
     manager = engine.manager
     try:
         statuses = manager.status(model)
         return ModelTold(
-            # How many requests hold a version changes all the time, and concerns its process only.
+            # The number of requests changes all the time and matters only within the process.
             versions=tuple(replace(one, outstanding=0) for one in statuses),
             answers=any(one.answers for one in statuses),
             problems=tuple(manager.warnings(model)),

@@ -1,4 +1,4 @@
-"""What all workers tell, kept by the supervisor: put together anew where something has changed."""
+"""The merged model states of all workers, updated incrementally by the supervisor."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from headrace.workers.messages import ModelTold, States, View
 
 
 class Together:
-    """The states of all models in all workers.
+    """States of all models in all workers.
 
     Attributes:
-        view: What the server says of each model.
-        ready: Whether it says that it is ready.
+        view: Merged state of each model.
+        ready: Whether the server is ready.
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Begin without states."""
         self.view: dict[str, ModelTold] = {}
         self.ready = False
         self._told: dict[int, dict[str, ModelTold]] = {}
@@ -27,17 +27,17 @@ class Together:
         self._changed: set[str] = set()
 
     def begin(self, worker: int) -> None:
-        """A process has begun at a worker's place, and has told nothing."""
+        """Reset a worker's states when a new process begins at its place."""
         self._changed |= self._told.get(worker, {}).keys()
         self._told[worker], self._ready[worker] = {}, False
 
     def end(self, worker: int) -> None:
-        """The process at a worker's place has ended."""
+        """Drop a worker's states when its process has ended."""
         self._told.pop(worker, None)
         self._ready.pop(worker, None)
 
     def take(self, worker: int, states: States) -> None:
-        """A worker tells what has changed there."""
+        """Apply a worker's changes."""
         told = self._told.setdefault(worker, {})
         for name, model in states.models.items():
             if model is None:
@@ -48,14 +48,14 @@ class Together:
         self._ready[worker] = states.ready
 
     def is_ready(self, worker: int) -> bool:
-        """Whether a worker has told that its models have been tried, and one answers."""
+        """Return whether a worker has reported that its models have been tried and one is ready."""
         return self._ready.get(worker, False)
 
     def changes(self, standings: Mapping[int, Standing]) -> View | None:
-        """Put together anew what has changed since the last time; None if that is nothing.
+        """Merge the changed states and return the changes of the view; None if there are none.
 
         Args:
-            standings: The workers that run.
+            standings: States of the running workers.
         """
         counted = [number for number, one in standings.items() if merging.is_counted(one)]
         if counted != self._counted:
@@ -79,5 +79,5 @@ class Together:
         return View(changed, ready)
 
     def whole(self) -> View:
-        """Everything, for a worker that knows nothing yet."""
+        """Return the whole view, for a new worker."""
         return View(dict(self.view), self.ready)

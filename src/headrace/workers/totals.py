@@ -1,7 +1,7 @@
-"""The metrics of several processes as those of one server, without a label for the process; pure.
+"""Merge the metrics of several processes into those of one server, without a process label; pure.
 
-What is put together is Prometheus' text format, line by line, so whatever a worker measures is in it.
-Counters of workers that have ended are kept, so no total ever falls.
+Merging works on Prometheus' text format line by line, so it includes every metric of a worker. Counters of
+workers that have ended are kept, so no total ever falls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Number = int | float
 Series = dict[str, Number]
 
 Way = Literal["sum", "max", "min", "server"]
-"""How a gauge is put together from those of all workers; ``server``: the supervisor says it instead."""
+"""How the workers' values of a gauge are merged; ``server``: the supervisor's value replaces them."""
 
 READY, VERSION_STATE = "headrace_ready", "headrace_version_state"
 
-# By their names: the supervisor imports none of what is measured.
+# By name, so that the supervisor need not import the modules that measure.
 GAUGES: Mapping[str, Way] = {
     READY: "server",
     VERSION_STATE: "server",
@@ -40,11 +40,11 @@ GAUGES: Mapping[str, Way] = {
     "headrace_objective_target": "max",
     "headrace_objective_budget_remaining": "min",
     "headrace_objective_burn_rate": "max",
-    # Each worker has its share of the processors: the one that has most to do says how much that is.
+    # Each worker has its own share of the processors: the busiest one determines the load.
     "headrace_load": "max",
     "headrace_model_load": "max",
     "headrace_serving_thread_busy": "max",
-    # Of what all workers share: each tells the same, or a moment apart.
+    # Shared by all workers: each reports the same value, or a slightly older one.
     "headrace_access_keys": "max",
     "headrace_access_file_broken": "max",
     "headrace_tls_certificate_expires_seconds": "min",
@@ -64,20 +64,20 @@ _TOGETHER: Mapping[Way, Callable[[Number, Number], Number]] = {
     "sum": operator.add,
     "max": max,
     "min": min,
-    "server": max,  # any: the supervisor's takes its place
+    "server": max,  # arbitrary: replaced by the supervisor's value
 }
 _COUNTS = frozenset({"counter", "histogram"})
-_TRITONS = ("nv_inference_", "nv_cache_")  # gauges by their type, counters by what they hold
+_TRITONS = ("nv_inference_", "nv_cache_")  # declared as gauges, but counters in fact
 _OF_A_VERSION = re.compile(r'[{,]model="([^"]*)",(?:.*,)?version="([^"]*)"')
 
 
 class Family(NamedTuple):
-    """One metric.
+    """One metric family.
 
     Attributes:
-        head: Its lines of help and type.
+        head: Its HELP and TYPE lines.
         kind: Its type.
-        series: Values by what stands before them: the name and the labels.
+        series: Values by series, that is, name and labels as written.
     """
 
     head: tuple[str, ...]
@@ -86,17 +86,17 @@ class Family(NamedTuple):
 
 
 Version = tuple[str, str]
-"""A model's name and the number of a version."""
+"""A model's name and a version number."""
 
 
 def parse(text: str) -> dict[str, Family]:
-    """Read Prometheus' text format.
+    """Parse Prometheus' text format.
 
     Args:
-        text: As this project writes it: each metric with its type in front.
+        text: Metrics as headrace writes them, each family with a TYPE line in front.
 
     Returns:
-        The metrics by the names of their types, in their order.
+        The families by the names in their TYPE lines, in order.
     """
     found: dict[str, Family] = {}
     help_line: tuple[str, ...] = ()
@@ -118,15 +118,15 @@ def parse(text: str) -> dict[str, Family]:
 def merged(
     texts: Iterable[Mapping[str, Family]], kept: Mapping[str, Family], added: Mapping[str, Family]
 ) -> str:
-    """Put metrics together.
+    """Merge metrics.
 
     Args:
-        texts: Of each worker that runs.
-        kept: What is kept of those that have ended. Series of versions that no worker has are left out.
-        added: What the supervisor says itself, in place of what workers say.
+        texts: Metrics of each running worker.
+        kept: Kept counts of ended workers. Series of versions that no running worker has are left out.
+        added: The supervisor's own metrics, which replace those of workers.
 
     Returns:
-        All in Prometheus' text format.
+        The merged metrics in Prometheus' text format.
     """
     running = list(texts)
     there = {version for text in running for version in versions(text)}
@@ -147,18 +147,18 @@ def keep(kept: dict[str, Family], last: Mapping[str, Family]) -> None:
     """Keep the counts of a worker that has ended.
 
     Args:
-        kept: What is kept so far; added to.
-        last: What it told last.
+        kept: Kept counts so far; updated in place.
+        last: The worker's last metrics.
     """
     _add(kept, {name: one for name, one in last.items() if is_count(name, one.kind)})
 
 
 def forget(kept: dict[str, Family], known: Collection[Version]) -> None:
-    """Forget what is kept of versions that are gone for good.
+    """Drop the kept counts of versions that are not known any more.
 
     Args:
-        kept: What is kept.
-        known: The versions that there are, or shall be.
+        kept: Kept counts; updated in place.
+        known: The versions that are loaded or wanted.
     """
     left = without(kept, lambda version: version not in known)
     kept.clear()
@@ -166,22 +166,22 @@ def forget(kept: dict[str, Family], known: Collection[Version]) -> None:
 
 
 def is_count(name: str, kind: str) -> bool:
-    """Whether a metric's values only ever grow."""
+    """Return whether a metric's values never decrease."""
     return kind in _COUNTS or name.startswith(_TRITONS)
 
 
 def versions(text: Mapping[str, Family]) -> set[Version]:
-    """The versions that have series in some metrics."""
+    """Return the versions that have series in some metrics."""
     matches = (_OF_A_VERSION.search(key) for family in text.values() for key in family.series)
     return {(match[1], match[2]) for match in matches if match}
 
 
 def without(text: Mapping[str, Family], gone: Callable[[Version], bool]) -> dict[str, Family]:
-    """Some metrics, without the series of some versions.
+    """Return metrics without the series of some versions.
 
     Args:
         text: The metrics.
-        gone: Says of which.
+        gone: Returns whether a version's series are to be left out.
     """
 
     def stays(key: str) -> bool:

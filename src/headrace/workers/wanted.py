@@ -1,4 +1,4 @@
-"""What is wanted, from the one process that looks at the disk to all that serve."""
+"""Pass the wanted state from the supervisor, which scans the disk, to the workers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headrace.workers.messages import WantedTold, Wants
 
 
 def told(models: Mapping[str, Wanted], unusable: Mapping[str, str], workers: int) -> Wants:
-    """What is wanted of one worker, as a message.
+    """Return the message with a worker's wanted state.
 
     Args:
-        models: What is wanted of each model.
-        unusable: What cannot be used, by name, and why.
-        workers: How many divide what the settings of models grant.
+        models: Wanted state by model name.
+        unusable: Names that cannot be used as models, with the reasons.
+        workers: Number of workers, among which the models' cache sizes are divided.
     """
     return Wants(
         {
@@ -37,29 +37,29 @@ def _as_number(fingerprint: object) -> int | None:
 
 
 class ToldSource:
-    """The Source of a worker: what its supervisor says is wanted. Serving thread only."""
+    """The Source of a worker, fed by its supervisor. Serving thread only."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Create the Source without a wanted state."""
         self._want: Want | None = None
         self._last: Wants | None = None
 
     def made_for(self, want: Want) -> ToldSource:
-        """Take whom to tell."""
+        """Set the callback for the wanted state, and return the Source."""
         self._want = want
         return self
 
     def start(self) -> None:
-        """Say what was told so far, and from now on all that comes."""
+        """Report the last wanted state, if there is one."""
         if self._last is not None:
             self.take(self._last)
 
     def stop(self) -> None:
-        """Say nothing more."""
+        """Stop reporting."""
         self._want = None
 
     def take(self, wants: Wants) -> None:
-        """The supervisor says what is wanted."""
+        """Store and report the supervisor's message."""
         self._last = wants
         if self._want is not None:
             self._want(

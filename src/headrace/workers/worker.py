@@ -1,4 +1,4 @@
-"""A worker: a whole server that is handed its sockets, and begins, drains and ends as its supervisor says."""
+"""A worker: a complete server that gets its sockets, its start and its end from the supervisor."""
 
 from __future__ import annotations
 
@@ -44,35 +44,37 @@ from headrace.workers.wanted import ToldSource
 
 _log = logging.getLogger(__name__)
 
-ANOTHER_RELEASE = "the installed headrace is another one than this server began with: start the server again"
+ANOTHER_RELEASE = (
+    "the installed headrace is not the release that this server started with: restart the server"
+)
 
 _BEGIN_SECONDS = 60.0
 _TRY_SECONDS = 60.0
-"""How long a worker that takes another's place lets its models load before it takes connections."""
+"""Longest time for which a replacement worker waits for its models before it accepts connections."""
 
 Announce = Callable[[Server, Begin], Coroutine[object, object, None]]
-"""Prints what is served."""
+"""Prints the served models."""
 
 
 async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object], announce: Announce) -> int:
-    """Be a worker until the supervisor says that it is over, or is gone itself.
+    """Run a worker until the supervisor ends it, or is gone itself.
 
     Args:
-        end: This process's end of the pair of sockets.
-        release: The supervisor's: an update of what is installed, under a server that runs, makes them two.
-        set_up: Sets up the log, once it is known how.
-        announce: Prints what is served, where this worker is asked to.
+        end: This process's end of the socket pair.
+        release: The supervisor's release; it differs after an update of the package under a running server.
+        set_up: Sets up logging once the settings are known.
+        announce: Prints the served models; called in one worker only.
 
     Returns:
         The exit code.
     """
-    # Sent to all processes of a group: the supervisor decides.
+    # These signals may be sent to the whole process group; only the supervisor acts on them.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     channel = Channel()
     worker = Worker(channel, announce)
     await channel.open(end, worker.told)
-    if release != RELEASE:  # before anything is read: it may not be understood
+    if release != RELEASE:  # before any message is decoded: the format may differ
         return await _fail(channel, ConfigError(ANOTHER_RELEASE))
     async with asyncio.timeout(_BEGIN_SECONDS):
         await asyncio.wait((worker.begun, channel.closed), return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +82,7 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
         return 1
     begin = worker.begun.result()
     for descriptor in (*begin.sockets, begin.callers):
-        if descriptor >= 0:  # programs that a model starts are not to have them
+        if descriptor >= 0:  # programs started by a model must not inherit them
             os.set_inheritable(descriptor, False)
     set_up(begin)
     cpus.divide_by(begin.workers)
@@ -102,18 +104,18 @@ async def _fail(channel: Channel, error: HeadraceError) -> int:
 
 
 class Worker:
-    """What a worker does when it is told something.
+    """Serves requests, and handles the supervisor's messages.
 
     Attributes:
-        begun: Has the first message.
+        begun: Its result is the ``Begin`` message.
     """
 
     def __init__(self, channel: Channel, announce: Announce) -> None:
-        """Wait to be told.
+        """Create a worker that waits for ``Begin``.
 
         Args:
-            channel: To the supervisor.
-            announce: Prints what is served.
+            channel: Channel to the supervisor.
+            announce: Prints the served models.
         """
         self._channel = channel
         self._announce = announce
@@ -131,7 +133,7 @@ class Worker:
         self._scrapers: set[asyncio.Task[None]] = set()
 
     def told(self, message: Message) -> None:
-        """Take a message of the supervisor."""
+        """Handle a message of the supervisor."""
         if isinstance(message, Beat):
             self._channel.send(message if self._service is None else self._service.beat(message))
             self._heard()
@@ -148,7 +150,7 @@ class Worker:
             self._told_to_serve(message, self._service)
 
     def _heard(self) -> None:
-        """The supervisor lives. It is to be said when it is silent for longer than a worker may be."""
+        """Restart the timer that logs when the supervisor is silent for longer than a worker may be."""
         if self._is_silent:
             self._is_silent = False
             _log.info("the supervisor answers again")
@@ -161,8 +163,8 @@ class Worker:
     def _miss(self, seconds: float) -> None:
         self._is_silent = True
         _log.error(
-            "the supervisor has said nothing for %g s: requests are answered, but no version comes or goes, "
-            "no worker is replaced, and /metrics answers 503",
+            "the supervisor has been silent for %g s: requests are answered, but no version is loaded or "
+            "unloaded, no worker is replaced, and /metrics answers 503",
             seconds,
         )
 
@@ -188,7 +190,7 @@ class Worker:
             self._drain_as_told()
 
     def _drain_as_told(self) -> None:
-        """Drain if that was told, once there is a server: it may have been told while models loaded."""
+        """Drain if requested and if there is a server; the request may arrive while models load."""
         if self._drain is not None and self._server is not None:
             self._server.drain(is_followed=self._drain.is_followed)
 
@@ -202,10 +204,10 @@ class Worker:
         return WorkerService(engine, self._channel.send)
 
     async def serve(self, begin: Begin) -> int:
-        """Serve until it is over.
+        """Serve until the supervisor ends this worker, or is gone.
 
         Args:
-            begin: What to be.
+            begin: The worker's parameters.
 
         Returns:
             The exit code.
@@ -226,7 +228,7 @@ class Worker:
         self._channel.send(Serving())
         if begin.announces:
             announced = asyncio.ensure_future(self._announce(server, begin))
-            server.supervisor.allows("printing what is served", announced)
+            server.supervisor.allows("printing the served models", announced)
         ends = self._finish, self._channel.closed, server.supervisor.failed
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if begin.announces:
@@ -234,13 +236,13 @@ class Worker:
         return await self._end(server)
 
     async def _until_tried(self, engine: Engine) -> None:
-        """Wait until all models have been tried; not for long where no other worker answers anybody."""
+        """Wait until all models have been tried, or only briefly if no other worker answers."""
         tried = asyncio.ensure_future(engine.settle(_TRY_SECONDS))
         alone = asyncio.ensure_future(self._alone.wait())
         await asyncio.wait((tried, alone), return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait((tried,), timeout=ALONE_SECONDS)
         if not tried.done():
-            _log.warning("no other worker answers: connections are taken while models are still loading")
+            _log.warning("no other worker answers: connections are accepted while models are still loading")
         for one in (tried, alone):
             one.cancel()
 
@@ -252,7 +254,7 @@ class Worker:
             raise RuntimeError("a worker serves before it has begun")
         server = Server(begin.models, begin.config, service.engine, sockets, lambda _: service, share)
         server.counted_at = begin.callers, begin.worker, begin.workers
-        server.administers = begin.config.has_admin_ports and begin.worker == 0  # one has the port
+        server.administers = begin.config.has_admin_ports and begin.worker == 0  # one worker has the ports
         return server
 
     async def _end(self, server: Server) -> int:
@@ -266,7 +268,7 @@ class Worker:
         else:
             code = 1
             if self._channel.closed.done():
-                _log.error("the supervisor of this worker is gone; it answers what it has taken, and ends")
+                _log.error("the supervisor has ended; this worker answers its open requests, and exits")
             ended = await server.stop(lead=False)
         if not ended:
             leave_at_work(code, time.monotonic() - since)

@@ -86,7 +86,7 @@ WRONG = [
     ("[[key]]\n", "missing required field `name`"),
     ("key = 1\n", "key: expected a list"),
     ("[[key]]\nname = '{}'\nid = 'zz'\ndigest = 'x'\nverbs = []\n", "name"),
-    ("", "it is empty"),
+    ("", "the file is empty"),
     ("[[key]\n", "not TOML"),
 ]
 
@@ -132,7 +132,7 @@ def test_no_id_is_there_twice() -> None:
 def test_a_key_ends() -> None:
     over = msgspec.structs.replace(entry("one"), expires=datetime.now(UTC) - timedelta(seconds=1))
     gate = gate_of(over)
-    with pytest.raises(Unauthenticated, match="the key of 'one' ended at 20"):
+    with pytest.raises(Unauthenticated, match="the key of 'one' expired at 20"):
         gate.admit([bearer("one")], PREDICT)
     assert gate.refused["Unauthenticated"] == 1
 
@@ -223,7 +223,7 @@ def test_what_is_wrong_with_a_new_file_keeps_the_old_one_in_force(tmp_path: Path
         assert set(watched.keys) == {key_of("one").id}
     file.unlink()
     assert not watched.look()
-    assert "not there" in watched.problem
+    assert "does not exist" in watched.problem
     file.write_text(right, "utf-8")
     while not watched.look():  # at the second look it has been left alone
         pass

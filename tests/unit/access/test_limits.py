@@ -56,7 +56,7 @@ def test_a_rate_is_kept_over_time_and_the_error_says_when_to_come_back() -> None
             said.append(error)
         clock.now += 0.01
     assert all(0 < one.retry_after_seconds <= 0.1 + 1e-6 for one in said)
-    assert all("10 requests a second" in one.message for one in said)
+    assert all("10 requests per second" in one.message for one in said)
     assert 200 <= let_in <= 207
     meters.enter("b", limits)  # another's is another's
 
@@ -116,7 +116,7 @@ def test_calls_under_way_are_counted_over_processes_and_those_of_one_that_died_a
         first.enter("a", limits)
         second.enter("a", limits)
         second.enter("a", limits)
-        with pytest.raises(OverLimit, match="has 3 calls under way"):
+        with pytest.raises(OverLimit, match="has 3 calls in progress"):
             first.enter("a", limits)
         second.leave("a", limits)
         first.enter("a", limits)

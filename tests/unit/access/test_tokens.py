@@ -235,7 +235,7 @@ def test_a_key_that_is_taken_out_lets_nobody_in_any_more(tokens: Tokens, tmp_pat
     tokens.take(read_token_keys(jwks(tmp_path / "jwks.json")))
     assert gate.again(caller) == 0.0  # the same keys
     tokens.take(read_token_keys(jwks(tmp_path / "jwks.json", jwk("stranger", kid="EdDSA"))))
-    with pytest.raises(Unauthenticated, match="not valid here any more"):
+    with pytest.raises(Unauthenticated, match="the key that signed the token is no longer accepted"):
         gate.again(caller)
     with pytest.raises(Unauthenticated, match="not signed with a key"):
         gate.admit([header], PREDICT)
@@ -251,7 +251,7 @@ def test_a_stream_that_waits_ends_when_its_key_does(tokens: Tokens, tmp_path: Pa
         waits = asyncio.create_task(gate.in_turn(caller))
         await asyncio.sleep(0)
         tokens.take(read_token_keys(jwks(tmp_path / "jwks.json", jwk("stranger", kid="EdDSA"))))
-        with pytest.raises(Unauthenticated, match="not valid here any more"):
+        with pytest.raises(Unauthenticated, match="the key that signed the token is no longer accepted"):
             await asyncio.wait_for(waits, 30)
 
     gate.meters.next_message(caller.name, caller.limits)
@@ -296,8 +296,8 @@ def test_who_has_many_tokens_does_not_have_those_of_others_forgotten(
     [
         ([jwk("EdDSA", secret=True)], "expected a public key, got a secret one"),
         ([{"kty": "oct", "k": "c2VjcmV0", "kid": "a"}], "expected a public key, got a secret one"),
-        ([jwk("EdDSA"), jwk("EdDSA")], "a text of its own"),
-        ([jwk("EdDSA", kid=7)], "a text of its own"),
+        ([jwk("EdDSA"), jwk("EdDSA")], "a unique text"),
+        ([jwk("EdDSA", kid=7)], "a unique text"),
         ([jwk("EdDSA", use="enc")], "expected keys for signatures"),
         ([{"kty": "new"}], "expected keys for signatures"),
         (["x"], "expected a key, got str"),
@@ -332,9 +332,9 @@ def test_all_tokens_of_one_sub_share_limits_and_others_have_their_own(
 
     ann = asks()
     gate.take_rows(ann, 100)
-    with pytest.raises(OverLimit, match=r"'jwt:ann' has had its 0.5 requests a second"):
+    with pytest.raises(OverLimit, match=r"'jwt:ann' has reached its limit of 0.5 requests per second"):
         asks(jti="another token of hers")
-    with pytest.raises(OverLimit, match=r"'jwt:ann' has had its 1 rows a second"):
+    with pytest.raises(OverLimit, match=r"'jwt:ann' has reached its limit of 1 rows per second"):
         gate.take_rows(ann, 1)
     assert gate.again(ann) > 0.5, "her stream is slowed down"
     bob = asks(sub="bob")
@@ -350,7 +350,7 @@ def test_calls_under_way_of_all_tokens_of_one_sub_are_counted_together(tmp_path:
     gate.tokens = Tokens(replace(settings(file), concurrent_requests=2), read_token_keys(file))
     sent = [(b"authorization", b"Bearer " + token(jti=str(one))) for one in range(3)]
     callers = [gate.admit([pair], PREDICT) for pair in sent[:2]]
-    with pytest.raises(OverLimit, match="has 2 calls under way"):
+    with pytest.raises(OverLimit, match="has 2 calls in progress"):
         gate.admit([sent[2]], PREDICT)
     gate.leave(callers[0])
     gate.admit([sent[2]], PREDICT)

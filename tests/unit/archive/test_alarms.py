@@ -38,7 +38,7 @@ def asked(slices: int = 7, fillers: int = 1, **counts: int) -> Seen:
 )
 def test_keys_must_repeat(seen: Seen, is_told: bool) -> None:
     found = told(EMBEDDED, seen)
-    assert any("were never asked for before" in one for one in found) == is_told, found
+    assert any("of the keys are new" in one for one in found) == is_told, found
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_late_vector_must_be_worth_having(
     seen = Seen(fills=FillCounts(filled=filled, late_seconds=late_seconds), fillers=1)
     found = told({**EMBEDDED, "ttl_seconds": ttl_seconds}, seen)
     assert found == (
-        ("vectors come 101 s late and live for 1,000 s: a late vector is hardly worth having",)
+        ("vectors arrive 101 s late and expire after 1,000 s: late vectors serve few lookups",)
         if is_told
         else ()
     )
@@ -69,7 +69,7 @@ def test_new_keys_must_be_fewer_than_are_filled(oldest_seconds: float, filled: i
     seen = asked(keys=5, new=5, missing=5)
     seen = seen._replace(depth=Depth(40, oldest_seconds), fills=FillCounts(filled=filled))
     found = told(EMBEDDED, seen)
-    assert any("new keys come faster than they are filled" in one for one in found) == is_told, found
+    assert any("new keys arrive faster than they are filled" in one for one in found) == is_told, found
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_the_store_must_answer_in_time(lookups: int, late: int, is_told: bool) -
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        (Counts(damaged=1), "1 value of the store was no vector of this space; who else writes there?"),
-        (Counts(damaged=2), "2 values of the store were no vectors of this space; who else writes there?"),
+        (Counts(damaged=1), "1 value of the store was not a vector of this space; who else writes to it?"),
+        (Counts(damaged=2), "2 values of the store were not vectors of this space; who else writes to it?"),
         (Counts(over_quota=1), "1 new key was over the caller's quota, and not queued"),
         (Counts(over_quota=1200), "1,200 new keys were over the caller's quota, and not queued"),
         (Counts(), ""),

@@ -89,7 +89,7 @@ def test_vectors_go_where_the_caller_wants_them(archive: Archive) -> None:
     "out", [np.zeros((2, 4)), np.zeros((1, 4), np.float32), np.zeros((4, 2), np.float32).T]
 )
 def test_a_place_that_does_not_fit_is_refused(archive: Archive, out: np.ndarray) -> None:
-    with pytest.raises(InvalidRequest, match="out: expected a C-contiguous array of float32"):
+    with pytest.raises(InvalidRequest, match="out: expected a writable C-contiguous array of float32"):
         archive.lookup("texts", ["a", "none"], out=out)
 
 
@@ -193,7 +193,7 @@ def test_a_space_that_a_newer_headrace_has_changed_stays_as_it_was_known_and_tha
         assert archive.lookup("texts", ["a"]).found.all()
         assert archive.store.swap("space/texts", b'{"format": 2, "else": 1}', before or b"")
         until(lambda: not archive.troubles)
-    assert caplog.text.count("update headrace; what was known of the space stays") == 1
+    assert caplog.text.count("update headrace; keeping the last known record of the space") == 1
 
 
 def test_an_embedder_of_another_length_is_refused(tmp_path: Path) -> None:

@@ -43,9 +43,7 @@ def test_an_array_that_may_not_be_written_to_is_not(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory") as archive:
         archive.put("texts", ["a"], np.ones((1, 4)))
         out = np.frombuffer(bytes(16), np.float32).reshape(1, 4)
-        with pytest.raises(
-            InvalidRequest, match=r"out: expected a C-contiguous array of .* to be written to"
-        ):
+        with pytest.raises(InvalidRequest, match=r"out: expected a writable C-contiguous array of .*, got"):
             archive.lookup("texts", ["a"], out=out)
         assert not out.any()
 
@@ -88,7 +86,7 @@ def test_a_vector_that_float16_cannot_be_is_a_dead_letter_alone(tmp_path: Path) 
         filler.stop()
         (letter,) = archive.dead_letters.all()
         assert letter.key == "huge"
-        assert letter.reason == "the encoder gave a vector with a number that float16 cannot be in it"
+        assert letter.reason == "the encoder returned a vector with a number too large for float16"
 
 
 class Talkative(LengthEmbedder):
@@ -150,7 +148,7 @@ def test_a_damaged_mean_is_no_look_into_memory(mean: str) -> None:
         number=1, embedder="e", fingerprint="f", dimension=64, dtype="float16", created=1.0, mean=mean
     )
     if mean:
-        with pytest.raises(ConfigError, match="the mean that the store has of version 1 is damaged"):
+        with pytest.raises(ConfigError, match="the stored mean of version 1 is damaged"):
             oov_vector("mean", version)
     else:
         assert oov_vector("mean", version).shape == (64,)
@@ -290,7 +288,7 @@ def test_a_full_queue_is_a_trouble_as_long_as_there_are_missing_keys(tmp_path: P
         archive.lookup("films", ["one", "two", "three"])
         told: list[str] = []
         until(lambda: told.extend(archive.troubles.copy().values()) or told)
-        assert told[0].startswith("the queue takes no missing keys: the queue holds 1 of")
+        assert told[0].startswith("the queue does not accept missing keys: the queue holds 1 of")
         until(lambda: not archive.troubles)
 
 

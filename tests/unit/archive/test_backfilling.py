@@ -66,7 +66,9 @@ def test_a_backfill_that_goes_on_counts_each_key_once(archive: Archive) -> None:
 def test_the_default_stays_until_all_is_done(archive: Archive) -> None:
     put(archive, 0, 3)
     archive.add_version("texts", LengthEmbedder("lengths-2"))
-    with pytest.raises(FailedPrecondition, match="the backfill is not done; the default stays where it is"):
+    with pytest.raises(
+        FailedPrecondition, match="the backfill is not complete; the default version is unchanged"
+    ):
         Backfill(archive, "texts", 1, 2).make_default()
     assert archive.record("texts").default == 1
     with pytest.raises(FailedPrecondition, match="cannot be filled from itself"):

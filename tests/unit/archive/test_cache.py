@@ -146,7 +146,7 @@ def test_marks_are_bounded_and_lose_the_oldest() -> None:
         (7, r"keys\[1\]: expected a text, got int"),
         (None, r"keys\[1\]: expected a text, got NoneType"),
         (b"film", r"keys\[1\]: expected a text, got bytes"),
-        ("\ud800", r"keys\[1\]: expected Unicode text, got '\\ud800', which holds half a character"),
+        ("\ud800", r"keys\[1\]: expected Unicode text, got '\\ud800', which contains an unpaired surrogate"),
     ],
 )
 def test_what_cannot_be_a_key_is_named(key: object, said: str) -> None:

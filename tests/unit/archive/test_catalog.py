@@ -67,7 +67,8 @@ def test_a_number_is_never_given_again() -> None:
 
 def test_the_default_is_not_dropped() -> None:
     with pytest.raises(
-        FailedPrecondition, match="version 1 is the default; move that first, by headrace archive default"
+        FailedPrecondition,
+        match="version 1 is the default; choose another default first: headrace archive default",
     ):
         without(record("a", "b"), 1)
 

@@ -92,9 +92,9 @@ def test_a_column_with_a_default_may_be_left_out_and_so_may_single_values() -> N
         ("age", [1, 2**63], r"columns.age\[1\]: expected a whole number of int64, got one that is too large"),
         ("age", [1.0, 2], r"columns.age\[0\]: expected a whole number of int64, got 1.0"),
         ("age", [True, 2], r"columns.age\[0\]: .*got true"),
-        ("age", [1], r"columns.*: expected . values, as in the others, got ."),
+        ("age", [1], r"columns.*: expected . values, as in the other columns, got ."),
         ("age", [[1], [2]], r"columns.age\[0\]: expected a whole number of int64, got a list"),
-        ("age", np.ones((2, 1), int), r"columns.age: expected one value a key, got \[2, 1\]"),
+        ("age", np.ones((2, 1), int), r"columns.age: expected one value per key, got \[2, 1\]"),
         ("age", np.array([1.0, 2.0]), r"columns.age: expected numbers of int64, got float64"),
         ("age", np.array([1, 2**63], np.uint64), r"columns.age\[1\]: .*got 9223372036854775808"),
         ("visits", [1, 2**31], r"columns.visits\[1\]: expected a whole number of int32, got 2147483648"),
@@ -118,7 +118,9 @@ def test_what_is_wrong_is_named(name: str, values: object, problem: str) -> None
 
 
 def test_a_column_without_a_default_must_be_given() -> None:
-    with pytest.raises(InvalidRequest, match=r"columns\.country: expected a value a key, got no such column"):
+    with pytest.raises(
+        InvalidRequest, match=r"columns\.country: expected a value per key, got no such column"
+    ):
         rows_of(USERS, {name: values for name, values in GIVEN.items() if name != "country"})
 
 

@@ -122,10 +122,10 @@ def test_what_cannot_be_read_may_need_it(tmp_path: Path) -> None:
     version = a_version(tmp_path, "ads", {"texts": 1})
     (version / "headrace-manifest.json").write_text("{")
     with pytest.raises(
-        FailedPrecondition, match=r"it is unknown whether .* is needed: .*ads/1: .*not a manifest"
+        FailedPrecondition, match=r"cannot determine whether .* is needed: .*ads/1: .*not a manifest"
     ):
         check_unneeded("texts", 2, [tmp_path])
-    with pytest.raises(ConfigError, match=r"--models: .*nowhere is no directory"):
+    with pytest.raises(ConfigError, match=r"--models: .*nowhere is not a directory"):
         check_unneeded("texts", 2, [tmp_path / "nowhere"])
 
 

@@ -86,7 +86,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
             assert ill.calls < 12  # one call at a time to see whether it is back, and not one a batch
             (trouble,) = archive.troubles.values()
             assert trouble == (
-                "the embedder 'ill' (of texts) cannot be asked: the encoder is starting; its keys wait"
+                "the embedder 'ill' (of texts) is unavailable: the encoder is starting; its keys wait"
             )
         assert not ill.embedded
         until(lambda: archive.queue.depth().messages == len(TEXTS))
@@ -130,7 +130,7 @@ def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
     assert not ill.hold.is_set(), "the filler has ended, and the embedder hangs still"
     assert not ill.embedded
     supplier.close()
-    assert "the embedder 'ill' (of texts) is still at work: it is left behind" in caplog.text
+    assert "the embedder 'ill' (of texts) is still working on a batch; it is abandoned" in caplog.text
     again = LengthEmbedder("ill")
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": again}):
         until(lambda: all_found(archive, "texts", TEXTS[:30]) and is_empty(archive))
@@ -196,10 +196,11 @@ def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
     ill = LengthEmbedder("ill")
     if kind == "down":
         ill.busy.set()
-        first, again, over = "cannot be asked: the encoder is starting", " s now", "answers again after"
+        first, again, over = "is unavailable: the encoder is starting", " s now", "answers again after"
     else:
         ill.hold.clear()
-        first, again, over = "is at one batch for more than", "is at one batch for more than", "has answered"
+        first = again = "has been working on one batch for more than"
+        over = "has answered"
     archive.want("texts", ["one"])
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):
         until(lambda: sum(again in line for line in caplog.messages) >= 3)
@@ -239,6 +240,6 @@ def test_a_content_that_an_embedder_refuses_holds_up_no_others_for_good(
     (letter,) = archive.dead_letters.all()
     assert (letter.key, letter.is_final) == ("it kills", False)
     assert letter.reason == (
-        "the encoder refused it 5 times, and answered others in between: the server answered 503"
+        "the encoder refused it 5 times, but answered others in between: the server answered 503"
     )
     assert set(ill.embedded.values()) == {1}

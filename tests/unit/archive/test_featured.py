@@ -253,7 +253,7 @@ def test_a_new_default_is_asked_if_it_fits_the_model(caplog: pytest.LogCaptureFi
         until(lambda: archive.reader("users").version.number == of_texts.number)
         for _ in range(3):
             assert model.predict(asked(["a"], ["7"]))["years"].tolist() == [41]
-        assert [one.args for one in caplog.records if "goes on with version" in one.msg] == [
+        assert [one.args for one in caplog.records if "keeps using version" in one.msg] == [
             ("m", 1, "users", "inputs.age: expected FP32, as the model takes it, got BYTES from version 2 "
              "of the space 'users'"),
         ]  # fmt: skip
@@ -412,7 +412,7 @@ class EchoWithOwnWays(Echo):
     ("outputs", "key", "said"),
     [
         (("image.written",), "url", "inputs.image: the model has an output 'image.written' of its own"),
-        ((), "both", r"inputs.image.key: expected one value a row, got both BYTES \[rows, 2\]"),
+        ((), "both", r"inputs.image.key: expected one value per row, got both BYTES \[rows, 2\]"),
     ],
 )
 def test_a_model_whose_own_inputs_and_outputs_are_in_the_way_is_refused(

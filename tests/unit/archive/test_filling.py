@@ -97,7 +97,7 @@ def test_what_cannot_be_embedded_is_a_dead_letter_and_fails_nobody_else(archive:
     reasons = {one.key: one.reason for one in archive.dead_letters.all("texts")}
     assert reasons == {
         "missing": "no such thing: missing",
-        "nan": "the encoder gave a vector with NaN or infinity in it",
+        "nan": "the encoder returned a vector with NaN or infinity",
         "breaks": "the encoder failed: the encoder cannot stand this",
     }
     assert archive.queue.depth().messages == 0

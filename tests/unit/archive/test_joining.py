@@ -375,7 +375,7 @@ def test_the_joined_stream_says_what_its_columns_are_and_which_versions(local: A
             {"url": "a", "ad": 1},
             SOURCES,
             {"versions": {"x": 1}},
-            "no input comes from 'x'; some do from images",
+            "no input comes from 'x'; inputs come from images",
         ),
         ({"ad": 1}, SOURCES, {}, "inputs.image.key: the rows have no column 'url'"),
         ({"url": "a", "ad": 1, "city": "x"}, SOURCES, {}, "inputs.city: the rows have a column of that name"),
@@ -429,7 +429,7 @@ def test_a_wrong_row_is_named(local: Archive, row: dict[str, Any], problem: str)
 def test_rows_without_a_time_must_say_it(local: Archive) -> None:
     schema = Schema(fields=(Field(name="label", role="label"),))
     row = {"label": 0, "url": "a", "ad": 1}
-    with pytest.raises(ConfigError, match=r"time: .* not all have 'image.written'"):
+    with pytest.raises(ConfigError, match=r"time: .* some rows lack 'image.written'"):
         join(local, stream_of([row], schema))
     whole = row | {f"{name}.written": 0 for name in SOURCES}
     assert join(local, stream_of([whole], schema))[0].counts["image"].missing == 1

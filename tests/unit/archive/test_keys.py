@@ -31,11 +31,11 @@ def test_no_short_key_can_be_taken_for_a_digest() -> None:
 
 
 def test_more_keys_than_allowed_are_refused() -> None:
-    with pytest.raises(TooLarge, match="keys: expected at most 3 keys, got 4; ask in parts"):
+    with pytest.raises(TooLarge, match="keys: expected at most 3 keys, got 4; split the request"):
         checked(["a"] * 4, 3)
 
 
 @pytest.mark.parametrize("one", ["film", b"film"])
 def test_one_key_in_place_of_a_list_is_refused(one: str | bytes) -> None:
-    with pytest.raises(InvalidRequest, match="keys: expected a list of texts, got one"):
+    with pytest.raises(InvalidRequest, match="keys: expected a list of texts, got a single text"):
         checked(one, 3)  # type: ignore[arg-type]

@@ -218,8 +218,8 @@ def version(dimension: int = 2, dtype: str = "int8") -> SpaceVersion:
     [
         ({"column": "x"}, ("f4", (2,)), r"inputs.image.column: version 3 of the space 'images' has vectors"),
         ({}, ("i8", (2,)), r"inputs.image: expected INT64, as the model takes it, got FP32 from version 3"),
-        ({}, ("f4", (3,)), r"inputs.image: expected image FP32 \[rows, 3\], got 2 values a row"),
-        ({}, ("f4", (None, None)), r"got 2 values a row"),
+        ({}, ("f4", (3,)), r"inputs.image: expected image FP32 \[rows, 3\], got 2 values per row"),
+        ({}, ("f4", (None, None)), r"got 2 values per row"),
         ({}, ("O", (2,)), r"expected BYTES, as the model takes it, got FP32"),
         ({"default": "x"}, ("f4", (2,)), r"inputs.image.default: expected a number of FP32, got 'x'"),
         ({"default": 1e300}, ("f4", (2,)), r"expected a number of FP32, got 1e.300"),

@@ -46,7 +46,7 @@ def test_a_vector_of_zeros_is_a_vector(dtype: str) -> None:
 def test_a_number_that_float16_cannot_be_is_refused_and_named() -> None:
     given = vectors()
     given[3, 2] = 1e6
-    with pytest.raises(InvalidRequest, match=r"vectors: row 3: a number is larger than float16 can be"):
+    with pytest.raises(InvalidRequest, match=r"vectors: row 3: a number is too large for float16"):
         Form(7, "float16").encode(given, NOW)
 
 

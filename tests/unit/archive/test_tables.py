@@ -124,7 +124,7 @@ def test_times_that_are_none_are_refused(archive: Archive, written: list[float])
 
 
 def test_as_many_values_as_keys_are_expected(archive: Archive) -> None:
-    with pytest.raises(InvalidRequest, match="columns: expected 1 values a column, one a key, got 2"):
+    with pytest.raises(InvalidRequest, match="columns: expected 1 values per column, one per key, got 2"):
         archive.put_rows("users", ["a"], GIVEN)
 
 

@@ -64,7 +64,10 @@ def test_an_answer_that_neighbours_would_make_enormous_is_refused() -> None:
     parts[0].settle(answer(parts[0], {"y": np.zeros((999, 1), np.float32)}))
     parts[1].settle(answer(parts[1], {"y": np.zeros((1, 1 << 15), np.float32)}))
     assert isinstance(whole.settlement, TooLarge)
-    assert "131072000 bytes as 'y'; send fewer rows at once" in str(whole.settlement)
+    assert (
+        "output 'y' would take 131072000 bytes with all rows padded to the longest one; "
+        "send fewer rows at once"
+    ) in str(whole.settlement)
 
 
 def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:

@@ -19,7 +19,7 @@ def backfill(place: Path, settings: str, *options: str) -> int:
 def test_nothing_to_fill_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert backfill(tmp_path, "") == 0
     out, err = capsys.readouterr()
-    assert out == "items: version 1 is the default, and what its encoder makes; nothing to fill\n"
+    assert out == "items: version 1 is the default, and its encoder is current; nothing to fill\n"
     assert err == ""
     assert backfill(tmp_path, "", "--json") == 0
     told = json.loads(capsys.readouterr().out)

@@ -36,8 +36,8 @@ def test_the_file_of_an_oov_vector_is_looked_at(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        ("dimension = 4", "dimension: expected 3, as version 1 has it, got 4"),
-        ('dimension = 3\ndtype = "float16"', "dtype: expected float32, as version 1 has it, got float16"),
+        ("dimension = 4", "dimension: expected 3, as in version 1, got 4"),
+        ('dimension = 3\ndtype = "float16"', "dtype: expected float32, as in version 1, got float16"),
     ],
 )
 def test_settings_that_what_is_stored_does_not_follow_are_told(
@@ -66,5 +66,5 @@ def test_models_of_the_server_itself_are_said_to_be_not_looked_at(
     settings = '[spaces.words]\nembedder = "counts"\n[embedders.counts]\nkind = "model"\nmodel = "counts"\n'
     code, parts = check(tmp_path, settings, capsys)
     assert code == 0
-    told = "the model 'counts' of the server itself; not looked at, as no server runs here"
+    told = "the model 'counts' of the server itself; not checked, because no server runs here"
     assert parts["embedders.counts"] == (True, told)

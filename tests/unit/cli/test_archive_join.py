@@ -90,7 +90,7 @@ def test_what_is_lost_is_told_loudly(place: Path, capsys: Captured) -> None:
     assert join(place) == 0
     told = " ".join(capsys.readouterr().err.split())
     assert "image: 200 of 300 keys are lost" in told
-    assert "images keeps what is replaced for 0 seconds (history_seconds)" in told
+    assert "images keeps replaced values for 0 seconds (history_seconds)" in told
 
 
 @pytest.mark.parametrize("is_given", [False, True])

@@ -40,7 +40,7 @@ def test_a_load_says_what_it_made_of_a_file(
     assert main([*words, "--new-columns"]) == 0
     assert capsys.readouterr().out == (
         "users: 1 row is in version 2, which is not the default\n"
-        "  it lacks 1 key of version 1, such as 'b'; load these, too, or have them missing:\n"
+        "  it lacks 1 key of version 1, such as 'b'; load these, too, or accept that they are missing:\n"
         "  headrace archive default users 2 --fewer-keys\n"
         "  keys: user_id\n"
     )
@@ -57,12 +57,12 @@ def test_strict_stores_nothing_where_a_guess_changes_values(
     file.write_text("user_id,zip\na,01234\nb,99999\n")
     assert main(["archive", "load", "users", str(file), "--strict", *words]) == 2
     told = capsys.readouterr().err
-    assert "the column 'zip': its values stay texts, as '01234' would not be the same as a number" in told
+    assert "the column 'zip': its values stay text, because '01234' would change if read as a number" in told
     assert "--strict: the guesses above change values" in told
     assert main(["archive", "lookup", "users", "a", *words]) != 0
     capsys.readouterr()
     assert main(["archive", "load", "users", str(file), *words]) == 0
-    assert "would not be the same as a number" in capsys.readouterr().err
+    assert "would change if read as a number" in capsys.readouterr().err
     file.write_text("user_id,zip\nc,99999\n")
     assert main(["archive", "load", "users", str(file), "--strict", *words]) == 0
 
@@ -88,10 +88,10 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
     assert (
         "version 2 of 'users' lacks 1 key of version 1, such as 'b'; version 1 stays the default" in problem
     )
-    moved = (0, "users: version 2 answers now, before that 1\n", "")
+    moved = (0, "users: version 2 answers now, previously 1\n", "")
     assert default("users", "2", "--fewer-keys") == moved
     assert default("users", "2") == (0, "users: version 2 answers, as before\n", "")
-    assert default("users", "1")[1] == "users: version 1 answers now, before that 2\n"
+    assert default("users", "1")[1] == "users: version 1 answers now, previously 2\n"
     said = json.loads(default("users", "--json")[1])
     assert (said["default"], said["before"], len(said["versions"])) == (1, 1, 2)
     assert default("users", "3")[::2] == (
@@ -105,7 +105,10 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["users", "FILE", "--vectors", "age"], "--vectors: expected none, as 'users' is a feature table"),
+        (
+            ["users", "FILE", "--vectors", "age"],
+            "--vectors: expected none, because 'users' is a feature table",
+        ),
         (["users", "FILE", "--version", "2"], "--version: expected none"),
         (["users", "FILE", "--delimiter", "||"], "--delimiter: expected one ASCII character, or tab"),
         (["nobody", "FILE"], "no space 'nobody'; there are items, users"),
@@ -137,7 +140,7 @@ def test_all_verbs_know_tables(toml: str, tmp_path: Path, capsys: pytest.Capture
         assert main(["archive", *words, "--archive", toml]) == code
         return capsys.readouterr().out
 
-    assert "tables.users  ok  no columns yet; headrace archive load has them from a file" in told("check")
+    assert "tables.users  ok  no columns yet; headrace archive load takes them from a file" in told("check")
     (tmp_path / "users.csv").write_text("user_id,age,country\na,30,CH\n")
     told("load", "users", str(tmp_path / "users.csv"))
     rows = np.array([(40, "AT")], [("age", "<i4"), ("country", "<U2")])
@@ -157,7 +160,7 @@ def test_all_verbs_know_tables(toml: str, tmp_path: Path, capsys: pytest.Capture
     assert "users" in told("status")
     assert told("forget", "users", "a") == "forgot 1 key in users\n"
     Path(toml).write_text('[tables.users.columns]\nage = "int64"\n')
-    assert "1 column, 8 bytes a row, of archive.toml; version 1 answers, which has others" in told("check")
+    assert "1 column, 8 bytes a row, of archive.toml; version 1 answers, with other columns" in told("check")
 
 
 def test_a_check_looks_at_where_contents_come_from(
@@ -191,7 +194,7 @@ def test_a_check_looks_at_where_contents_come_from(
             ["neighbours", "items", "nobody"],
             "no vector in version 1 of 'items'; headrace archive put stores",
         ),
-        (["fill"], 'the spaces have no embedder, as in embedder = "minilm"; headrace archive put stores'),
+        (["fill"], 'the spaces have no embedder; set one, as in embedder = "minilm", or store your own'),
         (["lookup", "user", "a"], "no space 'user'; did you mean 'users'? There are items, users"),
         (
             ["load", "users", "FILE", "--key", "user_ids"],
@@ -213,5 +216,5 @@ def test_an_archive_of_tables_only_has_nothing_to_fill(
 ) -> None:
     (tmp_path / "archive.toml").write_text("[tables.users]\n")
     assert main(["archive", "fill", "--archive", str(tmp_path / "archive.toml")]) == 2
-    told = "the archive has feature tables only, and nothing of those is embedded; headrace archive load"
+    told = "the archive has feature tables only; feature tables are not embedded: headrace archive load"
     assert told in capsys.readouterr().err

@@ -13,8 +13,8 @@ from headrace.cli.main import main
 @pytest.mark.parametrize(
     ("vectors", "keys", "told"),
     [
-        ("none.npy", "keys.txt", "headrace: FILE.npy: expected a file, got none.npy: nothing is there"),
-        ("one.npy", "none.txt", "headrace: --keys: expected a file, got none.txt: nothing is there"),
+        ("none.npy", "keys.txt", "headrace: FILE.npy: expected a file, got none.npy: it does not exist"),
+        ("one.npy", "none.txt", "headrace: --keys: expected a file, got none.txt: it does not exist"),
         (".", "keys.txt", "headrace: FILE.npy: expected a file, got .: it is a directory"),
     ],
 )

@@ -48,8 +48,8 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
 @pytest.mark.parametrize(
     ("space", "problem"),
     [
-        ("users", "got 'users': nothing makes rows of a feature table anew. headrace archive load replaces"),
-        ("items", "nothing makes vectors of a space without an embedder anew. headrace archive put replaces"),
+        ("users", "got 'users': nothing recreates rows of a feature table. headrace archive load replaces"),
+        ("items", "nothing recreates vectors of a space without an embedder. headrace archive put replaces"),
     ],
 )
 def test_what_nothing_makes_anew_is_not_invalidated_unless_it_is_to_be_missing(

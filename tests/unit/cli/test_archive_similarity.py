@@ -68,7 +68,7 @@ def test_duplicates_as_a_table_as_json_and_as_a_sheet(archive: Path, capsys: Sai
     assert lines[0] == "digits, version 1: 310 keys, cosine 0.999 or more"
     assert (
         lines[1].strip()
-        == "10 groups; 10 keys more than one of each, 10 of them with an equal vector; 10 pairs"
+        == "10 groups; 10 keys beyond one of each group, 10 of them with an equal vector; 10 pairs"
     )
     assert len(lines) == 14
     assert lines[-1] == f"wrote {sheet}"

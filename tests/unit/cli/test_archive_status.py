@@ -51,7 +51,7 @@ def test_a_store_that_is_silent_hides_nothing_else(
 ) -> None:
     assert status(tmp_path, store_nowhere) == 1
     out, err = capsys.readouterr()
-    assert "spaces: items; how they fare is not known" in out
+    assert "spaces: items; their state is not known" in out
     assert "queue: 0 keys wait; dead letters: not known" in out
     (line,) = err.splitlines()
     assert line.startswith("headrace: store: ")

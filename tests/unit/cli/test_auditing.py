@@ -202,4 +202,4 @@ def test_what_cannot_be_told_is_not_done(
 
 def test_a_log_without_versions_would_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-", "--audit-file", "audit.jsonl"]) == verbs.WRONG
-    assert "--audit-file would do nothing; add --publish DIR/NAME" in capsys.readouterr().err
+    assert "--audit-file would have no effect; add --publish DIR/NAME" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_a_directory_without_click_models_is_said_to_be_one(
     ("arguments", "said"),
     [
         (["nowhere"], "nowhere is not a directory"),
-        ([".", "--factors", "8"], "--factors and --quantize are for any model"),
+        ([".", "--factors", "8"], "--factors and --quantize cannot be combined with DIR"),
         (["--factors", "0"], "factors: expected"),
     ],
 )

@@ -94,7 +94,7 @@ def test_what_is_no_model_leaves_nothing_behind(made: Path, tmp_path: Path, caps
     cases = [
         ([empty], verbs.FAILED, "holds no files"),
         ([text], verbs.FAILED, "no model found: expected model.onnx"),
-        ([tmp_path / "nix"], verbs.WRONG, "nix is not there"),
+        ([tmp_path / "nix"], verbs.WRONG, "nix does not exist"),
         ([made / "model.onnx", made / "model.onnx"], verbs.WRONG, "would both be model.onnx"),
         ([made, "--signing-key", tmp_path / "nix"], verbs.WRONG, "the key"),
         ([made, "--version", "-1"], verbs.WRONG, "version: expected"),

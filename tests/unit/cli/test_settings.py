@@ -247,7 +247,7 @@ def test_a_variable_that_is_none_but_looks_like_one_is_told() -> None:
         return found
 
     assert doubts("serve", "HEADRACE_SERVE_HTPP_PORT") == {
-        "HEADRACE_SERVE_HTPP_PORT": "HEADRACE_SERVE_HTPP_PORT is no setting of headrace serve; "
+        "HEADRACE_SERVE_HTPP_PORT": "HEADRACE_SERVE_HTPP_PORT is not a setting of headrace serve; "
         "did you mean HEADRACE_SERVE_HTTP_PORT?"
     }
     assert "HEADRACE_SERVE_HTTP_PORT?" in doubts("serve", "HEADRACE_HTTP_PORT")["HEADRACE_HTTP_PORT"]

@@ -73,14 +73,14 @@ def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
     file.write_text("\n".join(["clicked,price,hour,note,page,left", *lines]))
     encoded = run("encode", "--format", "csv", file, "--out", tmp_path / "rows", "--ignore", "left")
     assert encoded.returncode == 0
-    start, most = "headrace: the column", "its values stay texts: 999 of 1,000 values are numbers"
+    start, most = "headrace: the column", "its values stay text: 999 of 1,000 values are numbers"
     missing, schema = "is not (leave missing cells empty)", "to change it, set role ="
     written = "in a schema (--print-schema writes one)"
     category, dense = '"categorical", text = true', '"dense"'
     assert encoded.stderr.decode().splitlines() == [
         f"{start} 'price' is ignored: {most}, but 'n/a' {missing}; {schema} {category} {written}",
         f"{start} 'hour' becomes categorical: {most}, but 'oops' {missing}; {schema} {dense} {written}",
-        f"{start} 'note' is ignored: its values hardly ever come again; {schema} {category} {written}",
+        f"{start} 'note' is ignored: its values hardly ever repeat; {schema} {category} {written}",
         f"{start} 'page' becomes categorical: {most}, but 'x' {missing}; {schema} {dense} {written}",
     ]
 
@@ -94,7 +94,7 @@ def test_columns_that_are_separated_otherwise_are_told(
 ) -> None:
     refused = run("encode", "--format", "csv", "-", *label, given=f"{header}\na1\n".encode())
     assert refused.returncode == 2
-    assert refused.stderr.decode().endswith(f"there are {header}; of CSV, say --delimiter {said}\n")
+    assert refused.stderr.decode().endswith(f"there are {header}; for CSV, set --delimiter {said}\n")
 
 
 def test_many_doubts_are_few_lines(tmp_path: Path) -> None:

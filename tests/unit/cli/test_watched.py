@@ -125,7 +125,7 @@ def test_what_breaks_an_objective(
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "<html>", "{", "headrace_ready x\n"])
 def test_what_is_no_server_of_ours_is_said_so(text: str) -> None:
-    with pytest.raises(ConfigError, match="what answers there is no"):
+    with pytest.raises(ConfigError, match="the answer is not"):
         parsed(text)
 
 
@@ -146,7 +146,7 @@ def test_what_is_no_address_is_said_so(url: str) -> None:
             (None, None, "own.pem"),
             "certificate-file: own.pem with its key in it cannot be used: No such",
         ),
-        ((None, None, None, "own.key"), "key-file: is the key of a certificate; name that, too"),
+        ((None, None, None, "own.key"), "key-file: the key needs its certificate, too"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named(files: tuple[str | None, ...], said: str) -> None:

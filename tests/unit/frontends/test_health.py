@@ -35,7 +35,7 @@ def test_check_tells_whether_the_server_is_ready(name: str, ready: bool, status:
 
 
 def test_check_does_not_know_a_service_that_is_not_here() -> None:
-    with pytest.raises(NotFound, match=r"no gRPC service 'x.Y' here; there are .*inference"):
+    with pytest.raises(NotFound, match=r"no gRPC service 'x.Y' on this server; it has .*inference"):
         unary(ServiceDouble(), "Check", Request(service="x.Y").SerializeToString())
 
 
@@ -116,7 +116,7 @@ def test_no_more_than_so_many_watch_at_a_time(monkeypatch: pytest.MonkeyPatch) -
         watches = [handler(_one(b""), GrpcCall()) for _ in range(4)]
         for watch in watches[:2]:
             await anext(watch)
-        with pytest.raises(Overloaded, match="2 watch already"):
+        with pytest.raises(Overloaded, match="2 Watch calls are open"):
             await anext(watches[2])
         await watches[0].aclose()
         await anext(watches[3])

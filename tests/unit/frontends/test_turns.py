@@ -52,18 +52,18 @@ def outputs(count: int) -> bytes:
 
 TEXT_OF_ESCAPES = b'"' + rb"\u0001" * 1060 + b'"'
 BODIES: dict[str, tuple[str, Callable[[], bytes], str]] = {
-    "empty lists": (INFER, lambda: infer(b'"more":' + many(b"[]", 500_000)), "beside the data"),
-    "objects": (INFER, lambda: infer(b'"more":' + many(b'{"a":[]}', 200_000)), "beside the data"),
-    "long integers": (INFER, lambda: infer(b'"more":' + many(b"9" * 4000, 4000)), "beside the data"),
-    "texts of escapes": (INFER, lambda: infer(b'"more":' + many(TEXT_OF_ESCAPES, 4000)), "beside the data"),
-    "texts": (INFER, lambda: infer(b'"more":' + many(b'"%s"' % (b"w" * 8000), 4000)), "beside the data"),
-    "long names": (INFER, lambda: infer(b'"more":' + many(b'{"%s":1}' % (b"w" * 8000), 4000)), "beside the"),
-    "parameters": (INFER, lambda: infer(b'"parameters":' + names(200_000)), "beside the data"),
-    "outputs": (INFER, lambda: infer(b'"outputs":' + outputs(150_000)), "beside the data"),
+    "empty lists": (INFER, lambda: infer(b'"more":' + many(b"[]", 500_000)), "besides the data"),
+    "objects": (INFER, lambda: infer(b'"more":' + many(b'{"a":[]}', 200_000)), "besides the data"),
+    "long integers": (INFER, lambda: infer(b'"more":' + many(b"9" * 4000, 4000)), "besides the data"),
+    "texts of escapes": (INFER, lambda: infer(b'"more":' + many(TEXT_OF_ESCAPES, 4000)), "besides the data"),
+    "texts": (INFER, lambda: infer(b'"more":' + many(b'"%s"' % (b"w" * 8000), 4000)), "besides the data"),
+    "long names": (INFER, lambda: infer(b'"more":' + many(b'{"%s":1}' % (b"w" * 8000), 4000)), "besides the"),
+    "parameters": (INFER, lambda: infer(b'"parameters":' + names(200_000)), "besides the data"),
+    "outputs": (INFER, lambda: infer(b'"outputs":' + outputs(150_000)), "besides the data"),
     "an input's parameters": (
         INFER,
         lambda: ONE_INPUT + b',"parameters":' + names(200_000) + b"}]}",
-        "beside the data",
+        "besides the data",
     ),
     "a comma at the end": (
         INFER,

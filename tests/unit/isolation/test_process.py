@@ -22,4 +22,4 @@ def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pyt
     assert ended.wait(60)
     assert process.ending is not None
     assert process.ending.reason == "start"
-    assert "the installed headrace is another one than this server began with" in process.ending.said
+    assert "the installed headrace is not the release that this server started with" in process.ending.said

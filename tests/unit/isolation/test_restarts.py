@@ -46,7 +46,7 @@ def test_the_ends_of_all_processes_of_a_version_count_together() -> None:
         (
             -signal.SIGKILL,
             "killed",
-            "was ended by SIGKILL (by somebody, or by the system when memory was short)",
+            "was ended by SIGKILL (by a user, or by the system when out of memory)",
         ),
         (-63, "crash", "was ended by signal 63"),
     ],

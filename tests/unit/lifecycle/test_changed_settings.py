@@ -21,6 +21,6 @@ def test_a_change_that_loaded_versions_do_not_follow_is_said_with_the_way_out(
             "[versions]\ncount = 2\n[batching]\nmax_batch_rows = 8\n"
         )
         watch.look(5)
-    assert caplog.text.count("ctr: headrace.toml: [batching] has changed; versions that are loaded keep") == 1
+    assert caplog.text.count("ctr: headrace.toml: [batching] has changed; loaded versions keep") == 1
     assert "[versions]" not in caplog.text  # followed at once
-    assert "publish a new version, or start the server again" in caplog.text
+    assert "publish a new version, or restart the server" in caplog.text

@@ -24,7 +24,7 @@ def test_a_look_that_finds_no_thread_is_followed_by_the_next_one(
     watch.executor.no_thread = 5
     watch.look(5)
     assert (watch.now["ctr"], watch.clock.timers) == ([2], 1)
-    assert "cannot be looked at now, but soon again" in caplog.text
+    assert "cannot scan the model directories now, retrying soon" in caplog.text
     assert "does not answer" not in caplog.text
     watch.look()
     assert watch.now["ctr"] == [3]

@@ -35,7 +35,7 @@ def test_names_like_versions_that_are_none_are_told_with_the_way_out(
     for name, got in (("dotted", "0.1"), ("v", "v1"), ("huge", str(2**64))):
         assert f"got {got}: versions are whole numbers" in watch.unusable[name]
     assert watch.now == {"ctr": [2], "rank": [7]}
-    assert caplog.text.count("ctr/2.0: it is passed over: versions are whole numbers") == 1
+    assert caplog.text.count("ctr/2.0: it is ignored: versions are whole numbers") == 1
     assert "assets" not in caplog.text
     assert ".9" not in caplog.text
 

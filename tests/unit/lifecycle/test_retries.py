@@ -47,7 +47,7 @@ def test_after_a_shortage_of_any_length_a_version_arrives(
 
 
 def test_what_no_retry_can_mend_is_tried_again_only_when_files_or_settings_change(stage: Stage) -> None:
-    stage.loader.fail("load", "m", 1, times=9, error=NotLoadable("it holds types that nobody has trusted"))
+    stage.loader.fail("load", "m", 1, times=9, error=NotLoadable("it holds types that are not trusted"))
     stage.want(m=wanted(1))
     stage.run()
     stage.advance(100.0)
@@ -98,7 +98,7 @@ def test_a_load_that_finds_no_thread_is_a_failed_attempt(stage: Stage, models: i
     stage.run()
     status = stage.manager.status("m0")[0]
     assert (status.state, status.attempts) == (State.FAILED, 1)
-    assert status.error == "no thread could be started for it"
+    assert status.error == "could not start a loader thread"
     stage.advance(1.0)
     assert all(stage.ready(f"m{number}") == {1} for number in range(models))
     assert stage.clock.timers == 0

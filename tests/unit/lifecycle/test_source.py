@@ -68,10 +68,11 @@ def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_pat
         "my model": "not a model's name",
         "flat": "no version in it",
         "empty": "no version in it",
-        "near": "the server's settings name it, but no directory does; make it, or give [models.near] a path",
+        "near": "the server's settings name it, but it has no directory; create one, or set path in "
+        "[models.near]",
     }
     assert watch.unusable["my model"].endswith("; rename its directory")
-    assert watch.unusable["flat"].endswith(" into a directory 1 in it")
+    assert watch.unusable["flat"].endswith(" into a subdirectory named 1")
     assert watch.problem("far").endswith("; correct the path in [models.far], or put the model there")
     (root / "flat" / "1").mkdir()
     (root / "flat" / "model.onnx").rename(root / "flat" / "1" / "model.onnx")
@@ -215,7 +216,7 @@ def test_a_model_directory_that_lists_nothing_keeps_what_it_has(watch: Watch, ro
         shutil.rmtree(root / "ctr" / number)
     watch.look()
     assert watch.now == {"ctr": [2], "rank": [7]}
-    assert watch.problem("ctr") == "no version is left in its directory; what is loaded stays"
+    assert watch.problem("ctr") == "no version is left in its directory; loaded versions keep serving"
 
 
 def test_a_served_directory_that_lists_nothing_keeps_everything(watch: Watch, root: Path) -> None:
@@ -223,7 +224,7 @@ def test_a_served_directory_that_lists_nothing_keeps_everything(watch: Watch, ro
         shutil.rmtree(root / name)
     watch.look()
     assert watch.now == {"ctr": [2], "rank": [7]}
-    assert watch.problem("ctr") == "the served directory is empty; what is loaded stays"
+    assert watch.problem("ctr") == "the served directory is empty; loaded versions keep serving"
 
 
 def test_a_served_directory_that_vanishes_and_comes_back_changes_nothing(
@@ -335,20 +336,20 @@ def test_a_default_model_that_is_not_there_is_told_until_it_is(
     (root / "ctr" / "headrace.toml").write_text('[default]\nmodel = "small"')
     watch.look()
     assert watch.now["ctr"] == [2]
-    assert watch.problem("ctr").startswith("there is no model 'small' to give its default answers")
+    assert watch.problem("ctr").startswith("there is no model 'small' for its default answers")
     assert "ctr: there is no model 'small'" in caplog.text
     publish(root / "rank" / "7", root / "small", 1)
     with caplog.at_level(logging.INFO):
         watch.look()
     assert watch.problem("ctr") == ""
-    assert "ctr: solved: there is no model 'small'" in caplog.text
+    assert "ctr: resolved: there is no model 'small'" in caplog.text
 
 
 def test_a_policy_that_names_only_missing_versions_keeps_what_is_there(watch: Watch, root: Path) -> None:
     (root / "ctr" / "headrace.toml").write_text('[versions]\npolicy = "specific"\nnumbers = [8, 9]')
     watch.look()
     assert watch.now["ctr"] == [2]
-    assert watch.problem("ctr") == "none of the versions [8, 9] is there"
+    assert watch.problem("ctr") == "none of the versions [8, 9] exists"
 
 
 def test_a_pin_goes_back_and_unpinning_goes_forward_again(watch: Watch, root: Path) -> None:
@@ -375,7 +376,7 @@ def test_a_pin_to_a_version_that_is_not_there_keeps_what_is_there(watch: Watch, 
     (root / "ctr" / "headrace.pin").write_text("5\n")
     watch.look()
     assert watch.now["ctr"] == [2]
-    assert watch.problem("ctr") == "it is pinned to version 5, which is not there"
+    assert watch.problem("ctr") == "it is pinned to version 5, which does not exist"
 
 
 def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(root: Path) -> None:
@@ -384,7 +385,7 @@ def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(ro
     watch = Watch(root)
     watch.start()
     assert watch.now["ctr"] == [2]
-    assert watch.problem("ctr") == "it is pinned to version 5, which is not there"
+    assert watch.problem("ctr") == "it is pinned to version 5, which does not exist"
 
 
 @pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
@@ -425,7 +426,7 @@ def test_a_record_that_is_lost_loses_no_pin(watch: Watch, root: Path) -> None:
     record.rename(root / "ctr" / "aside")
     watch.look(2)
     assert watch.now["ctr"] == [1]
-    assert "headrace-control.json is gone; the pin to version 1 that was in it stays" in watch.problem("ctr")
+    assert "headrace-control.json is missing; its pin to version 1 stays in force" in watch.problem("ctr")
     pin(root / "ctr", 1)
     unpin(root / "ctr")
     watch.look()
@@ -473,4 +474,4 @@ def test_what_is_solved_is_said(watch: Watch, root: Path, caplog: pytest.LogCapt
     unpin(root / "ctr")
     with caplog.at_level(logging.INFO):
         watch.look()
-    assert "ctr: solved: it is pinned to version 5" in caplog.text
+    assert "ctr: resolved: it is pinned to version 5" in caplog.text

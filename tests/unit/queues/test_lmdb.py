@@ -164,12 +164,12 @@ def test_the_same_directory_may_be_open_twice_in_a_process(tmp_path: Path, queue
 
 def test_a_directory_that_cannot_be_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "queue").write_text("no directory")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         opened(tmp_path)
     (tmp_path / "queue").unlink()
     (tmp_path / "queue").mkdir()
     (tmp_path / "queue/data.mdb").write_bytes(b"nonsense" * 10_000)
-    with pytest.raises(ConfigError, match="no LMDB file"):
+    with pytest.raises(ConfigError, match="is not an LMDB file"):
         opened(tmp_path)
 
 

@@ -318,10 +318,10 @@ def test_inputs_cannot_be_written_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expression", "said"),
     [
-        ("None", "outputs y, and answered with no mapping"),
-        ("{}", "outputs y, and answered with none"),
+        ("None", "outputs y, but answered with no mapping"),
+        ("{}", "outputs y, but answered with none"),
         ("{'y': [1.0, 2.0], 'z': [1.0, 2.0]}", "answered with y, z"),
-        ("{'y': 1.0}", r"declares y FP64 \[rows\], and answered with FP64 \[\]"),
+        ("{'y': 1.0}", r"declares y FP64 \[rows\], but answered with FP64 \[\]"),
         ("{'y': [[1.0], [2.0]]}", r"answered with FP64 \[2, 1\]"),
         ("{'y': [1j, 2j]}", "answered with complex128"),
         ("{'y': ['a', 'b']}", "answered with"),

@@ -29,7 +29,7 @@ def test_questions_that_make_no_sense_are_refused_and_others_are_answered(
         copy = door.copy(file.fileno(), Content(4096, hashlib.sha256(bytes(4096)).hexdigest()))
         assert copy is not None
         assert copy.size_bytes == 4096
-    assert "a file could not be worked on" in capfd.readouterr().err
+    assert "processing a file failed" in capfd.readouterr().err
 
 
 def test_a_keeper_that_waits_for_the_kernel_is_not_taken_for_one_that_hangs() -> None:

@@ -154,7 +154,7 @@ def test_a_damaged_page_is_an_error_that_says_what_to_do(
             file.seek(page * tree.page_bytes + 16)
             file.write(b"\xff" * 32)
     for _ in range(2):
-        with pytest.raises(Unavailable, match="is damaged: a page is not as it should be; end all processes"):
+        with pytest.raises(Unavailable, match="is damaged: a page is invalid; stop all processes"):
             in_place(store, keys)
     assert caplog.text.count("is damaged") == 1
 
@@ -212,7 +212,7 @@ def test_a_file_that_was_cut_under_a_process_is_an_error_and_not_its_end(tmp_pat
     program = [sys.executable, "-c", CUTS, str(tmp_path / "store"), str(left)]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == 0, ended.stderr or f"ended by signal {-ended.returncode}"
-    assert ended.stdout.count(f"the LMDB file was cut to {left} bytes, of ") == 7
+    assert ended.stdout.count(f"the LMDB file was truncated to {left} bytes, from ") == 7
 
 
 def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbStore) -> None:

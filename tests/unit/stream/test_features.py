@@ -50,5 +50,5 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 
 
 def test_more_rows_than_numbers_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="can be numbered"):
+    with pytest.raises(ConfigError, match="rows; expected at most"):
         Features.of(schema_of(a={"buckets": 2**31}, b={"buckets": 2**31}))

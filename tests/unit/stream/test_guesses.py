@@ -45,14 +45,14 @@ def column(cell: Callable[[int], object]) -> str:
             lambda row: ("NA", "DE", "FR")[row % 3],
             "categorical",
             True,
-            "'NA' is taken for a text like others",
+            "'NA' is treated as ordinary text",
         ),
-        (lambda row: f"{1000 + row % 50}.0", "categorical", False, "taken for integers"),
+        (lambda row: f"{1000 + row % 50}.0", "categorical", False, "treated as integers"),
         (lambda row: "" if row % 10 == 0 else f"{1000 + row % 50}.0", "categorical", False, "integers"),
-        (lambda row: f"{row % 40:05}", "categorical", True, "'00000' would not be the same as a number"),
-        (lambda row: f"+49301{row % 40}", "categorical", True, "would not be the same as a number"),
-        (lambda row: f"1234567890123456{row % 40:04}", "categorical", True, "would not be the same"),
-        (lambda row: f"{row % 9}E5", "categorical", True, "would not be the same as a number"),
+        (lambda row: f"{row % 40:05}", "categorical", True, "'00000' would change if read as a number"),
+        (lambda row: f"+49301{row % 40}", "categorical", True, "would change if read as a number"),
+        (lambda row: f"1234567890123456{row % 40:04}", "categorical", True, "would change if read"),
+        (lambda row: f"{row % 9}E5", "categorical", True, "would change if read as a number"),
         (lambda row: f"{row / 7:.6f}", "dense", False, ""),
         (
             lambda row: "NA" if row % 9 == 0 else f"{row / 7:.6f}",
@@ -116,7 +116,7 @@ def test_delimiters_at_the_end_of_lines_are_columns_without_names(tmp_path: Path
 def test_whole_numbers_that_become_quantities_are_told(tmp_path: Path) -> None:
     made, _ = encoded(tmp_path / "rows.csv", column(lambda row: 70_000 + row))
     assert made.schema.by_name["x"].role == "dense"
-    assert "hardly ever come again, so they are taken for a quantity" in made.doubts[0]
+    assert "hardly ever repeat, so they are treated as a quantity" in made.doubts[0]
     table = pa.table({"x": [float(row % 9) for row in range(ROWS)], "clicked": [0, 1] * 300})
     pq.write_table(table, tmp_path / "rows.parquet")
     made, _ = read(tmp_path / "rows.parquet", "parquet")
@@ -203,7 +203,7 @@ def test_times_in_another_unit_are_refused_unless_it_is_named(
 
 @pytest.mark.parametrize(("unit", "time"), [("s", 2**60), ("ms", -(2**62))])
 def test_times_beyond_int64_are_refused(tmp_path: Path, unit: Unit, time: int) -> None:
-    with pytest.raises(StreamError, match="that int64 holds as microseconds"):
+    with pytest.raises(StreamError, match="that fit into int64 as microseconds"):
         encoded(tmp_path / "rows.csv", f"at,clicked\n{time},1\n", timestamp="at", timestamp_unit=unit)
 
 
@@ -215,7 +215,7 @@ def test_a_later_row_that_contradicts_a_quantity_is_refused(tmp_path: Path, cell
     path = tmp_path / "rows.csv"
     path.write_text("x,clicked\n" + "".join(f"{row % 7}.5,1\n" for row in range(MANY)) + f"{cell},1\n")
     made = encode(EncodeSettings(format="csv", hints=Hints(label="clicked")), path)
-    with pytest.raises(StreamError, match=f"row {MANY}, field 'x': expected a number, as the rows before"):
+    with pytest.raises(StreamError, match=f"row {MANY}, field 'x': expected a number, as in earlier rows"):
         list(made.batches)
 
 
@@ -224,7 +224,7 @@ def test_a_word_in_a_later_row_is_told_once(tmp_path: Path) -> None:
     path.write_text("x,clicked\n" + "".join(f"{row % 7}.5,1\n" for row in range(MANY)) + "NA,1\nNA,0\n")
     settings = EncodeSettings(format="csv", hints=Hints(label="clicked"), tell=told.append)
     assert sum(batch.num_rows for batch in encode(settings, path).batches) == MANY + 2
-    assert told == [f"row {MANY}, column 'x': 'NA' is taken for a missing number"]
+    assert told == [f"row {MANY}, column 'x': 'NA' is treated as a missing number"]
 
 
 def test_the_sample_has_a_limit_in_bytes(tmp_path: Path) -> None:
@@ -281,4 +281,4 @@ def test_strict_makes_doubts_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     words = ["stream", "encode", "--format", "csv", str(path), "--out", str(tmp_path / "out")]
     assert main(words) == 0
     assert main([*words, "--strict"]) == 2
-    assert "would not be the same as a number" in capsys.readouterr().err
+    assert "would change if read as a number" in capsys.readouterr().err

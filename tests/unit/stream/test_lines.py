@@ -123,5 +123,7 @@ def test_a_file_is_given_in_large_pieces_of_whole_lines() -> None:
 
 @pytest.mark.parametrize("text", [b"x" * (MOST_LINE_BYTES + 1), b'"' + b"x\n" * (MOST_LINE_BYTES // 2 + 1)])
 def test_a_line_that_never_ends_is_refused_with_the_limit(text: bytes) -> None:
-    with pytest.raises(StreamError, match=f"more than {MOST_LINE_BYTES} bytes.* never closed"):
+    with pytest.raises(
+        StreamError, match=f"longer than the maximum of {MOST_LINE_BYTES} bytes.* never closed"
+    ):
         list(Lines(io.BytesIO(text), WholeRows(",")))

@@ -30,7 +30,7 @@ def test_a_schema_can_be_written_as_toml() -> None:
         ('{"fields": [{"name": "a", "role": "dense"}, {"name": "a", "role": "dense"}]}', "twice"),
         ('{"fields": [{"name": "a", "role": "label"}, {"name": "b", "role": "label"}]}', "only one"),
         ('{"fields": [{"name": "a", "role": "categorical", "buckets": 1}]}', "buckets"),
-        ('{"fields": [{"name": "a", "role": "categorical", "admit": 256}]}', "admit is 1 to 255"),
+        ('{"fields": [{"name": "a", "role": "categorical", "admit": 256}]}', "expected admit of 1 to 255"),
         ("fields = 3", "fields: expected a list, got `int`"),
         ("fields = [", "rows.toml"),
     ],
@@ -55,7 +55,7 @@ def test_the_one_field_of_a_role_is_found_or_none_is() -> None:
 
 
 def test_a_separator_without_several_values_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"separator: it stands between values.*'|'"):
+    with pytest.raises(ConfigError, match=r"separator: expected none for a field of one value.*'|'"):
         Field(name="a", role="categorical", separator="|")
 
 

@@ -48,9 +48,9 @@ def test_clicks_and_views_are_taken_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("clicks", "views", "field", "said"),
     [
-        ([1, 4], [1, 3], "clicks", "how many of the row's views were clicked"),
-        ([1, -1], [1, 3], "clicks", "how many of the row's views were clicked"),
-        ([1, 0.5], [1.0, 1.0], "clicks", "how many of the row's views were clicked"),
+        ([1, 4], [1, 3], "clicks", "the number of the row's clicked views"),
+        ([1, -1], [1, 3], "clicks", "the number of the row's clicked views"),
+        ([1, 0.5], [1.0, 1.0], "clicks", "the number of the row's clicked views"),
         ([1, 1], [1.0, 1.5], "views", "a whole number"),
         ([1, 1], [1, -2], "views", "a whole number"),
         ([1, 1], [1, 2**24 + 2], "views", "a whole number"),

@@ -123,7 +123,7 @@ def test_a_version_without_a_manifest_is_meant_by_its_number(model: Path) -> Non
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (shutil.rmtree, "it is pinned to version 2, which is not there"),
+        (shutil.rmtree, "it is pinned to version 2, which does not exist"),
         (lambda path: (path / MANIFEST_FILE).write_text("{}"), "a version 2 that had another manifest"),
         (lambda path: (path / MANIFEST_FILE).unlink(), "a version 2 that had another manifest"),
     ],

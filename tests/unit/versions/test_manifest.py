@@ -56,7 +56,7 @@ def test_what_was_written_is_checked_and_read_back(source: Path) -> None:
 def test_a_manifest_that_could_not_be_read_again_is_not_written(source: Path, model: Path) -> None:
     publish(source, model)
     much = {"by": "x" * LARGEST_MANIFEST_BYTES}
-    with pytest.raises(FailedPrecondition, match="bytes, where 16777216 are read"):
+    with pytest.raises(FailedPrecondition, match="bytes, but at most 16777216 are read"):
         publish(source, model, metadata=much)
     assert names(model) == ["1"]
 
@@ -70,8 +70,8 @@ def test_files_beyond_the_manifest_are_fine(source: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "model.onnx, which headrace-manifest.json lists, is not there"),
-        (b"weights" * 999, "model.onnx has 6993 bytes where headrace-manifest.json lists 7000"),
+        (None, "model.onnx, which headrace-manifest.json lists, is missing"),
+        (b"weights" * 999, "model.onnx has 6993 bytes, but headrace-manifest.json lists 7000"),
         (b"wrights" * 1000, "model.onnx does not have the checksum that headrace-manifest.json lists"),
     ],
     ids=["missing", "half-written", "damaged"],

@@ -91,7 +91,7 @@ def test_what_the_control_record_pins_or_holds_is_named(tmp_path: Path) -> None:
         ("[models.ctr.versions]\nlabel = { a = 2 }", "unknown setting; did you mean labels"),
         (
             "http_port = 1\n[models.other]",
-            r"says nothing of the model in .*ctr; an empty \[models\.ctr\] in it",
+            r"does not mention the model in .*ctr; if that is intended, add an empty \[models\.ctr\] to it",
         ),
     ],
 )

@@ -155,7 +155,7 @@ def test_texts_are_short_and_printable(text: str) -> None:
 def test_what_would_be_too_large_to_be_read_is_not_written() -> None:
     large = {"format": 1, "revision": 1, "verdicts": "x" * (LARGEST_RECORD_BYTES - 100)}
     record = parse_record(json.dumps(large).encode())
-    said = rf"would have \d+ bytes, where {LARGEST_RECORD_BYTES} are read, with 0 holds; let go of some"
+    said = rf"would have \d+ bytes, but at most {LARGEST_RECORD_BYTES} are read, with 0 holds; release some"
     with pytest.raises(FailedPrecondition, match=said):
         encode_record(with_pin(record, KEY, 17, STAMP))
 
@@ -167,7 +167,7 @@ def test_there_may_be_so_many_holds_and_no_more() -> None:
     full = with_hold(record, number_key(3), 3, "report", STAMP)
     assert parse_record(encode_record(full)) == full, "usual texts fit"
     with pytest.raises(
-        FailedPrecondition, match=rf"has {MOST_HOLDS} holds, and may have {MOST_HOLDS}; let go"
+        FailedPrecondition, match=rf"has {MOST_HOLDS} holds, but may have at most {MOST_HOLDS}; release"
     ):
         with_hold(full, KEY, 17, "another", STAMP)
     again = with_hold(full, KEY, 17, "audit-7", STAMP)

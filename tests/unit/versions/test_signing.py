@@ -59,13 +59,13 @@ def test_another_place_is_refused_and_named(version: Path, keys: Path, model: st
 def test_whoever_writes_another_place_into_the_file_is_found_out(version: Path, keys: Path) -> None:
     file = version / SIGNATURE_FILE
     file.write_bytes(file.read_bytes().replace(b'"ctr"', b'"other"'))
-    with pytest.raises(LoadError, match=r"does not fit"):
+    with pytest.raises(LoadError, match=r"does not match"):
         verified(version, keys, "other")
 
 
 def test_a_changed_manifest_is_refused(version: Path, keys: Path) -> None:
     write_manifest(version, signature="another")
-    with pytest.raises(LoadError, match=r"its signature does not fit headrace-manifest.json"):
+    with pytest.raises(LoadError, match=r"its signature does not match headrace-manifest.json"):
         verified(version, keys)
 
 
@@ -90,7 +90,7 @@ def test_no_manifest_is_not_signed(version: Path) -> None:
 
 def test_another_key_is_named_with_those_that_are_trusted(version: Path, tmp_path: Path) -> None:
     new_keys(tmp_path / "other.pem")
-    with pytest.raises(LoadError, match=r"signed by [0-9a-f]{16}, and trusted are: [0-9a-f]{16};"):
+    with pytest.raises(LoadError, match=r"signed by [0-9a-f]{16}, but the trusted keys are [0-9a-f]{16};"):
         verified(version, tmp_path / "other.pem")
 
 
@@ -139,7 +139,7 @@ def test_a_signature_of_another_length_is_no_signature(version: Path, keys: Path
     short = msgspec.structs.replace(record.signatures[0], ed25519=b"\0" * 3)
     changed = msgspec.structs.replace(record, signatures=(short,))
     (version / SIGNATURE_FILE).write_bytes(msgspec.json.encode(changed))
-    with pytest.raises(LoadError, match=r"does not fit"):
+    with pytest.raises(LoadError, match=r"does not match"):
         verified(version, keys)
 
 

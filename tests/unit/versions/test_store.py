@@ -34,7 +34,7 @@ def test_reading_makes_nothing(tmp_path: Path) -> None:
 def test_others_are_waited_for_but_not_without_end(tmp_path: Path) -> None:
     with (
         FileStore(tmp_path).alone(),
-        pytest.raises(Conflict, match=r"others have been changing .* for 0\.05 s"),
+        pytest.raises(Conflict, match=r"other processes have been changing .* for 0\.05 s"),
     ):
         FileStore(tmp_path, patience_seconds=0.05).swap(FileStore(tmp_path).read(), b"one")
     assert FileStore(tmp_path).read().content is None
@@ -59,7 +59,7 @@ def test_a_file_that_was_edited_by_hand_is_not_replaced(tmp_path: Path) -> None:
     store = FileStore(tmp_path)
     read = store.swap(store.read(), b"one")
     (tmp_path / CONTROL_FILE).write_bytes(b"edited")
-    with pytest.raises(Conflict, match="changed by somebody else"):
+    with pytest.raises(Conflict, match="changed by another process"):
         store.swap(read, b"two")
     assert (tmp_path / CONTROL_FILE).read_bytes() == b"edited"
 

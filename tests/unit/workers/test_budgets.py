@@ -55,7 +55,7 @@ def test_a_workers_part_of_an_archive(fill: bool, fills: bool, expected: bool) -
     [(ArchiveConfig(store=MemoryStore()), "store"), (ArchiveConfig(queue=MemoryQueue()), "queue")],
 )
 def test_an_archive_of_one_process_is_refused(config: ArchiveConfig, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name}.kind: expected one that processes share"):
+    with pytest.raises(ConfigError, match=rf"^{name}.kind: expected one that processes can share"):
         budgets.of_archive(config, 2, fills=True)
 
 

@@ -151,7 +151,7 @@ def test_an_unexpected_error_in_a_loop_ends_the_server(caplog: pytest.LogCapture
         await stage.stop(lead=False)
 
     on_stage(act)
-    assert "what keeps the workers running has failed" in caplog.text
+    assert "the task that keeps the workers running has failed" in caplog.text
 
 
 # --- silence ---
@@ -256,7 +256,7 @@ def test_a_worker_that_never_ends_is_ended_after_the_drain_time(caplog: pytest.L
         assert [stage.last(place).returncode for place in BOTH] == [-signal.SIGKILL, 0]
 
     on_stage(act)
-    assert "workers were still at work at the end" in caplog.text
+    assert "workers did not finish before the timeout" in caplog.text
 
 
 def test_a_worker_that_hangs_while_it_drains_is_ended_before_that() -> None:

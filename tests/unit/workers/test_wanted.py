@@ -18,7 +18,7 @@ MODELS = {
         ),
         {"stable": 3},
         {3: -(2**63), 12: None},
-        "it is pinned to version 3, which is not there",
+        "it is pinned to version 3, which does not exist",
     ),
     "empty": Wanted(),
 }

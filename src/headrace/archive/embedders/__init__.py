@@ -1,1 +1,1 @@
-"""Embedders: what makes vectors of contents."""
+"""Embedders, which make vectors of contents."""

@@ -1,4 +1,4 @@
-"""One content that an encoder fails on fails alone."""
+"""Isolate failures of an encoder: a content that it fails on does not fail its batch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headrace.errors import InvalidRequest, ModelError
 def each_alone(
     runs: Iterable[Sequence[int]], encode: Callable[[Sequence[int]], object], probe: Callable[[], object]
 ) -> dict[int, Failure]:
-    """Encode contents together; those of a run that fails are encoded again, one by one.
+    """Encode contents in batches; encode those of a batch that fails again, one by one.
 
     Args:
-        runs: The places of the contents that go together.
-        encode: Encodes the contents at some places.
-        probe: Encodes what has worked before; called where nothing else does.
+        runs: Batches, each with the indices of its contents.
+        encode: Encodes the contents with some indices.
+        probe: Encodes an input that has worked before; called if nothing else succeeds.
 
     Returns:
-        Those that fail alone, too.
+        The contents that fail alone, by index.
 
     Raises:
-        ModelError: Everything fails, what has worked before, too: no content is at fault.
+        ModelError: Everything fails, including the probe, so no content is at fault.
     """
     failures: dict[int, Failure] = {}
     worked, last = False, None
@@ -38,7 +38,7 @@ def each_alone(
         try:
             probe()
         except (ModelError, InvalidRequest) as error:
-            raise ModelError(f"the encoder fails on whatever it gets: {error.message}") from last
+            raise ModelError(f"the encoder fails on every input: {error.message}") from last
     return failures
 
 

@@ -1,4 +1,4 @@
-"""Fingerprints: one digest of all files and settings that vectors depend on."""
+"""Fingerprints: one digest of all files and settings that determine vectors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from headrace.errors import ConfigError
 
 
 def fingerprint(kind: str, settings: Mapping[str, object], files: Iterable[Path]) -> str:
-    """Digest what vectors depend on.
+    """Return a digest of everything that determines vectors.
 
-    Where files lie and what they are called does not count, their order does.
+    The digest depends on the order of files, not on their location or names.
 
     Args:
-        kind: The kind of embedder.
-        settings: Those settings that change vectors; what JSON can hold.
-        files: What it reads.
+        kind: Kind of embedder.
+        settings: JSON-compatible settings that change vectors.
+        files: Files that the embedder reads.
 
     Returns:
         64 hexadecimal digits.

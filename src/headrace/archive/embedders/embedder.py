@@ -1,4 +1,4 @@
-"""Embedder: makes vectors of contents. The contract that every kind keeps."""
+"""Embedder: makes vectors of contents. The contract of all kinds."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headrace.tensors import Array
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why there is no vector of a content.
+    """The reason why a content has no vector.
 
     Attributes:
-        reason: For people: what was expected, what came; a dead letter keeps it.
-        is_final: Whether trying again cannot help (not found, no image, too large), rather than might (no
+        reason: Text for people, with the expected and the actual value; kept in dead letters.
+        is_final: True if a retry cannot help (not found, not an image, too large), False if it might (no
             connection, a busy server).
     """
 
@@ -25,11 +25,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """What came of a batch of contents.
+    """The result of embedding a batch of contents.
 
     Attributes:
-        vectors: float32 ``[contents, dimension]``; the rows of those that failed mean nothing.
-        failures: By place, those that have no vector.
+        vectors: float32 ``[contents, dimension]``; the rows of failed contents are undefined.
+        failures: Contents without a vector, by index.
     """
 
     vectors: Array
@@ -37,12 +37,12 @@ class Embedded:
 
 
 class Embedder(Protocol):
-    """Makes vectors of contents; may be called by several threads at once.
+    """Makes vectors of contents. Thread-safe.
 
     Attributes:
-        dimension: How many numbers a vector has.
-        fingerprint: What changes when its vectors do: a digest of all files and settings that they depend on.
-            Vectors of one fingerprint are equal wherever they are made, to float32's rounding.
+        dimension: Length of a vector.
+        fingerprint: Digest of all files and settings that determine the vectors. Equal fingerprints mean
+            equal vectors wherever they are made, up to float32 rounding.
     """
 
     dimension: int
@@ -51,15 +51,15 @@ class Embedder(Protocol):
     def embed(self, contents: Sequence[bytes]) -> Embedded:
         """Make a vector of each content.
 
-        One content that cannot be embedded fails alone.
+        A content that cannot be embedded does not fail the others.
 
         Args:
-            contents: At least one: texts in UTF-8, addresses, whatever the kind takes.
+            contents: One or more contents: texts in UTF-8, addresses, or whatever the kind takes.
 
         Raises:
-            Refused: None could be embedded now; all may be later.
+            Refused: No content could be embedded now; a retry may succeed.
             HeadraceError: The encoder itself is broken; no content is at fault.
         """
 
     def close(self) -> None:
-        """Free what it holds; called once, when nothing uses it any more."""
+        """Free all resources; called once, when the embedder is no longer used."""

@@ -1,4 +1,4 @@
-"""Encoder: a model that any runtime loads, with the one output of it that is a vector."""
+"""Encoder: a model of any runtime, and the output of it that is the vector."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _USUAL_OUTPUTS = ("sentence_embedding", "embedding", "embeddings", "last_hidden_
 
 
 class Encoder:
-    """A loaded model; may be called by several threads at once.
+    """A loaded model. Thread-safe.
 
     Attributes:
-        signature: What it takes and gives.
-        output: The name of the output that is used.
-        files: All that it was read from.
-        metadata: What its file says of itself, by key.
+        signature: Signature of the model.
+        output: Name of the output that is the vector.
+        files: Files that the model was read from.
+        metadata: Metadata from the model's file, by key.
     """
 
     def __init__(self, servable: Servable, files: tuple[Path, ...], output: str) -> None:
-        """Choose an output.
+        """Choose an output of a model.
 
         Args:
-            servable: The model; closed with this.
-            files: What it was read from.
-            output: The output's name; "" for the only one, or the first with a usual name.
+            servable: The model; ``close`` closes it.
+            files: Files that it was read from.
+            output: Name of the output; "" for the only one, or the first with a usual name.
 
         Raises:
-            ConfigError: There is no such output, or several that could be meant.
+            ConfigError: There is no such output, or several and none has a usual name.
         """
         self.signature: Signature = servable.signatures[DEFAULT_SIGNATURE]
         self.output = chosen_output(self.signature.output_names, output)
@@ -50,14 +50,14 @@ class Encoder:
         """Make vectors.
 
         Args:
-            inputs: Every input of the signature, of its dtypes, with the same number of rows.
+            inputs: All inputs of the signature, with its dtypes and the same number of rows each.
 
         Returns:
-            float32, with as many rows.
+            float32, with the same number of rows.
 
         Raises:
-            ModelError: The model failed, or answered with another number of rows.
-            InvalidRequest: It does not take these values.
+            ModelError: The model failed, or returned another number of rows.
+            InvalidRequest: The model does not take these values.
         """
         rows, fixed = len(next(iter(inputs.values()))), self.signature.rows
         if fixed is None or fixed == rows:
@@ -77,21 +77,21 @@ class Encoder:
     def _predict(self, inputs: Tensors, rows: int) -> Array:
         vectors = self._servable.predict(inputs)[self.output]
         if len(vectors) != rows:
-            raise ModelError(f"the encoder answered {len(vectors)} rows where it was given {rows}")
+            raise ModelError(f"expected {rows} rows from the encoder, got {len(vectors)}")
         return vectors.astype(np.float32, copy=False)
 
 
 def open_encoder(path: Path, output: str, threads: int) -> Encoder:
-    """Load a model.
+    """Load an encoder.
 
     Args:
-        path: An ONNX file, or a directory that some runtime loads.
-        output: As for ``Encoder``.
-        threads: How many threads a call may use.
+        path: ONNX file, or directory that some runtime loads.
+        output: See ``Encoder``.
+        threads: Maximum number of threads of one call.
 
     Raises:
-        LoadError: It cannot be loaded.
-        ConfigError: There is nothing at the path, or no such output.
+        LoadError: The model cannot be loaded.
+        ConfigError: The path does not exist, or the model has no such output.
     """
     options = RuntimeOptions(threads=threads)
     if path.is_dir():
@@ -101,7 +101,7 @@ def open_encoder(path: Path, output: str, threads: int) -> Encoder:
         files = [path, *(path.parent / name for name in external_names(path))]
     else:
         raise ConfigError(
-            f"model: expected an ONNX file or a model's directory, got {path}: nothing is there"
+            f"model: expected an ONNX file or a model's directory, got {path}, which does not exist"
         )
     try:
         return Encoder(servable, tuple(files), output)
@@ -111,14 +111,14 @@ def open_encoder(path: Path, output: str, threads: int) -> Encoder:
 
 
 def chosen_output(names: tuple[str, ...], wanted: str) -> str:
-    """Decide which output of a model is the vector.
+    """Choose the output of a model that is the vector.
 
     Args:
-        names: The outputs.
-        wanted: What is asked for; "" to find it.
+        names: Names of the outputs.
+        wanted: Name to use; "" to choose the only one, or the first with a usual name.
 
     Raises:
-        ConfigError: There is none of that name, or none or several could be meant.
+        ConfigError: There is no output of that name, or several and none has a usual name.
     """
     if wanted:
         if wanted not in names:
@@ -128,5 +128,5 @@ def chosen_output(names: tuple[str, ...], wanted: str) -> str:
         return names[0]
     usual = [name for name in _USUAL_OUTPUTS if name in names]
     if not usual:
-        raise ConfigError(f"output: say which one is the vector: {', '.join(names)}")
+        raise ConfigError(f"output: expected the name of the vector's output, one of {', '.join(names)}")
     return usual[0]

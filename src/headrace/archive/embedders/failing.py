@@ -1,4 +1,4 @@
-"""How one content fails: raised within an embedder, which makes a ``Failure`` of it."""
+"""The exception for a content that fails. Raised within an embedder, which turns it into a ``Failure``."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from headrace.errors import HeadraceError
 
 
 class Failing(HeadraceError):
-    """There is no vector of one content.
+    """A content has no vector.
 
     Attributes:
-        failure: Why.
+        failure: The reason.
     """
 
     def __init__(self, reason: str, *, is_final: bool) -> None:
-        """Say why.
+        """Create the failure.
 
         Args:
-            reason: For people: what was expected, what came.
-            is_final: Whether trying again cannot help.
+            reason: Text for people, with the expected and the actual value.
+            is_final: Whether a retry cannot help.
         """
         super().__init__(reason)
         self.failure = Failure(self.message, is_final)
 
 
 def never(reason: str) -> Failing:
-    """A content that will not have a vector however often it is tried."""
+    """Return the error for a content that will never have a vector."""
     return Failing(reason, is_final=True)
 
 
 def not_now(reason: str) -> Failing:
-    """A content that may have one later."""
+    """Return the error for a content that may have a vector later."""
     return Failing(reason, is_final=False)

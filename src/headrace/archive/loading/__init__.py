@@ -1,1 +1,1 @@
-"""Files loaded into an archive, batch by batch: Parquet, Arrow and CSV, into tables and spaces of vectors."""
+"""Loads files into an archive in batches: Parquet, Arrow and CSV, into tables and spaces of vectors."""

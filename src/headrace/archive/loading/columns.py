@@ -1,4 +1,4 @@
-"""Columns of a file made into columns of a feature table: what they may become, and errors that name rows."""
+"""Converts columns of a file to columns of a feature table, with errors that name rows."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is one of texts, with a dictionary or without."""
+    """Return whether a type is a text type, with a dictionary or without."""
     return is_plain_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
 
 def is_whole(kind: pa.DataType) -> bool:
-    """Whether a type is one of whole numbers."""
+    """Return whether a type is an integer type, with a dictionary or without."""
     return bool(pa.types.is_integer(kind.value_type if pa.types.is_dictionary(kind) else kind))
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether a type is one of times; they become milliseconds of Unix time."""
+    """Return whether a type is a time type; times become milliseconds of Unix time."""
     return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
 
 
 def keys_of(name: str, values: pa.Array, first_row: int, longest: int) -> list[str]:
-    """The keys of a batch.
+    """Return the keys of a batch.
 
     Args:
-        name: What the column is called.
-        values: Texts or whole numbers, which become texts.
-        first_row: The number of the first row.
-        longest: How many bytes a key may have.
+        name: Name of the column.
+        values: Texts or whole numbers, which are converted to texts.
+        first_row: Number of the first row.
+        longest: Maximum length of a key in bytes.
 
     Raises:
-        InvalidRequest: One is not there, empty or too long; or the column is none of keys.
+        InvalidRequest: A key is null, empty or too long, or the column is not one of texts or whole numbers.
     """
     values = plain(values, f"column {name!r}")
     if not is_text(values.type) and not is_whole(values.type):
@@ -67,15 +67,15 @@ def keys_of(name: str, values: pa.Array, first_row: int, longest: int) -> list[s
 
 
 def values_of(column: Column, values: pa.Array, first_row: int) -> Array:
-    """The values of a column as ``rows_of`` takes them, ``[N]``: the default where there is none.
+    """Return the values of a column as ``rows_of`` takes them, ``[N]``, with nulls replaced by the default.
 
     Args:
-        column: What they are to be.
-        values: As they were read.
-        first_row: The number of the first row.
+        column: Target column.
+        values: Values as read.
+        first_row: Number of the first row.
 
     Raises:
-        InvalidRequest: A value is not what the column needs.
+        InvalidRequest: A value does not fit the column.
     """
     values = _as_read(plain(values, f"column {column.name!r}"), column.dtype)
     made = _texts(column, values, first_row) if column.dtype == TEXT else _numbers(column, values, first_row)
@@ -90,7 +90,7 @@ def values_of(column: Column, values: pa.Array, first_row: int) -> Array:
 
 
 def _as_read(values: pa.Array, dtype: str) -> pa.Array:
-    """Values with null for what says that there is none, and times as whole numbers."""
+    """Convert values that stand for missing ones to null, and times and booleans to whole numbers."""
     if is_time(values.type):
         return values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
     if pa.types.is_boolean(values.type):
@@ -136,7 +136,7 @@ def _texts(column: Column, values: pa.Array, first_row: int) -> pa.Array:
 
 
 def _refuse_first(name: str, values: pa.Array, kind: pa.DataType, first_row: int, expected: str) -> NoReturn:
-    """Say which value no cast can make; they are tried one by one, as no other way tells."""
+    """Raise an error for the first value that cannot be cast; Arrow does not tell which, so try each."""
     for row in range(len(values)):
         try:
             values.slice(row, 1).cast(kind)
@@ -148,16 +148,16 @@ def _refuse_first(name: str, values: pa.Array, kind: pa.DataType, first_row: int
 
 
 def written_of(name: str, values: pa.Array, first_row: int) -> Array:
-    """When the rows of a batch were written: milliseconds of Unix time, uint64 ``[N]``.
+    """Return when the rows of a batch were written: milliseconds of Unix time, uint64 ``[N]``.
 
     Args:
-        name: What the column is called.
-        values: Times, or milliseconds of Unix time; in texts, such numbers, or times as in
+        name: Name of the column.
+        values: Times, or milliseconds of Unix time; texts may hold such numbers, or times as in
             ``2026-01-31T12:00:00Z``.
-        first_row: The number of the first row.
+        first_row: Number of the first row.
 
     Raises:
-        InvalidRequest: One is missing, or outside 1990 to 2100, as numbers of another unit are.
+        InvalidRequest: A value is missing, or outside 1990 to 2100, as numbers in another unit are.
     """
     values, expected = plain(values), "milliseconds of Unix time, or times such as 2026-01-31T12:00:00Z"
     if not (is_text(values.type) or is_whole(values.type) or is_time(values.type)):
@@ -174,14 +174,14 @@ def written_of(name: str, values: pa.Array, first_row: int) -> Array:
         row = wrong.index(True).as_py()
         problem = f"expected a time from 1990 to 2100, got {_shown(values[row])}"
         if pa.types.is_integer(kind) and (unit := fitting_unit(made[row].as_py() or 0)):
-            problem += f"; it would be one in {UNIT_NAMES[unit]}: write milliseconds"
+            problem += f"; it would be a valid time in {UNIT_NAMES[unit]}: write milliseconds"
         refuse(name, first_row + row, problem)
     times: Array = made.to_numpy(zero_copy_only=False)
     return times.astype(np.uint64)
 
 
 def _kind_of_time(values: pa.Array) -> pa.DataType:
-    """What times are to be read as: texts as the first of them is written."""
+    """Return the type to read times as; for texts, it follows from the first one."""
     if is_whole(values.type):
         return pa.int64()
     if not is_text(values.type):
@@ -195,16 +195,16 @@ def _kind_of_time(values: pa.Array) -> pa.DataType:
 
 
 def vectors_of(name: str, values: pa.Array, dimension: int, first_row: int) -> Array:
-    """The vectors of a batch, float32 ``[N, dimension]``.
+    """Return the vectors of a batch, float32 ``[N, dimension]``.
 
     Args:
-        name: What the column is called.
+        name: Name of the column.
         values: Lists of numbers.
-        dimension: How many numbers a list has.
-        first_row: The number of the first row.
+        dimension: Length of each list.
+        first_row: Number of the first row.
 
     Raises:
-        InvalidRequest: One is not there, of another length, or has a number that is none or not finite.
+        InvalidRequest: A vector is missing or has another length, or a number is missing or not finite.
     """
     if not is_listed(values.type):
         raise InvalidRequest(f"expected lists of numbers, got {values.type}", field=f"column {name!r}")
@@ -231,11 +231,11 @@ def vectors_of(name: str, values: pa.Array, dimension: int, first_row: int) -> A
 
 
 class Guess:
-    """What a column of a file is to be, from all its values.
+    """A guess at the table column for a column of a file, based on all its values.
 
     Attributes:
-        rows: How many values there are.
-        nulls: How many of them are not there.
+        rows: Number of values.
+        nulls: Number of missing values.
     """
 
     def __init__(self, field: pa.Field, *, are_cells: bool) -> None:
@@ -243,7 +243,7 @@ class Guess:
 
         Args:
             field: The column.
-            are_cells: Whether texts may be numbers: cells of a text file, unless the table has texts there.
+            are_cells: Whether texts may be numbers, as in a text file, unless the table has texts there.
         """
         self.name, self._type, self._are_cells = field.name, field.type, are_cells
         self._texts = Look()
@@ -264,14 +264,14 @@ class Guess:
 
     @property
     def said(self) -> str:
-        """What the owner of the column may not expect of what it is to be; "" for nothing."""
+        """Possibly unexpected properties of the guess, as text; "" for none."""
         return self._texts.said if self._are_cells else ""
 
     def column(self) -> Column | None:
-        """What it is; None for a type that no column can be.
+        """Return the guessed column; None for a type that no column can have.
 
         Raises:
-            InvalidRequest: It cannot be a column.
+            InvalidRequest: A text is too long for any column.
         """
         dtype = self._dtype()
         if dtype is None:
@@ -309,12 +309,12 @@ class Guess:
 
 
 def refuse(name: str, row: int, problem: str) -> NoReturn:
-    """Say which value is wrong.
+    """Raise an error that names a value.
 
     Args:
-        name: Its column.
-        row: Its row, from 1.
-        problem: What was expected, what came.
+        name: Name of the column.
+        row: Number of the row, from 1.
+        problem: Text with the expected and the actual value.
     """
     raise InvalidRequest(problem, field=f"row {row}, column {name!r}")
 

@@ -15,7 +15,7 @@ from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
-except ImportError as error:  # as with every package that is not always needed
+except ImportError as error:  # as with every optional package
     raise ConfigError(f"loading a file needs an extra ({error}): pip install 'headrace[train]'") from None
 
 from headrace.stream.csv_rows import CsvRows
@@ -37,32 +37,32 @@ _SUFFIXES: dict[str, Format] = {
 }
 _COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _ARROW_FILE = b"ARROW1"
-_MOST_LINES = 10_000_000  # beyond, looking for a line takes longer than it helps
+_MOST_LINES = 10_000_000  # beyond this, finding a line takes longer than it is worth
 
 
 class ColumnFile:
-    """A file of columns, to be read from its beginning any number of times.
+    """A file of columns that can be read from its beginning any number of times.
 
     Attributes:
-        path: The file.
-        format: What it is.
-        schema: Its columns; all of a CSV file are texts.
-        rows: How many rows it has; None where only reading it tells.
-        doubts: What the owner of a CSV file may not expect of how it is read, in sentences.
-        share: How much of it has been read, from 0 to 1.
+        path: Path of the file.
+        format: Format of the file.
+        schema: Columns of the file; those of a CSV file are all texts.
+        rows: Number of rows; None if it is not known without reading the file.
+        doubts: Possibly unexpected ways in which a CSV file is read, as sentences.
+        share: Share of the file that has been read, from 0 to 1.
     """
 
     def __init__(self, path: Path, format_: Format | None = None, delimiter: str = "") -> None:
-        """Look what columns it has.
+        """Read the columns of a file.
 
         Args:
-            path: The file; CSV may be compressed (``.gz``, ``.bz2``, ``.zst``).
-            format_: What it is; None for what its name says.
-            delimiter: What stands between the columns of a CSV file; "" for a comma, or a tab in ``.tsv``.
+            path: Path of the file; CSV may be compressed (``.gz``, ``.bz2``, ``.zst``).
+            format_: Format; None to derive it from the name.
+            delimiter: Delimiter of a CSV file; "" for a comma, or a tab in ``.tsv``.
 
         Raises:
-            NotFound: There is no such file.
-            InvalidRequest: It is no such file, cannot be read, or has two columns of one name.
+            NotFound: The file does not exist.
+            InvalidRequest: The file has another format, cannot be read, or has two columns of the same name.
         """
         if not path.is_file():
             raise NotFound(f"{path}: there is no such file{'; it is a folder' if path.is_dir() else ''}")
@@ -79,14 +79,14 @@ class ColumnFile:
             raise InvalidRequest(f"{path}: expected each column once, got {shown(name)} {count} times")
 
     def batches(self, columns: list[str], rows: int) -> Generator[pa.RecordBatch, None, None]:
-        """Its rows.
+        """Yield the rows of the file.
 
         Args:
-            columns: Which columns.
-            rows: How many rows a batch has at the most.
+            columns: Names of the columns.
+            rows: Maximum number of rows in a batch.
 
         Raises:
-            InvalidRequest: The file is damaged; the row is named where that is known.
+            InvalidRequest: The file is damaged; the error names the row if it is known.
         """
         readers = {"parquet": self._parquet, "arrow": self._arrow, "csv": self._csv}
         self.share = 0.0
@@ -94,7 +94,7 @@ class ColumnFile:
         with self._reading():
             for large in readers[self.format](columns, rows):
                 if self.format != "csv":
-                    large.validate(full=True)  # what is damaged is not to be looked into
+                    large.validate(full=True)  # damaged buffers must not be accessed
                 for start in range(0, large.num_rows, rows):
                     batch = large.slice(start, rows)
                     done += batch.num_rows
@@ -103,24 +103,24 @@ class ColumnFile:
                     yield batch
 
     def place(self, row: int) -> str:
-        """Where a row is, in words: its number, and the line that it begins in where the file is text.
+        """Describe the position of a row: its number, and in a text file the line where it begins.
 
         Args:
-            row: Its number, from 1.
+            row: Number of the row, from 1.
         """
         line = self._line(row) if self.format == "csv" and row <= _MOST_LINES else 0
         return f"row {row} (line {line})" if line else f"row {row}"
 
     def located(self, error: StreamError) -> HeadraceError:
-        """An error of reading rows as a stream, in the words of the file that they are in."""
+        """Return an error of reading rows as a stream, with the path and position in this file."""
         column = f", column {error.field!r}" if error.field else ""
         return HeadraceError(f"{self.path}: {self.place(error.row + 1)}{column}: {error.problem}")
 
     def _line(self, row: int) -> int:
-        """The line that a row of a CSV file begins in, from 1; 0 where it cannot be told."""
+        """Return the line where a row of a CSV file begins, from 1; 0 if it is not known."""
         with suppress(OSError, pa.ArrowException, csv.Error), self._text() as text:
             reader, line = csv.reader(text, delimiter=self._delimiter), 0
-            rows = -1  # the first is the names
+            rows = -1  # the first line has the names
             for found in reader:
                 rows += bool(found)
                 if found and rows == row:
@@ -168,7 +168,7 @@ class ColumnFile:
                 yield file.get_batch(at).select(columns)
 
     def _csv(self, columns: list[str], _rows: int) -> Iterator[pa.RecordBatch]:
-        """Every column as text: what it is to be is its column's matter, and its errors name rows."""
+        """Yield all columns as text: columns convert their values themselves, with errors that name rows."""
         lines, raw = self._csv_lines()
         size = self.path.stat().st_size
         with closing(lines):
@@ -183,14 +183,14 @@ class ColumnFile:
         return Lines(content, WholeRows(self._delimiter)), raw
 
     def _bytes(self) -> tuple[pa.NativeFile, pa.NativeFile]:
-        """The file's bytes, unpacked; and as they lie, which says how far it is read."""
+        """Return the decompressed bytes of the file, and the raw file, whose position tells the progress."""
         raw = pa.OSFile(str(self.path))
         packed = _COMPRESSED.get(self.path.suffix)
         return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Say of what Arrow cannot read where it is, and what may be done."""
+        """Convert errors of reading into errors that name the file and, if known, the row."""
         try:
             yield
         except ConfigError as error:

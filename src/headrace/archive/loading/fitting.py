@@ -1,4 +1,4 @@
-"""Whether the columns of a file fit those of a table, and how they differ."""
+"""Compares the columns of a file with those of a table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _SHOWN = 5
 
 
 def fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
-    """Whether values of some columns can be stored as others, of the same names."""
+    """Return whether values of the columns of a file can be stored in the columns of a table."""
     return not _differences(columns, there)
 
 
 def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
-    """How columns of a file differ from those of a table, in words."""
+    """Describe how the columns of a file differ from those of a table."""
     found = _differences(columns, there)
     more = len(found) - _SHOWN
     return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
@@ -42,7 +42,7 @@ def _meant(name: str, missing: Sequence[str]) -> str:
 
 
 def _difference(column: Column, there: Column) -> str:
-    """How a column of a file differs from the table's; "" where its values can be stored as that."""
+    """Describe how a column of a file differs from the table's; "" if its values can be stored."""
     name = shown(column.name)
     is_other_kind = TEXT in (column.dtype, there.dtype) and column.dtype != there.dtype
     if is_other_kind or there.dtype not in (column.dtype, *_WIDER.get(column.dtype, ())):

@@ -1,4 +1,4 @@
-"""Loads a file into an archive: which column is what, which version it goes to, batch by batch."""
+"""Loads a file into an archive: assigns its columns, chooses the version, and stores it in batches."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
 
 Told = Callable[[int, float], object]
-"""Gets how many rows are done, and which share of the file that is."""
+"""Called with the number of rows done and the share of the file that this is."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a file goes.
+    """Where the columns of a file go.
 
     Attributes:
-        version: The version of the space; its number is 0 until the first rows for a new one are stored.
-        key: The file's column of keys.
-        vectors: Its column of vectors; "" for a feature table.
-        columns: What is loaded as columns of a table.
-        is_new: Whether the version is made for this file.
+        version: Version of the space; its number is 0 until the first rows of a new version are stored.
+        key: Column of the file with the keys.
+        vectors: Column of the file with the vectors; "" for a feature table.
+        columns: Columns of the table that are loaded.
+        is_new: Whether the version is created for this file.
         left_out: Columns of the file that are not loaded.
-        nulls: By column, how many values that are not there are stored as its default; known only where the
-            file says the columns.
-        written: The file's column that says when each row was written; "" where that is now.
-        doubts: What a guess made of columns that their owner may not expect, in sentences.
+        nulls: Number of missing values stored as the default, by column; known only if the columns are
+            guessed from the file.
+        written: Column of the file with the time each row was written; "" for the current time.
+        doubts: Possibly unexpected properties of guessed columns, as sentences.
     """
 
     version: SpaceVersion
@@ -69,46 +69,46 @@ class Target:
 
 
 class Stopped(Exception):
-    """Somebody wants the load to end before it is done."""
+    """The load was asked to stop before it was done."""
 
 
 class Load:
-    """One file that is loaded into one space.
+    """Loads one file into one space.
 
     Attributes:
-        rows: How many rows are stored.
+        rows: Number of rows stored.
     """
 
     def __init__(self, archive: Archive, space: str, file: ColumnFile, stopping: threading.Event) -> None:
-        """Load nothing yet.
+        """Prepare a load.
 
         Args:
-            archive: Where to.
-            space: Its space, or table.
-            file: What is loaded.
-            stopping: Set when the load is to end.
+            archive: Archive to load into.
+            space: Name of the space or table.
+            file: File to load.
+            stopping: Set when the load is to stop.
 
         Raises:
             NotFound: There is no such space.
         """
-        archive.record(space)  # knows it
+        archive.record(space)  # raises NotFound
         self._archive, self._space, self._file, self._stopping = archive, space, file, stopping
         self.rows = 0
 
     def table(self, key: str, written: str, told: Told, *, is_other_allowed: bool = False) -> Target:
-        """Find the version of a table that the file fits, or say what a new one is to be.
+        """Find the version of a table that the file fits, or define a new one.
 
         Args:
-            key: The column of keys; "" for the one that seems to be it.
-            written: The column that says when each row was written; "" for now.
-            told: Told how far it is: a file that says the columns is read once for that.
-            is_other_allowed: Whether a file that says the columns may say others than a table with rows has.
+            key: Column of keys; "" to guess it.
+            written: Column with the time each row was written; "" for the current time.
+            told: Called with the progress: to guess columns, the file is read once.
+            is_other_allowed: Whether guessed columns may differ from those of a table that has rows.
 
         Raises:
-            InvalidRequest: The file does not have the columns that the settings say, or those that the table
-                has by now; or it cannot be read, or the table is one that a stream fills.
+            InvalidRequest: The file lacks columns of the settings or of the table, or cannot be read; or the
+                table is filled from a stream.
             Unavailable: The store does not answer.
-            Stopped: It is to end.
+            Stopped: The load was asked to stop.
         """
         settings, names = self._archive.config.spaces[self._space], self._file.schema.names
         declared = settings.columns or ()
@@ -137,9 +137,9 @@ class Load:
             doubts += self._file.doubts
             is_empty = not any(guess.rows for guess in guesses)
         if not columns:
-            problem = f"beside the key {shown(key)}, expected columns that a table can have, got none"
+            problem = f"expected columns for a table besides the key {shown(key)}, got none"
             way_out = (
-                "; if its columns are separated by something else, name that: --delimiter"
+                "; if another character separates its columns, name it with --delimiter"
                 if self._file.format == "csv"
                 else ""
             )
@@ -151,12 +151,12 @@ class Load:
         return Target(version, key, "", loaded, not version.number, left_out, nulls, written, doubts)
 
     def vectors(self, key: str, vectors: str, number: int) -> Target:
-        """The version of a space of vectors that a file goes to.
+        """Return the target for a file of vectors.
 
         Args:
-            key: The column of keys; "" for the one that seems to be it.
-            vectors: The column of vectors; "" for the only one with lists.
-            number: Which version of the space; 0 for its default.
+            key: Column of keys; "" to guess it.
+            vectors: Column of vectors; "" for the only one with lists.
+            number: Version of the space; 0 for its default.
 
         Raises:
             InvalidRequest: The file has no such columns.
@@ -173,21 +173,21 @@ class Load:
         return Target(version, key, vectors, left_out=sorted(set(self._file.schema.names) - {key, vectors}))
 
     def run(self, target: Target, told: Told) -> Target:
-        """Store all rows; those that are there are replaced. What was stored before an error stays.
+        """Store all rows, replacing existing ones. Rows stored before an error remain.
 
-        A new version is made when the first rows for it are known to be right.
+        A new version is created once its first rows are known to be valid.
 
         Args:
-            target: Where to.
-            told: Told how far it is.
+            target: Where the columns go.
+            told: Called with the progress.
 
         Returns:
-            Where they are.
+            The target with the number of the version.
 
         Raises:
-            InvalidRequest: A row is wrong; the row, from 1, and its column are named.
-            Unavailable: The store does not answer; it may be run again.
-            Stopped: It is to end.
+            InvalidRequest: A row is invalid; the error names its number, from 1, and its column.
+            Unavailable: The store does not answer; the load may be run again.
+            Stopped: The load was asked to stop.
         """
         longest = self._archive.config.spaces[self._space].max_key_bytes
         value_names = [target.vectors] if target.vectors else [column.name for column in target.columns]
@@ -207,15 +207,15 @@ class Load:
         return target if target.version.number else self._made(target)
 
     def make_default(self, target: Target) -> Lacking:
-        """Have bare lookups answered from the version that was loaded, unless they would lose keys by it.
+        """Make the loaded version of a table the default, unless lookups would lose keys by it.
 
-        Vectors go where somebody said, which moves nothing.
+        For vectors, the default is not changed, as the caller has chosen the version.
 
         Returns:
-            What the version lacks of the default, which stays that then.
+            The keys of the default that the version lacks; if there are any, the default is not changed.
 
         Raises:
-            NotFound: The version is gone.
+            NotFound: The version was dropped.
             Unavailable: The store does not answer.
         """
         if target.vectors:
@@ -227,12 +227,12 @@ class Load:
         return lost
 
     def _made(self, target: Target) -> Target:
-        """The target with its version in the store."""
+        """Create the target's version in the store and return the target with it."""
         version = self._archive.table_version(self._space, target.version.columns, is_loading=True)
         return replace(target, version=version)
 
     def _put_rows(self, target: Target, keys: list[str], batch: pa.RecordBatch, first: int) -> Target:
-        """Store a batch, and say where."""
+        """Store a batch and return the target, with the version created for the first batch."""
         values = {one.name: values_of(one, batch.column(one.name), first) for one in target.columns}
         written = written_of(target.written, batch.column(target.written), first) if target.written else None
         with self._naming_rows(first):
@@ -244,7 +244,7 @@ class Load:
 
     @contextmanager
     def _saying_lines(self) -> Iterator[None]:
-        """Add to the row that an error names the line that it is in, where the file is text."""
+        """Add the line to the row that an error names, if the file is text."""
         try:
             yield
         except InvalidRequest as error:
@@ -256,7 +256,7 @@ class Load:
 
     @contextmanager
     def _naming_rows(self, first: int) -> Iterator[None]:
-        """Number rows of a batch as those of the file are."""
+        """Convert row numbers within a batch to row numbers of the file."""
         try:
             yield
         except InvalidRequest as error:
@@ -277,7 +277,7 @@ class Load:
                 told(done, self._file.share)
 
     def _key_doubts(self, key: str, told: Told) -> list[str]:
-        """Report keys that programs write in place of another one: ``1012.0``, ``1.2E+11``, ``NA``."""
+        """Report keys in a form that programs write in place of another: ``1012.0``, ``1.2E+11``, ``NA``."""
         if self._file.format != "csv":
             return []
         with closing(self._batches([key], 1, told)) as batches:
@@ -291,7 +291,7 @@ class Load:
         )
 
     def _guesses(self, names: list[str], told: Told) -> list[Guess]:
-        """What columns are to be, from all their values."""
+        """Guess columns from all their values."""
         record = self._archive.catalog.read(self._space)
         default = record.version(record.default)
         there = default.columns if default is not None and default.is_full else ()
@@ -306,17 +306,17 @@ class Load:
         return guesses
 
     def _declared(self, columns: tuple[Column, ...]) -> SpaceVersion:
-        """The version with the columns that the settings say; without a number where there is none yet."""
+        """Return the version with the declared columns; its number is 0 if it does not exist yet."""
         wanted = of_columns(columns)
         return self._archive.catalog.read(self._space).made_by(wanted.fingerprint) or wanted
 
     def _guessed(self, columns: tuple[Column, ...], is_other_allowed: bool, is_empty: bool) -> SpaceVersion:
-        """The default version, where columns that were guessed fit it; else one of them."""
+        """Return the default version if the guessed columns fit it, else the version of these columns."""
         record = self._archive.catalog.read(self._space)
         default = record.version(record.default)
         if is_empty:
             if default is None:
-                raise InvalidRequest("expected rows, which say what the columns are; got none", field="FILE")
+                raise InvalidRequest("expected rows, which define the columns, got none", field="FILE")
             return default
         if default is not None:
             if fit(columns, default.columns):
@@ -325,7 +325,7 @@ class Load:
             if is_begun and not is_other_allowed:
                 raise InvalidRequest(
                     f"expected the columns of {self._space!r}, as version {default.number} has them; "
-                    f"{told_differences(columns, default.columns)}. Mend the file, or load all rows with "
+                    f"{told_differences(columns, default.columns)}. Correct the file, or load all rows with "
                     "--new-columns: into another version, which answers once it has all keys",
                     field="FILE",
                 )
@@ -333,7 +333,7 @@ class Load:
         return record.made_by(wanted.fingerprint) or wanted
 
     def _key(self, given: str, others: set[str]) -> str:
-        """The column of keys."""
+        """Return the column of keys, guessed if it is not given."""
         if given:
             self._check_there(given, "--key")
             return given

@@ -1,6 +1,6 @@
-"""What is near what among the vectors of a space: neighbours, near-duplicates, a picture of it all.
+"""Similarity of the vectors of a space: nearest neighbours, near-duplicates, and plots.
 
-On arrays alone: rows of vectors as they are stored come in, numbers of rows go out. Nothing here knows a
+All functions work on arrays: they take rows of vectors as stored and return row numbers, independent of any
 store. Callers need three modules, ``neighbours``, ``duplicates`` and ``layout``; ``drawing`` and ``sheet``
-show what came of them.
+display the results.
 """

@@ -1,7 +1,8 @@
-"""Cells: rows by which of some centres is nearest; what is near is in the same cell mostly, or one beside it.
+"""Cells: rows grouped by their nearest centre.
 
-The centres are found by k-means on a sample. Work that compares a row with its nearest cells only grows with
-N·√N where comparing all with all grows with N².
+Near rows are mostly in the same cell or in a neighbouring one. The centres are found by k-means on a sample.
+Comparing each row only with the rows of its nearest cells takes time proportional to N·√N, where comparing
+all pairs takes N².
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _TURNS = 5
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Which cells rows are in.
+    """The cells of rows.
 
     Attributes:
         centres: float32 ``[C, D]``.
-        nearest: int32 ``[N, P]``: the nearest cells of each row, the one that it is in first.
+        nearest: int32 ``[N, P]``: the nearest cells of each row, starting with the cell that it is in.
     """
 
     centres: Floats
@@ -31,15 +32,15 @@ class Cells:
 
     @property
     def home(self) -> npt.NDArray[np.int32]:
-        """The cell that each row is in."""
+        """The cell of each row."""
         return self.nearest[:, 0]
 
     def members(self) -> tuple[Numbers, Numbers]:
-        """The rows, cell by cell, and where each cell begins; one place more at the end."""
+        """Return the rows ordered by cell, and the start of each cell, ``[C + 1]``."""
         return _grouped(self.home, len(self.centres))
 
     def visitors(self) -> tuple[Numbers, Numbers]:
-        """The rows that one of their nearest cells is this, likewise."""
+        """Return the visiting rows of each cell, for which it is among the nearest, and their starts."""
         places, starts = _grouped(self.nearest.ravel(), len(self.centres))
         return places // self.nearest.shape[1], starts
 
@@ -47,15 +48,15 @@ class Cells:
 def make_cells(
     rows: Rows, count: int, probes: int, seed: int = 0, progress: Progress = unwatched, *, turns: int = _TURNS
 ) -> Cells:
-    """Put rows into cells.
+    """Assign rows to cells.
 
     Args:
-        rows: Which.
-        count: How many cells; there are no more than rows.
-        probes: How many nearest cells of each row to find.
-        seed: What the sample depends on.
-        progress: Told how far it is.
-        turns: How often the centres move.
+        rows: The rows.
+        count: Number of cells, limited by the number of rows.
+        probes: Number of nearest cells to find for each row.
+        seed: Seed of the sample.
+        progress: Called with the progress.
+        turns: Number of k-means iterations.
     """
     count = max(1, min(count, rows.count))
     centres = _centres(rows, count, np.random.default_rng(seed), turns, progress)
@@ -102,7 +103,7 @@ def _nearest_cells(rows: Rows, taken: Floats, centres: Floats, probes: int) -> n
 
 
 def _at_once(rows: Rows, count: int) -> int:
-    """How many rows at once: neither they nor their scores are more than a block."""
+    """Return how many rows to process at a time, so that neither they nor their scores exceed a block."""
     return max(1, min(rows.block, rows.block * rows.dimension // count))
 
 

@@ -1,4 +1,4 @@
-"""Draws a space in two dimensions: a point a vector, coloured by what it is, and some of them named."""
+"""Draws a space in two dimensions: one point per vector, coloured by label, some with names."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headrace.archive.similarity.rows import Floats
 from headrace.errors import ConfigError, FailedPrecondition
 
 FORMATS = (".png", ".svg", ".pdf")
-"""What the name of a picture may end in."""
+"""Supported endings of a picture's file name."""
 
 OTHER = "other"
-"""What labels are called that have no colour of their own."""
+"""Name in the legend for labels without a colour of their own."""
 
 MOST_COLOURS = 9
-"""The most labels that have a colour of their own; more cannot be told apart."""
+"""Maximum number of labels with a colour of their own; more could not be distinguished."""
 
-# Tableau's ten but for its grey, which is for the others: told apart by most of the colour-blind, too.
+# Tableau 10 without its grey, which is for other labels; most colour-blind people can distinguish them.
 _COLOURS = (
     "#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f",
 )  # fmt: skip
@@ -37,15 +37,15 @@ _DOTS = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """What to draw.
+    """A picture to draw.
 
     Attributes:
-        layout: Where the points are.
-        labels: What each point is, ``[M]``; its colour. Those of the most points have one of their own.
-        names: What each point is called, ``[M]``.
-        named: Which points to name, those that matter most first; a name that has no room is left out.
-        title: What to write above.
-        subtitle: What to write below that.
+        layout: Positions of the points.
+        labels: Label of each point, ``[M]``, which sets its colour. The most frequent labels have their own.
+        names: Name of each point, ``[M]``.
+        named: Indices of the points to name, the most important first; names without room are left out.
+        title: Title.
+        subtitle: Text below the title.
     """
 
     layout: Layout
@@ -60,7 +60,7 @@ def check_file(file: Path) -> None:
     """Check that a picture can be written, before it is made.
 
     Raises:
-        ConfigError: matplotlib is not there, or the file's name says no format.
+        ConfigError: matplotlib is not installed, or the file name has no supported ending.
     """
     if file.suffix.lower() not in FORMATS:
         raise ConfigError(f"out: expected a file ending in {', '.join(FORMATS)}, got {file.name!r}")
@@ -71,15 +71,15 @@ def check_file(file: Path) -> None:
 
 
 def to_name(layout: Layout, labels: Sequence[str], count: int) -> list[int]:
-    """Points to name: in turns of each label the one in its middle, then those far from all that are named.
+    """Choose points to name: the central one of each frequent label, then points far from all chosen ones.
 
     Args:
-        layout: Where the points are.
-        labels: What each is.
-        count: How many.
+        layout: Positions of the points.
+        labels: Label of each point.
+        count: Number of points to choose.
 
     Returns:
-        Their places, those that matter most first.
+        Indices of the points, the most important first.
     """
     points = layout.points
     chosen: list[int] = []
@@ -101,20 +101,20 @@ def draw(picture: Picture, file: Path) -> None:
     """Draw a space.
 
     Args:
-        picture: What.
-        file: Where to; its name's end says the format.
+        picture: Picture to draw.
+        file: File to write; its ending sets the format.
 
     Raises:
-        ConfigError: matplotlib is not there, or the file's name says no format.
+        ConfigError: matplotlib is not installed, or the file name has no supported ending.
         FailedPrecondition: The file cannot be written.
     """
     check_file(file)
-    # Without pyplot there is no state to share, and no window is ever opened.
+    # Without pyplot there is no shared state, and no window is opened.
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
     from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing")  # a key may be of any script
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # keys may be in any script
         _draw(picture, file, Figure, FigureCanvasAgg)
 
 
@@ -124,7 +124,7 @@ def _draw(picture: Picture, file: Path, make_figure: Any, make_canvas: Any) -> N
     axis = figure.subplots()
     _draw_points(axis, picture)
     _dress(figure, axis, picture)
-    canvas.draw()  # now it is known how large a text is
+    canvas.draw()  # text sizes are known only after drawing
     _draw_names(canvas, axis, picture)
     try:
         figure.savefig(file, dpi=_DOTS)
@@ -143,7 +143,7 @@ def _draw_points(axis: Any, picture: Picture) -> None:
         _scatter(
             axis, points[rest], {**style, "color": _GREY, "alpha": 0.5, "label": f"{OTHER} ({len(rest)})"}
         )
-    # Large groups are drawn first, so that small ones are seen.
+    # Draw large groups first, so that small ones stay visible.
     for label, colour in zip(coloured, _COLOURS, strict=False):
         places = np.flatnonzero(groups == label)
         shown = f"{_short(label)} ({len(places)})"
@@ -168,7 +168,7 @@ def _dress(figure: Any, axis: Any, picture: Picture) -> None:
     axis.annotate(_plain(picture.subtitle), (0, 1), xycoords="axes fraction", **below)
     if len(set(picture.labels)) > 1:
         handles, texts = axis.get_legend_handles_labels()
-        if texts[0].startswith(f"{OTHER} ("):  # drawn first, told last
+        if texts[0].startswith(f"{OTHER} ("):  # drawn first, listed last
             handles, texts = [*handles[1:], handles[0]], [*texts[1:], texts[0]]
         where = {"loc": "outside right upper", "frameon": False, "fontsize": 9, "labelcolor": _TEXT}
         legend = figure.legend(handles, texts, **where)
@@ -178,7 +178,7 @@ def _dress(figure: Any, axis: Any, picture: Picture) -> None:
 
 
 def _draw_names(canvas: Any, axis: Any, picture: Picture) -> None:
-    """Write names beside their points, where they cover no other name."""
+    """Write names beside their points where they cover no other name."""
     from matplotlib.patheffects import withStroke  # noqa: PLC0415 - an extra
 
     taken: list[Any] = []
@@ -195,7 +195,7 @@ def _draw_names(canvas: Any, axis: Any, picture: Picture) -> None:
         )
         written.set_path_effects([withStroke(linewidth=3, foreground="white", alpha=0.95)])
         box = written.get_window_extent(canvas.get_renderer())
-        if box.x1 > frame.x1:  # then to the left of its point
+        if box.x1 > frame.x1:  # no room on the right
             written.set_ha("right")
             written.set_position((-5, 3))
             box = written.get_window_extent(canvas.get_renderer())
@@ -213,6 +213,6 @@ def _short(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text as it is: without what a font has no letters for, and with dollars that begin no formula."""
+    """Replace unprintable characters with spaces, and escape dollar signs, which start a formula."""
     printable = "".join(one if one.isprintable() else " " for one in text)
     return printable.replace("$", r"\$")

@@ -1,9 +1,9 @@
-"""Near-duplicates: rows that are at least so similar, in groups.
+"""Near-duplicates: groups of rows whose similarity reaches a threshold.
 
-Equal vectors are found first, by a hash of their bytes. The others are compared within cells: each row with
-those in its nearest cells, in products of blocks. That takes a fraction of what it takes to build any index
-(docs/decisions/0019). What is compared is compared exactly; what may be missed are pairs whose cells are not
-near one another. How many, each run measures on a sample, against all rows.
+Equal vectors are found first, by a hash of their bytes. The other rows are compared within cells: each row
+with the rows of its nearest cells, in block products. That takes a fraction of the time to build any index
+(docs/decisions/0019). Comparisons are exact, but pairs whose cells are not near each other are missed. Each
+run measures the share of missed pairs on a sample that it compares with all rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.archive.similarity.rows import Doubles, Floats, Numbers, Progress,
 from headrace.errors import InvalidRequest, TooLarge
 
 EXACT_ROWS = 10_000
-"""Up to so many different vectors, all are compared with all: that is as fast."""
+"""Up to this many different vectors, all pairs are compared, which is as fast."""
 
 _PROBES = 4
 _QUERIES_AT_ONCE = 1024
@@ -33,15 +33,15 @@ _EXACT = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """What a search for duplicates may take, and give.
+    """Limits and quality of a search for duplicates.
 
     Attributes:
-        exact: Whether to compare all with all; None where there are at most ``EXACT_ROWS`` different vectors.
-        probes: How many cells a row is compared with; more find more, and take as much longer.
-        most_groups: How many groups to give, the largest first.
-        most_comparisons: How many pairs may be compared.
-        checked_rows: For how many rows to measure what was missed; 0 for none.
-        seed: What samples depend on.
+        exact: Whether to compare all pairs; None to do so up to ``EXACT_ROWS`` different vectors.
+        probes: Number of cells that a row is compared with; more find more pairs in proportionally more time.
+        most_groups: Maximum number of groups to return, the largest first.
+        most_comparisons: Maximum number of pairs to compare.
+        checked_rows: Number of sampled rows to measure the recall on; 0 for none.
+        seed: Seed of the samples.
     """
 
     exact: bool | None = None
@@ -53,16 +53,17 @@ class Effort:
 
 
 DEFAULT_EFFORT = Effort()
-"""What is taken where nothing is said."""
+"""Default limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that are joined by similar pairs: each to another one, not all to all.
+    """Rows that similar pairs join: each row is similar to another one of the group, not necessarily to all.
 
     Attributes:
-        rows: int64 ``[n]``: the one in the middle first, then by how similar they are to it.
-        similarities: float64 ``[n]``: how similar each is to the first, in float64; distances for ``l2``.
+        rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
+        similarities: float64 ``[n]``: similarity to the first row, computed in float64; the distance for
+            ``l2``.
     """
 
     rows: Numbers
@@ -71,17 +72,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
-    """What was found.
+    """The result of a search for duplicates.
 
     Attributes:
-        groups: The largest first.
-        group_count: How many there are, given or not.
-        row_count: How many rows were compared.
-        equal_rows: How many have exactly the vector of an earlier row.
-        extra_rows: How many are in groups, beyond one of each.
-        pair_count: How many pairs are that similar.
-        recall: Which share of the pairs was found, as measured on a sample; 1 where all were compared with
-            all, and None where the sample had no pair.
+        groups: Groups, the largest first, up to ``Effort.most_groups``.
+        group_count: Number of all groups.
+        row_count: Number of rows compared.
+        equal_rows: Number of rows that equal an earlier row exactly.
+        extra_rows: Number of rows in groups, not counting one row of each.
+        pair_count: Number of similar pairs.
+        recall: Share of similar pairs found, measured on a sample; 1 if all pairs were compared, None if the
+            sample had no pair.
     """
 
     groups: tuple[Group, ...]
@@ -95,12 +96,12 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """Where pairs are similar enough.
+    """The threshold of similarity, with the margin of float32.
 
     Attributes:
-        threshold: As it was asked for.
-        floor: The least score, as it is computed in float32.
-        edge: How far from that float32 is not to be trusted.
+        threshold: Threshold as requested.
+        floor: Least score, as computed in float32.
+        edge: Distance from ``floor`` within which float32 scores are not reliable.
     """
 
     threshold: float
@@ -114,7 +115,7 @@ class _Cut:
         return cls(threshold, -(threshold**2), _ROUNDING * rows.dimension * rows.largest**2)
 
     def similar(self, rows: Rows, some: Numbers, there: Numbers, made: Floats) -> tuple[Numbers, Numbers]:
-        """The pairs of a block that are similar enough; those at the edge are computed again, in float64."""
+        """Return the similar pairs of a block; scores near the threshold are recomputed in float64."""
         one, other = np.nonzero(made >= np.float32(self.floor - self.edge))
         left, right = some[one], there[other]
         kept = left != right
@@ -133,14 +134,14 @@ def duplicates(
     """Find near-duplicates.
 
     Args:
-        rows: Among which; compared by ``cosine`` or ``l2``.
-        threshold: The least cosine, or the largest distance, of what counts as the same.
-        effort: What it may take.
-        progress: Told how far it is.
+        rows: Rows to compare, by ``cosine`` or ``l2``.
+        threshold: Least cosine, or largest distance, of a similar pair.
+        effort: Limits of the search.
+        progress: Called with the progress.
 
     Raises:
-        InvalidRequest: The threshold is none of the metric, or the metric is ``dot``.
-        TooLarge: It would take more comparisons than it may.
+        InvalidRequest: The threshold is not valid for the metric, or the metric is ``dot``.
+        TooLarge: The search would exceed ``effort.most_comparisons``.
     """
     _check(rows, threshold)
     first = first_equal(rows)
@@ -183,7 +184,7 @@ def _check(rows: Rows, threshold: float) -> None:
 def _cells(rows: Rows, effort: Effort, progress: Progress) -> Cells:
     exact = rows.count <= EXACT_ROWS if effort.exact is None else effort.exact
     probes = max(1, effort.probes)
-    # So many that finding a row's cells, and comparing it with what is in them, take about the same.
+    # With this number, finding the cells of a row takes about as long as comparing it with their rows.
     count = 1 if exact else round(1.5 * math.sqrt(probes * rows.count))
     cells = make_cells(rows, count, probes, effort.seed, progress)
     comparisons = _comparisons(cells)
@@ -203,7 +204,7 @@ def _comparisons(cells: Cells) -> int:
 
 
 def _pairs(rows: Rows, cells: Cells, cut: _Cut, progress: Progress) -> Iterator[tuple[Numbers, Numbers]]:
-    """All pairs that are similar enough, each once, some at a time."""
+    """Yield all similar pairs, each once, in batches."""
     members, starts = cells.members()
     visitors, visits = cells.visitors()
     done, total = 0, _comparisons(cells)
@@ -227,7 +228,7 @@ def _pairs(rows: Rows, cells: Cells, cut: _Cut, progress: Progress) -> Iterator[
 
 
 def _once(cells: Cells, left: Numbers, right: Numbers) -> npt.NDArray[np.bool_]:
-    """Which pairs to count, of (visitor, member): once those that come the other way round, too."""
+    """Return which pairs (visitor, member) to keep, as a pair may also occur the other way round."""
     both_ways = _visits(cells, right, left)
     return np.asarray((left < right) | ~both_ways)
 
@@ -237,7 +238,7 @@ def _visits(cells: Cells, visitor: Numbers, member: Numbers) -> npt.NDArray[np.b
 
 
 def _recall(rows: Rows, cells: Cells, cut: _Cut, effort: Effort) -> float | None:
-    """Which share of the pairs of sampled rows has been found: whether one visits the other's cell."""
+    """Return the share of the similar pairs of sampled rows that cells find; None if there are none."""
     if len(cells.centres) == 1:
         return 1.0
     random = np.random.default_rng(effort.seed)
@@ -259,7 +260,7 @@ def _groups(rows: Rows, root: Numbers, sizes: Numbers, most: int, progress: Prog
     largest = roots[np.argsort(-sizes[roots], kind="stable")[:most]]
     if not len(largest):
         return ()
-    # Sorted by group once, so that each group is a slice.
+    # Sort by group once, so that each group is a slice.
     wanted = np.zeros(len(sizes), bool)
     wanted[largest] = True
     grouped = np.flatnonzero(wanted[root])
@@ -273,7 +274,7 @@ def _groups(rows: Rows, root: Numbers, sizes: Numbers, most: int, progress: Prog
 
 
 def _group(rows: Rows, members: Numbers) -> Group:
-    """A group with the row that is nearest to its mean first."""
+    """Return a group, starting with the row nearest to its mean."""
     blocks = [members[start : start + rows.block] for start in range(0, len(members), rows.block)]
     middle = sum(rows.take(some).sum(axis=0, dtype=np.float64) for some in blocks)
     mean = np.asarray(middle / len(members), np.float32)[None]

@@ -1,4 +1,4 @@
-"""Rows with equal vectors: found by a hash of their numbers, in linear time, and then compared."""
+"""Finds rows with equal vectors in linear time: by a hash of their numbers, then by comparison."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _SEED = 0x5EED
 
 
 def first_equal(rows: Rows) -> Numbers:
-    """For each row, the first one that has the same vector, ``[N]``; itself, if there is none before it.
+    """Return for each row the first row with the same vector, ``[N]``; itself if there is none before it.
 
-    int8 vectors with other scales are equal where cosines are compared, which no scale changes.
+    int8 vectors that differ in their scales only are equal for ``cosine``, which ignores scales.
     """
     hashes = np.empty(rows.count, np.uint64)
     for some in rows.blocks():
@@ -24,7 +24,7 @@ def first_equal(rows: Rows) -> Numbers:
     repeated = np.flatnonzero(found != np.arange(rows.count))
     for start in range(0, len(repeated), rows.block):
         later = repeated[start : start + rows.block]
-        # Two different vectors of one hash stay apart; then some equal ones may, which are compared later.
+        # Keep different vectors of one hash apart. Equal ones may then be missed; they are compared later.
         different = ~_same(rows, later, found[later])
         found[later[different]] = later[different]
     return found
@@ -39,7 +39,7 @@ def _same(rows: Rows, one: Numbers, other: Numbers) -> npt.NDArray[np.bool_]:
 
 
 def _hashed(vectors: Array) -> npt.NDArray[np.uint64]:
-    """A hash of each row: its numbers' bits times odd numbers, which overflow."""
+    """Return a hash of each row: the dot product of its bits with random odd numbers, modulo 2**64."""
     bits = np.ascontiguousarray(vectors + vectors.dtype.type(0))  # -0 is 0
     words = bits.view(np.dtype(f"u{bits.itemsize}"))
     random = np.random.default_rng(_SEED)

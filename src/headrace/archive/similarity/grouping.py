@@ -1,4 +1,4 @@
-"""Groups: what is joined by pairs, directly or through others."""
+"""Groups of numbers that are joined by pairs, directly or through others."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from headrace.archive.similarity.rows import Numbers
 
 
 class Grouping:
-    """Joins numbers by pairs, as they come; memory is of the numbers, not of the pairs."""
+    """Joins numbers by pairs as they arrive, in memory proportional to the numbers, not the pairs."""
 
     def __init__(self, count: int) -> None:
-        """Begin with every number on its own.
+        """Start with each number in a group of its own.
 
         Args:
-            count: How many there are.
+            count: Number of numbers.
         """
         self._root = np.arange(count, dtype=np.int64)
         self._waiting: list[tuple[Numbers, Numbers]] = []
         self._pairs = 0
 
     def join(self, left: Numbers, right: Numbers) -> None:
-        """Put the two of each pair into one group."""
+        """Put the two numbers of each pair into one group."""
         apart = self._root[left] != self._root[right]
         self._waiting.append((left[apart], right[apart]))
         self._pairs += int(np.count_nonzero(apart))
-        # Joining costs a pass over all numbers, so it waits until there are as many pairs.
+        # Joining takes a pass over all numbers, so wait for as many pairs.
         if self._pairs >= len(self._root):
             self._settle()
 
     def roots(self) -> Numbers:
-        """The smallest number of each number's group, ``[count]``."""
+        """Return the smallest number of each number's group, ``[count]``."""
         self._settle()
         return self._root
 
@@ -48,7 +48,7 @@ class Grouping:
             if not apart.any():
                 break
             left, right, one, other = left[apart], right[apart], one[apart], other[apart]
-            # Each root that has smaller ones beside it goes below the smallest: that never makes a circle.
+            # Attach each root to the smallest root it is paired with, which cannot create a cycle.
             np.minimum.at(root, np.maximum(one, other), np.minimum(one, other))
             while not np.array_equal(above := root[root], root):
                 root[:] = above

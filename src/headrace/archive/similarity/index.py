@@ -1,7 +1,7 @@
-"""An index of rows, for so many queries that comparing each with all rows would take longer: faiss's HNSW.
+"""An index of rows, for numbers of queries where comparing each with all rows takes longer: faiss's HNSW.
 
-Why faiss: docs/decisions/0019. What the index gives is only taken for candidates: how near they are is
-computed again from the vectors themselves.
+For the choice of faiss see docs/decisions/0019. The index only selects candidates; their similarities are
+recomputed from the vectors themselves.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _BLOCK_ROWS = 4096
 
 
 class Index:
-    """A graph of which rows are near one another, walked by queries."""
+    """A graph of neighbouring rows that queries traverse."""
 
     def __init__(self, rows: Rows, progress: Progress = unwatched) -> None:
-        """Build it.
+        """Build the index.
 
         Args:
-            rows: Of what; kept, not copied. The index holds them once more as float16 (float32 for ``l2``),
-                and 144 bytes of links a row.
-            progress: Told how far it is.
+            rows: Rows to index; kept, not copied. The index stores another copy as float16 (float32 for
+                ``l2``), and 144 bytes of links per row.
+            progress: Called with the progress.
 
         Raises:
             ConfigError: faiss is not installed.
-            InvalidRequest: The metric is ``dot``, by which such a graph is no use: a vector may be nearer to
-                others than to itself.
+            InvalidRequest: The metric is ``dot``, for which the graph does not work: a vector may be nearer
+                to others than to itself.
         """
         if rows.metric == "dot":
             raise InvalidRequest("an index is by cosine or l2; compare exactly for dot", field="metric")
@@ -52,18 +52,18 @@ class Index:
         else:
             self._index = faiss.IndexHNSWFlat(rows.dimension, _LINKS, faiss.METRIC_L2)
         self._index.hnsw.efConstruction = _BUILD_EFFORT
-        self._index.is_trained = True  # float16 has nothing to learn
+        self._index.is_trained = True  # float16 needs no training
         for some in rows.blocks(_BLOCK_ROWS):
             self._index.add(rows.take(some))
             progress("indexing", some.stop, rows.count)
 
     def search(self, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
-        """Find rows that are nearest, most of the time.
+        """Find approximately the nearest rows.
 
         Args:
-            queries: Of what; ``rows.like`` makes them.
-            count: How many; there are fewer if there are fewer rows.
-            progress: Told how far it is.
+            queries: Queries, made by ``rows.like``.
+            count: Number of neighbours, limited by the number of rows.
+            progress: Called with the progress.
 
         Raises:
             InvalidRequest: The count is not in 1 … ``MOST_NEIGHBOURS``.

@@ -1,4 +1,4 @@
-"""A space in two dimensions, to be drawn."""
+"""Layouts of a space in two dimensions, for drawing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from headrace.archive.similarity.rows import Doubles, Floats, Numbers, Progress,
 from headrace.errors import ConfigError, InvalidRequest
 
 Method = Literal["pca", "tsne"]
-"""By the two directions in which vectors differ most, or so that neighbours stay neighbours."""
+"""Layout by the two principal components, or by t-SNE, which keeps neighbours together."""
 
 MOST_ROWS = 50_000
-"""The most rows that are drawn; more cannot be told apart."""
+"""Maximum number of rows in a layout; more points could not be distinguished."""
 
 MOST_TSNE_ROWS = 5000
-"""The most rows of t-SNE, which compares all with all, over and over."""
+"""Maximum number of rows for t-SNE, which compares all pairs repeatedly."""
 
 _PCA_BEFORE_TSNE = 50
 _OVERSAMPLED = 10
@@ -29,13 +29,14 @@ _PERPLEXITY = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where some rows are.
+    """Positions of rows in two dimensions.
 
     Attributes:
-        rows: int64 ``[M]``: which rows, ascending; a sample, if there are very many.
-        points: float32 ``[M, 2]``.
-        method: How they were laid out.
-        explained: Which share of the variance the two axes have; None for t-SNE, whose axes mean nothing.
+        rows: int64 ``[M]``: numbers of the rows, ascending; a sample if there are too many.
+        points: float32 ``[M, 2]``: positions.
+        method: Method of the layout.
+        explained: Shares of the variance that the two axes explain; None for t-SNE, whose axes have no
+            meaning.
     """
 
     rows: Numbers
@@ -47,18 +48,18 @@ class Layout:
 def layout(
     rows: Rows, method: Method = "pca", *, most: int = 0, seed: int = 0, progress: Progress = unwatched
 ) -> Layout:
-    """Lay a space out in two dimensions.
+    """Lay out a space in two dimensions.
 
     Args:
-        rows: The vectors; for ``cosine`` it is their directions.
-        method: How.
-        most: How many rows to lay out at the most; 0 for as many as the method takes.
-        seed: What the sample, and where t-SNE begins, depend on.
-        progress: Told how far it is.
+        rows: Vectors; for ``cosine`` their directions are used.
+        method: Method of the layout.
+        most: Maximum number of rows; 0 for the method's maximum.
+        seed: Seed of the sample and of t-SNE.
+        progress: Called with the progress.
 
     Raises:
-        InvalidRequest: There are fewer than 3 rows, or the method or the number is none.
-        ConfigError: scikit-learn is not installed, for t-SNE.
+        InvalidRequest: There are fewer than 3 rows, or the method or ``most`` is invalid.
+        ConfigError: The method is t-SNE and scikit-learn is not installed.
     """
     if method not in get_args(Method):
         raise InvalidRequest(f"expected {' or '.join(get_args(Method))}, got {method!r}", field="method")
@@ -80,16 +81,16 @@ def layout(
 
 
 def clusters(rows: Rows, which: Numbers, count: int, seed: int = 0) -> Numbers:
-    """Put rows into clusters by k-means, to be coloured.
+    """Cluster rows by k-means, for colouring.
 
     Args:
-        rows: The vectors.
-        which: Those that are to be in clusters.
-        count: How many clusters at the most.
-        seed: Where it begins.
+        rows: Vectors.
+        which: Numbers of the rows to cluster.
+        count: Maximum number of clusters.
+        seed: Seed of k-means.
 
     Returns:
-        int64 ``[M]``: of each row its cluster, the largest one being 0.
+        int64 ``[M]``: cluster of each row; 0 is the largest cluster.
     """
     home = make_cells(rows.only(which), count, 1, seed, turns=_CLUSTER_TURNS).home
     sizes = np.bincount(home, minlength=count)
@@ -105,9 +106,9 @@ def _sampled(count: int, most: int, seed: int) -> Numbers:
 
 
 def _principal(taken: Floats, components: int, seed: int) -> tuple[Floats, Doubles]:
-    """The directions in which vectors differ most, by random projections; and each one's share of variance.
+    """Return rows projected on their principal components, by random projections, and variance shares.
 
-    Each direction is turned so that its largest number is positive: the same vectors give the same picture.
+    Each component is oriented so that its largest number is positive, so equal vectors give equal pictures.
     """
     centred = taken - taken.mean(axis=0, dtype=np.float64).astype(np.float32)
     total = float(np.einsum("ij,ij->", centred, centred, dtype=np.float64))
@@ -134,7 +135,7 @@ def _tsne(taken: Floats, seed: int) -> Floats:
         raise ConfigError("t-SNE needs scikit-learn: pip install 'headrace[sklearn]'") from None
     if taken.shape[1] > _PCA_BEFORE_TSNE:
         taken = _principal(taken, min(_PCA_BEFORE_TSNE, *taken.shape), seed)[0]
-    # It must be less than the number of vectors.
+    # TSNE requires a perplexity below the number of vectors.
     perplexity = min(_PERPLEXITY, (len(taken) - 1) / 3)
     made: Any = TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(taken)
     return np.asarray(made, np.float32)

@@ -1,8 +1,8 @@
-"""The nearest rows by comparing with all of them, block by block: exact, and without any package.
+"""Exact nearest rows by comparison with all rows, block by block; needs no additional package.
 
-A query costs a product of every vector with it, about 20 ns a row of 256 numbers where many queries come
-together. An index has to be built first, which costs as much as some 15,000 such queries, however many rows
-there are: that is where it begins to pay (docs/decisions/0019).
+A query costs a dot product with each row, about 20 ns per row of 256 numbers when many queries are batched.
+Building an index costs about as much as 15,000 such queries, for any number of rows, and pays only beyond
+that (docs/decisions/0019).
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headrace.archive.similarity.rows import (
 from headrace.errors import InvalidRequest
 
 MOST_NEIGHBOURS = 10_000
-"""The most neighbours that can be asked for."""
+"""Maximum number of neighbours."""
 
 _QUERIES_AT_ONCE = 512
 
 
 class Nearest(NamedTuple):
-    """The nearest rows of some queries, the nearest first.
+    """The nearest rows of queries, the nearest first.
 
     Attributes:
         rows: int64 ``[Q, k]``.
-        similarities: float64 ``[Q, k]``: the cosine, the product, or the distance.
+        similarities: float64 ``[Q, k]``: the cosine, the dot product, or the distance.
     """
 
     rows: Numbers
@@ -45,10 +45,10 @@ def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatche
     """Find the nearest rows.
 
     Args:
-        rows: Among which.
-        queries: Of what; ``rows.like`` makes them.
-        count: How many; there are fewer if there are fewer rows.
-        progress: Told how far it is.
+        rows: Rows to search.
+        queries: Queries, made by ``rows.like``.
+        count: Number of neighbours, limited by the number of rows.
+        progress: Called with the progress.
 
     Raises:
         InvalidRequest: The count is not in 1 … ``MOST_NEIGHBOURS``.
@@ -69,10 +69,10 @@ def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatche
 
 
 def checked_count(count: int, rows: Rows) -> int:
-    """How many neighbours there will be.
+    """Return the number of neighbours, limited by the number of rows.
 
     Raises:
-        InvalidRequest: As ``nearest``.
+        InvalidRequest: The count is not in 1 … ``MOST_NEIGHBOURS``.
     """
     if not 1 <= count <= MOST_NEIGHBOURS:
         raise InvalidRequest(f"expected 1 to {MOST_NEIGHBOURS}, got {count}", field="count")
@@ -80,14 +80,14 @@ def checked_count(count: int, rows: Rows) -> int:
 
 
 def ranked(rows: Rows, queries: Rows, some: slice, candidates: Numbers, count: int) -> Nearest:
-    """The nearest of the candidates of each query, by float64 of the vectors themselves.
+    """Return the nearest candidates of each query, by similarities in float64 of the vectors themselves.
 
     Args:
-        rows: Among which the candidates are.
+        rows: Rows that contain the candidates.
         queries: All queries.
-        some: Which of them.
-        candidates: int64 ``[n, c]``; -1 for none, which comes last.
-        count: How many to keep.
+        some: Slice of the queries to rank for.
+        candidates: int64 ``[n, c]``; -1 for none, which is ranked last.
+        count: Number of candidates to keep.
     """
     is_distance = rows.metric == "l2"
     found = np.empty((len(candidates), count), np.int64)
@@ -103,9 +103,9 @@ def ranked(rows: Rows, queries: Rows, some: slice, candidates: Numbers, count: i
 def _better(
     best: tuple[Floats, Numbers] | None, made: Floats, start: int, count: int
 ) -> tuple[Floats, Numbers]:
-    """The best of those so far and a block's; of equal ones those that come first."""
+    """Merge the best rows so far with those of a block; on equal scores the earlier row comes first."""
     if made.shape[1] > count:
-        # The cut is by score alone; among rows that are equally near, any may stay.
+        # The cut is by score alone; of rows with equal scores at the cut, any may remain.
         kept = np.argpartition(-made, count - 1, axis=1)[:, :count]
         kept.sort(axis=1)
         made = np.take_along_axis(made, kept, axis=1)

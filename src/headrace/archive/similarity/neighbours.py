@@ -1,4 +1,4 @@
-"""Which vectors are nearest to some others."""
+"""Nearest neighbours of vectors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headrace.archive.similarity.rows import Metric, Progress, Rows, unwatched
 from headrace.tensors import Array
 
 INDEX_PAYS_QUERIES = 15_000
-"""For fewer queries an index is not built: comparing each with all rows takes less."""
+"""Minimum number of queries to build an index for; for fewer, comparing all rows takes less time."""
 
 INDEX_PAYS_ROWS = 20_000
-"""Among fewer rows, comparing with all of them is as fast as walking an index."""
+"""Minimum number of rows to build an index for; with fewer, comparing all rows is as fast."""
 
 
 def neighbours(
@@ -25,24 +25,25 @@ def neighbours(
     exact: bool | None = None,
     progress: Progress = unwatched,
 ) -> Nearest:
-    """Find the nearest of many vectors.
+    """Find the nearest neighbours of vectors.
 
     Args:
         vectors: float32, float16 or int8 ``[N, D]``; not copied.
-        queries: One of the same, ``[D]``, or several ``[Q, D]``; what is among the vectors finds itself.
-        count: How many neighbours of each; there are fewer if there are fewer vectors.
-        metric: What near means. int8 vectors are compared by cosine; ``Rows`` takes their scales.
-        exact: Whether to compare with all vectors; an index is built else, which misses few. None decides by
-            what takes longer, and for exact where faiss is not installed.
-        progress: Told how far it is.
+        queries: One vector ``[D]`` or several ``[Q, D]``, of these dtypes; one that is among the vectors
+            finds itself.
+        count: Number of neighbours of each query, limited by the number of vectors.
+        metric: Metric to compare by. int8 vectors are compared by cosine only; ``Rows`` takes their scales.
+        exact: Whether to compare with all vectors; if False, an index is built, which misses few. None
+            chooses the faster way, and True if faiss is not installed.
+        progress: Called with the progress.
 
     Returns:
-        Numbers of rows, and how similar they are, the nearest first; row -1 (similarity ``-inf``, distance
-        ``inf``) where an index led to too few.
+        Row numbers and similarities, the nearest first; row -1 (similarity ``-inf``, distance ``inf``) where
+        an index found too few.
 
     Raises:
         InvalidRequest: An argument is wrong.
-        ConfigError: An index is asked for, and faiss is not installed.
+        ConfigError: ``exact`` is False, and faiss is not installed.
     """
     rows = Rows(vectors, metric)
     asked = rows.like(queries)
@@ -54,6 +55,6 @@ def neighbours(
 
 
 def index_pays(rows: Rows, queries: int) -> bool:
-    """Whether so many queries are answered sooner by an index that is yet to be built, and it can be."""
+    """Return whether building an index pays for a number of queries, and faiss is installed."""
     pays = queries >= INDEX_PAYS_QUERIES and rows.count >= INDEX_PAYS_ROWS and rows.metric != "dot"
     return pays and find_spec("faiss") is not None

@@ -1,4 +1,4 @@
-"""Rows: vectors as they are stored, of which only a few at a time are float32."""
+"""Rows: vectors as they are stored, converted to float32 a few at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headrace.errors import InvalidRequest
 from headrace.tensors import Array
 
 Metric = Literal["cosine", "dot", "l2"]
-"""What near means: the angle's cosine, the product (both larger where nearer), or the distance."""
+"""Metric: cosine of the angle, dot product (both larger for nearer vectors), or Euclidean distance."""
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.int64]
 Which = slice | Numbers
 
 Progress = Callable[[str, int, int], None]
-"""Told what is being done, how much of it is done, and how much there is."""
+"""Called with the current step, the amount done, and the total amount."""
 
 _BLOCK_NUMBERS = 4_000_000
 _LARGEST = 1e15
@@ -29,31 +29,31 @@ _SMALLEST_NORM = 1e-300
 
 
 def unwatched(what: str, done: int, total: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore the progress."""
 
 
 class Rows:
-    """Vectors to be compared; they are not copied.
+    """Vectors to compare; not copied.
 
     Attributes:
-        count: How many.
-        dimension: How many numbers each has.
-        metric: How they are compared.
-        block: How many make a block: about 16 MB as float32.
-        largest: The largest number of all, whatever its sign.
+        count: Number of vectors.
+        dimension: Length of a vector.
+        metric: Metric to compare by.
+        block: Number of vectors in a block, which is about 16 MB as float32.
+        largest: Largest absolute value of all numbers.
     """
 
     def __init__(self, vectors: Array, metric: Metric = "cosine", *, scales: Array | None = None) -> None:
         """Check the vectors.
 
         Args:
-            vectors: float32, float16 or int8 ``[N, D]``; a memory map will do.
-            metric: How to compare them.
-            scales: Of int8, what each row is multiplied with, ``[N]``; a cosine does not need it.
+            vectors: float32, float16 or int8 ``[N, D]``; may be a memory map.
+            metric: Metric to compare by.
+            scales: Scale of each int8 vector, ``[N]``; not needed for ``cosine``.
 
         Raises:
-            InvalidRequest: The shape or dtype is another one, or a number is not finite, or too large to
-                compute with (products and distances: 1e15).
+            InvalidRequest: The metric, shape or dtype is not supported, int8 vectors lack scales, or a number
+                is not finite or too large to compute with (1e15 for ``dot`` and ``l2``).
         """
         if metric not in get_args(Metric):
             raise InvalidRequest(f"expected {', '.join(get_args(Metric))}, got {metric!r}", field="metric")
@@ -64,7 +64,7 @@ class Rows:
         if vectors.dtype == np.int8 and scales is None and metric != "cosine":
             raise InvalidRequest(f"int8 vectors need their scales for {metric}", field="scales")
         if scales is not None and scales.shape != vectors.shape[:1]:
-            expected = f"expected one a vector, {vectors.shape[0]}"
+            expected = f"expected one per vector, {vectors.shape[0]}"
             raise InvalidRequest(f"{expected}, got the shape {list(scales.shape)}", field="scales")
         self.count, self.dimension = int(vectors.shape[0]), int(vectors.shape[1])
         self.metric: Metric = metric
@@ -75,13 +75,13 @@ class Rows:
         self._check_finite()
 
     def take(self, which: Which) -> Floats:
-        """Some rows to compute with.
+        """Return some rows to compute with.
 
         Args:
-            which: Their numbers, or a slice.
+            which: Numbers of the rows, or a slice.
 
         Returns:
-            float32 ``[n, D]``; for ``cosine`` of length 1, or all zeros where there is no direction.
+            float32 ``[n, D]``; for ``cosine`` scaled to length 1, or all zeros for zero vectors.
         """
         places = self._placed(which)
         taken = self._scaled(self._vectors[places].astype(np.float32), places)
@@ -90,7 +90,7 @@ class Rows:
         return unit(taken, may_overflow=self._vectors.dtype == np.float32 or self._scales is not None)
 
     def doubles(self, which: Which) -> Doubles:
-        """Some rows in float64, with their own lengths."""
+        """Return some rows in float64, not normalized."""
         places = self._placed(which)
         taken: Doubles = self._vectors[places].astype(np.float64)
         if self._scales is not None:
@@ -98,22 +98,22 @@ class Rows:
         return taken
 
     def stored(self, which: Which) -> tuple[Array, Array | None]:
-        """Some rows as they are stored, and their scales, if there are any."""
+        """Return some rows as stored, and their scales, if there are any."""
         places = self._placed(which)
         return self._vectors[places], None if self._scales is None else self._scales[places]
 
     def only(self, which: Numbers) -> Rows:
-        """Some of the rows, by new numbers; nothing is copied."""
+        """Return a subset of the rows, renumbered; nothing is copied."""
         made = copy(self)
         made._places = self._placed(which)
         made.count = len(which)
         return made
 
     def like(self, vectors: Array, *, scales: Array | None = None) -> Rows:
-        """Other vectors that are compared with these.
+        """Return other vectors as rows that can be compared with these.
 
         Raises:
-            InvalidRequest: They are none, or have another number of numbers.
+            InvalidRequest: The vectors are invalid, or have another dimension.
         """
         if vectors.ndim == 1:
             vectors = vectors[None]
@@ -125,16 +125,16 @@ class Rows:
         return others
 
     def blocks(self, rows: int | None = None) -> list[slice]:
-        """Slices that cover all rows, in order."""
+        """Return slices that cover all rows, in order."""
         step = rows or self.block
         return [slice(start, min(start + step, self.count)) for start in range(0, self.count, step)]
 
     def exactly(self, left: Numbers, right: Numbers) -> Doubles:
-        """How similar pairs of rows are, in float64, as people are told: the distance for ``l2``.
+        """Return the similarities of pairs of rows in float64, as shown to users; distances for ``l2``.
 
         Args:
-            left: The one row of each pair.
-            right: The other one.
+            left: First row of each pair.
+            right: Second row of each pair.
         """
         made = np.empty(len(left), np.float64)
         for start in range(0, len(left), self.block):
@@ -149,7 +149,7 @@ class Rows:
         largest = np.finfo(np.float32).max if self.metric == "cosine" else _LARGEST
         for some in self.blocks():
             peaks = self._peaks(some)
-            sound = peaks <= largest  # NaN is not
+            sound = peaks <= largest  # False for NaN
             if not sound.all():
                 row = some.start + int(np.argmin(sound))
                 came = f"expected finite numbers up to {largest:.3g}, got {peaks[row - some.start]}"
@@ -157,9 +157,9 @@ class Rows:
             self.largest = max(self.largest, float(peaks.max(initial=0)))
 
     def _peaks(self, some: slice) -> Floats:
-        """The largest number of each row, without its sign; no finite one where there is one that is not."""
+        """Return the largest absolute value of each row; not finite if any number of the row is not."""
         if self._vectors.dtype == np.float16:
-            # Without their signs, the bits of halves are in the order of the numbers: no conversion.
+            # Without the sign, the bits of float16 numbers sort like the numbers, so need no conversion.
             bits = self._vectors[some].view(np.uint16) & np.uint16(0x7FFF)
             peaks = bits.max(axis=1).view(np.float16).astype(np.float32)
         else:
@@ -173,13 +173,13 @@ class Rows:
 
 
 def unit(vectors: Floats, *, may_overflow: bool = True) -> Floats:
-    """Make vectors one long, in place; what has no direction stays all zeros.
+    """Scale vectors to length 1 in place; zero vectors are unchanged.
 
     Args:
         vectors: float32 ``[n, D]``.
-        may_overflow: Whether there may be numbers whose square is no float32, or 0.
+        may_overflow: Whether squares of numbers may overflow or underflow float32.
     """
-    if may_overflow:  # brought near 1 first
+    if may_overflow:  # scale them near 1 first
         peaks = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
         vectors /= np.where(peaks > 0, peaks, 1)
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
@@ -188,17 +188,17 @@ def unit(vectors: Floats, *, may_overflow: bool = True) -> Floats:
 
 
 def scores(metric: Metric, one: Floats, other: Floats) -> Floats:
-    """How near every vector of one array is to every one of another: larger is nearer.
+    """Return the score of each pair of vectors of two arrays; larger is nearer.
 
     Args:
-        metric: How they are compared.
-        one: ``[n, D]`` as ``Rows.take`` gives them.
+        metric: Metric to compare by.
+        one: ``[n, D]``, from ``Rows.take``.
         other: ``[m, D]``.
 
     Returns:
-        float32 ``[n, m]``; for ``l2`` the square of the distance with a minus.
+        float32 ``[n, m]``; for ``l2`` the negative squared distance.
     """
-    with np.errstate(invalid="ignore"):  # OpenBLAS also computes with what lies beside small arrays in memory
+    with np.errstate(invalid="ignore"):  # OpenBLAS also computes with memory beside small arrays
         made = one @ other.T
     if metric == "l2":
         made *= 2
@@ -209,21 +209,21 @@ def scores(metric: Metric, one: Floats, other: Floats) -> Floats:
 
 
 def similarities(metric: Metric, one: Doubles, other: Doubles) -> Doubles:
-    """How similar vectors are to others, row by row, as people are told.
+    """Return the similarities of two arrays of vectors, row by row, as shown to users.
 
     Args:
-        metric: How they are compared.
-        one: ``[n, D]``, or ``[1, D]`` to compare one with all.
+        metric: Metric to compare by.
+        one: ``[n, D]``, or ``[1, D]`` to compare one vector with all.
         other: ``[n, D]``.
 
     Returns:
-        float64 ``[n]``: the cosine (0 for what has no direction), the product, or the distance.
+        float64 ``[n]``: the cosine (0 for zero vectors), the dot product, or the distance.
     """
     if metric == "l2":
         return np.asarray(np.linalg.norm(one - other, axis=1))
     product = np.asarray((one * other).sum(axis=1))
     if metric == "dot":
         return product
-    # One root of both: of equal vectors the cosine is 1 to the last bit.
+    # Take one root of the product, so that the cosine of equal vectors is exactly 1.
     norms = np.sqrt((one * one).sum(axis=1) * (other * other).sum(axis=1))
     return np.asarray(np.clip(product / np.maximum(norms, _SMALLEST_NORM), -1.0, 1.0))

@@ -1,4 +1,4 @@
-"""A contact sheet: groups of images as one page of HTML that needs nothing else."""
+"""A contact sheet: groups of images as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from html import escape
 from typing import Literal
 
 Image = bytes | str | None
-"""An image's file, or its address, or nothing where there is none."""
+"""Bytes of an image file, its URL, or None if there is no image."""
 
 MOST_EMBEDDED_BYTES = 64 * 1024 * 1024
-"""The most bytes of images that one page holds; those beyond are only named."""
+"""Maximum number of image bytes embedded in a page; later images appear without a picture."""
 
 _MOST_SHOWN = 24
 _LONGEST_KEY = 120
@@ -25,7 +25,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"BM", "image/bmp"),
 )
 
-# Nothing runs on this page, and nothing is fetched but images: keys and files may be anybody's.
+# The page runs no scripts and fetches nothing but images, as keys and files may come from anyone.
 _HEAD = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -58,8 +58,8 @@ class Tile:
     """One image of a group.
 
     Attributes:
-        key: What it is called.
-        similarity: How similar it is to the group's first.
+        key: Key of the image.
+        similarity: Similarity to the first image of the group.
     """
 
     key: str
@@ -74,18 +74,18 @@ def contact_sheet(
     subtitle: str = "",
     measure: Literal["cosine", "distance"] = "cosine",
 ) -> str:
-    """Make a page of groups of images.
+    """Return a page with groups of images.
 
     Args:
-        groups: Each one's images, the one in the middle first; of large groups the first 24 are shown.
-        image: Gives the image of a key: bytes become part of the page (PNG, JPEG, GIF, BMP and WebP),
-            an address with http or https is linked. Called in order, for those that are shown.
-        title: What to write above.
-        subtitle: What to write below that.
-        measure: What similarities are.
+        groups: Images of each group, the most central first; at most 24 of each are shown.
+        image: Returns the image of a key: bytes are embedded in the page (PNG, JPEG, GIF, BMP and WebP), an
+            http or https URL is linked. Called in order, only for images that are shown.
+        title: Title of the page.
+        subtitle: Text below the title.
+        measure: Meaning of the similarities.
 
     Returns:
-        The page, in HTML.
+        The page as HTML.
     """
     left = MOST_EMBEDDED_BYTES
     parts = [_HEAD.format(title=escape(title), subtitle=escape(subtitle))]
@@ -104,7 +104,7 @@ def contact_sheet(
 
 
 def _source(image: Image, left: int) -> tuple[str, int]:
-    """What the page has an image by, or why it has none; and how many bytes of it are part of the page."""
+    """Return the ``src`` of an image, "" if it has none, and the number of bytes it embeds."""
     if isinstance(image, str):
         return (image, 0) if image.lower().startswith(_ADDRESSES) else ("", 0)
     kind = "" if image is None else _kind(image)
@@ -114,7 +114,7 @@ def _source(image: Image, left: int) -> tuple[str, int]:
 
 
 def _kind(image: bytes) -> str:
-    """What kind of image a file is by its first bytes; "" for what a page had better not hold, as SVG."""
+    """Return the media type of an image by its first bytes; "" for types not to be embedded, as SVG."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for start, kind in _KINDS if image.startswith(start)), "")

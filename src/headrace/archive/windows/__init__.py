@@ -1,1 +1,1 @@
-"""Windowed features: counts, sums, means and rates by key over the past minutes or hours, of a stream."""
+"""Windowed features: counts, sums, means and rates by key over recent rows of a stream."""

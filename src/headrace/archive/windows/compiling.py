@@ -1,4 +1,4 @@
-"""The kernels of counters, compiled or loaded before a feed needs them."""
+"""Compiles or loads the kernels of counters before a feed needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.archive.windows.window import Window
 
 
 def run_once() -> None:
-    """Count a few rows, and go on from a state: that is all kernels, for all types of arguments."""
+    """Count some rows and restore a state, which calls all kernels with all types of arguments."""
     plan = Plan.of([Window(sum="x", seconds=1), Window(count=True, seconds=2)], 1)
     counters = Counters(plan, ahead_buckets=1, max_cells=10**6)
     for bucket in (1, 2, 9):

@@ -1,14 +1,14 @@
-"""Counters by key over windows of event time; no I/O, no clock but the rows' own.
+"""Counters by key over windows of event time; without I/O, and without a clock but the rows' own.
 
-Time is cut into buckets. The clock is the bucket of the newest row so far, and only goes forward. When it
-goes on from a bucket, that is over, and at its end, the boundary, all totals are those of the rows that came
-before that moment: a total over ``n`` buckets is of the rows whose time is in the ``n`` buckets before the
-boundary. A row that comes late counts in its own bucket, from the next boundary on, for as long as that is in
-a window. One that is later than the longest window counts nowhere; it is told.
+Time is divided into buckets. The clock is the bucket of the newest row so far, and only moves forward. When
+it moves on from a bucket, the bucket has ended, at a moment called the boundary. The totals then cover the
+rows before the boundary: a total over ``n`` buckets covers the rows whose time is in the ``n`` buckets before
+it. A late row counts in its own bucket, from the next boundary on, while that bucket is in a window. A row
+that is later than the longest window is ignored and reported.
 
-A row that lies too far ahead of the clock is held, as its own clock may be wrong. When enough rows in a row
-are ahead, the clock follows them and they count; when a row before that is not, they are refused, and told.
-The first rows of all are held in the same way.
+A row that is too far ahead of the clock is held, as its own clock may be wrong. After enough consecutive rows
+ahead, the clock follows them and they count. If a row that is not ahead comes first, they are refused and
+reported. The very first rows are held in the same way.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FIRST_ROOM = 1024
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What has changed at a boundary.
+    """The changes at a boundary.
 
     Attributes:
-        boundary: The first bucket that was not over; its start is the moment that the totals are of.
-        slots: Whose totals have changed, int32 ``[N]``.
+        boundary: First bucket that had not ended; the totals are as of its start.
+        slots: Slots whose totals have changed, int32 ``[N]``.
     """
 
     boundary: int
@@ -44,13 +44,13 @@ class Changed:
 
 @dataclass(slots=True)
 class Told:
-    """What became of rows that do not count as they came.
+    """Numbers of rows that were late or ahead of the clock.
 
     Attributes:
-        late: How many came after their bucket was over, and count from the next boundary on.
-        too_late: How many came after all windows had left their bucket, and count nowhere.
-        refused: How many were too far ahead of the clock, and count nowhere.
-        held: How many are ahead of it, and wait for those that agree.
+        late: Rows that came after their bucket had ended, and count from the next boundary on.
+        too_late: Rows that came after all windows had left their bucket, and are ignored.
+        refused: Rows that were too far ahead of the clock, and are ignored.
+        held: Rows that are ahead of the clock, and wait for others that agree.
     """
 
     late: int
@@ -60,20 +60,20 @@ class Told:
 
 
 class Counters:
-    """The totals of all keys, and what they are made of.
+    """The totals of all keys, and the cells that they are made of.
 
     Attributes:
-        plan: What is counted.
-        keys: By slot; "" for a slot that is free.
+        plan: Plan of what is counted.
+        keys: Keys by slot; "" for a free slot.
     """
 
     def __init__(self, plan: Plan, *, ahead_buckets: int, max_cells: int) -> None:
-        """Begin without rows.
+        """Start without rows.
 
         Args:
-            plan: What is counted.
-            ahead_buckets: How far ahead of the clock a row may be.
-            max_cells: For how many pairs of a key and a bucket there is room.
+            plan: Plan of what is counted.
+            ahead_buckets: Number of buckets that a row may be ahead of the clock.
+            max_cells: Maximum number of pairs of a key and a bucket.
         """
         self.plan = plan
         self.keys: list[str] = []
@@ -88,14 +88,14 @@ class Counters:
         self._held = no_rows(plan, JUMP_ROWS)
         self._opened = self._room_for(_FIRST_ROOM)
         self._closed: dict[int, list[Cells]] = {}
-        self._closed_buckets: list[int] = []  # the same, ascending
+        self._closed_buckets: list[int] = []  # keys of ``_closed``, ascending
         self._closed_cells = 0
         self._mark = 0
 
     # ---- Rows ---------------------------------------------------------------------------------
 
     def slots_of(self, keys: Sequence[str]) -> Array:
-        """The slots of keys, int32 ``[N]``; good until this is called again."""
+        """Return the slots of keys, int32 ``[N]``; valid until the next call."""
         found = list(map(self._slots.get, keys))
         missing = found.count(None)
         if missing:
@@ -109,17 +109,17 @@ class Counters:
         return np.array(found, np.int32)
 
     def take(self, rows: Rows) -> Iterator[Changed]:
-        """Take rows in their order.
+        """Take rows in order.
 
         Args:
-            rows: The rows; their slots are of the last ``slots_of``.
+            rows: Rows, with slots from the last call of ``slots_of``.
 
         Yields:
-            What has changed at each boundary that the clock passes, in order; the totals are those of that
-            boundary until the next one is asked for.
+            The changes at each boundary that the clock passes, in order. The totals are those of that
+            boundary until the next one is requested.
 
         Raises:
-            FailedPrecondition: There is no room for so many keys and buckets.
+            FailedPrecondition: There are more pairs of a key and a bucket than allowed.
         """
         at = 0
         while True:
@@ -134,24 +134,24 @@ class Counters:
                 yield from self._follow()
 
     def finish(self) -> Iterator[Changed]:
-        """The stream is over: close the bucket that is open. Rows may still come, late ones as well."""
+        """Close the open bucket at the end of the stream. Rows may still follow, including late ones."""
         if not self._state[kernels.KNOWN] and self._state[kernels.HELD]:
             yield from self._follow()
         if self._state[kernels.CELLS]:
             yield from self._go_on(self.clock + 1)
 
     def totals(self, slots: Array) -> tuple[Array, Array]:
-        """The totals of slots: counts, int64 ``[N, T]``, and sums, float64 ``[N, T]``."""
+        """Return the totals of slots: counts, int64 ``[N, T]``, and sums, float64 ``[N, T]``."""
         return self._totals.counts[slots], self._totals.high[slots]
 
     @property
     def clock(self) -> int:
-        """The bucket that is open; 0 while it is not known."""
+        """Bucket that is open; 0 while it is not known."""
         return int(self._state[kernels.CLOCK])
 
     @property
     def told(self) -> Told:
-        """What became of rows that do not count as they came."""
+        """Numbers of rows that were late or ahead of the clock."""
         state = self._state
         return Told(
             int(state[kernels.LATE]),
@@ -162,18 +162,18 @@ class Counters:
 
     @property
     def counted_slots(self) -> Array:
-        """The slots of keys with anything in memory, int32."""
+        """Slots of keys with cells or held rows, int32."""
         return np.flatnonzero(self._refs > 0).astype(np.int32)
 
     @property
     def slots_in_windows(self) -> Array:
-        """The slots of keys with anything in a window, int32."""
+        """Slots of keys with rows in a window, int32."""
         return np.flatnonzero(self._totals.counts.any(axis=1)).astype(np.int32)
 
     # ---- State --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Array]:
-        """Everything that counting goes on from, but for the plan; keys without anything are left out."""
+        """Return the state to resume from, without the plan; keys without cells or held rows are left out."""
         slots = self.counted_slots
         places = np.full(len(self.keys), -1, np.int32)
         places[slots] = np.arange(len(slots), dtype=np.int32)
@@ -196,17 +196,17 @@ class Counters:
         return arrays
 
     def restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
-        """Go on from a state; what is new in the plan begins with what is known of it.
+        """Resume from a state that may have been made with another plan.
 
-        A window that no plan had before begins with the buckets that are kept: it is complete after its own
-        length at the latest. So does what was not measured before, with nothing.
+        A new window starts with the buckets that are kept, and is complete after its own length at the
+        latest. A new measure starts with no rows.
 
         Args:
             arrays: The state.
-            before: The plan that it was made with, of buckets of the same length.
+            before: Plan that it was made with, for buckets of the same length.
 
         Raises:
-            ConfigError: It is no state of these counters.
+            ConfigError: The arrays are not a state of such counters.
         """
         try:
             self._restore(arrays, before)
@@ -262,7 +262,7 @@ class Counters:
         self._state[kernels.CELLS] = len(cells.slots)
 
     def _bring_back(self, arrays: Mapping[str, Array], slots: Array, before: Plan) -> None:
-        """Restore totals that were kept, and add up those that were not from the cells that are there."""
+        """Restore the totals of the state, and compute new ones from the cells."""
         new, known = [], {before.key_of(one): place for place, one in enumerate(before.totals)}
         for place, total in enumerate(self.plan.totals):
             at = known.get(self.plan.key_of(total))
@@ -272,7 +272,7 @@ class Counters:
             for name, one in self._totals._asdict().items():
                 one[slots, place] = arrays[f"totals.{name}"][:, at]
         table = self.plan.table.copy()
-        table[[place for place in range(len(table)) if place not in new], 2] = 0  # in no window of no length
+        table[[place for place in range(len(table)) if place not in new], 2] = 0  # length 0 excludes them
         for _, chunks in sorted(self._closed.items()):
             for cells in chunks:
                 kernels.enter(cells, self._totals, table, self.clock)
@@ -282,7 +282,7 @@ class Counters:
     # ---- The clock ----------------------------------------------------------------------------
 
     def _follow(self) -> Iterator[Changed]:
-        """Believe the rows that are held: the clock goes on to the first of their buckets."""
+        """Accept the held rows: move the clock to the first of their buckets and count them."""
         count = int(self._state[kernels.HELD])
         held = Rows(*(part[:count].copy() for part in self._held))
         self._state[kernels.HELD] = 0
@@ -295,7 +295,7 @@ class Counters:
         np.subtract.at(self._refs, held.slots[held.slots >= 0], 1)
 
     def _go_on(self, bucket: int) -> Iterator[Changed]:
-        """Let the clock pass all boundaries at which anything changes, up to the start of a bucket."""
+        """Move the clock up to a bucket, stopping at each boundary where anything changes."""
         while self.clock < bucket:
             boundary = self._next_boundary()
             if boundary > bucket:
@@ -306,12 +306,12 @@ class Counters:
                 yield changed
 
     def _next_boundary(self) -> int:
-        """The next one at which a bucket enters or leaves any window."""
+        """Return the next boundary where a bucket enters or leaves a window."""
         if self._state[kernels.CELLS]:
             return self.clock + 1
         next_one, closed = 2**62, self._closed_buckets
         for length in self.plan.lengths:
-            place = bisect.bisect_left(closed, self.clock - length)  # the first that has not left
+            place = bisect.bisect_left(closed, self.clock - length)  # the first still in the window
             if place < len(closed):
                 next_one = min(next_one, closed[place] + length + 1)
         return next_one
@@ -368,15 +368,15 @@ class Counters:
         self._closed.setdefault(bucket, []).append(cells)
 
     def _let_go(self, last: int) -> None:
-        """Drop the cells of a bucket; the clock skips none that has any."""
+        """Drop the cells of a bucket; the clock skips no bucket that has any."""
         if last in self._closed:
-            self._closed_buckets.remove(last)  # one of the first
+            self._closed_buckets.remove(last)  # fast, as it is one of the first
         for cells in self._closed.pop(last, ()):
             np.subtract.at(self._refs, cells.slots, 1)
             self._closed_cells -= len(cells.slots)
 
     def _widen(self) -> None:
-        """Make room for twice as many open cells."""
+        """Double the capacity for open cells."""
         count = len(self._opened.cells.slots)
         self._check_room(self._closed_cells + count + 1)
         wider = self._room_for(2 * count)
@@ -388,12 +388,12 @@ class Counters:
     def _check_room(self, cells: int) -> None:
         if cells > self._max_cells:
             raise FailedPrecondition(
-                f"feed.max_cells: expected at most {self._max_cells} pairs of a key and a bucket, and more "
-                "have come: take larger buckets (feed.every_seconds), shorter windows, or allow more"
+                f"feed.max_cells: expected at most {self._max_cells} pairs of a key and a bucket, got more: "
+                "use larger buckets (feed.every_seconds) or shorter windows, or allow more"
             )
 
     def _make_room(self, missing: int, wanted: Sequence[str]) -> None:
-        """Have free slots for new keys: those of keys that nothing is left of, then new ones."""
+        """Free slots for new keys: reuse those of keys without data, then add new slots."""
         keep = {self._slots[key] for key in wanted if key in self._slots}
         for slot in np.flatnonzero(self._refs == 0).tolist():
             if self.keys[slot] and slot not in keep:
@@ -431,12 +431,12 @@ class Counters:
 
 
 def _place(known: Sequence[Measure], wanted: Measure) -> int:
-    """Where a measure stands; -1 if it does not."""
+    """Return the index of a measure; -1 if it is missing."""
     return known.index(wanted) if wanted in known else -1
 
 
 def _chosen(columns: Array, places: Sequence[int]) -> Array:
-    """Columns in another order; zeros where there was none."""
+    """Return columns in another order, with zeros for missing ones."""
     made = np.zeros((len(columns), len(places)), columns.dtype)
     for to, place in enumerate(places):
         if place >= 0:
@@ -445,7 +445,7 @@ def _chosen(columns: Array, places: Sequence[int]) -> Array:
 
 
 def no_rows(plan: Plan, count: int) -> Rows:
-    """Room for rows."""
+    """Return empty rows as a buffer."""
     return Rows(
         np.full(count, -1, np.int32),
         np.zeros(count, np.int64),

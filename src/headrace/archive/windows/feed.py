@@ -1,4 +1,4 @@
-"""A table that is fed from a stream: all its versions, each with the windows that it was made with."""
+"""Feeds a table from a stream: all its versions, each with the windows that it was created with."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _ROWS_AT_ONCE = 2**16
 
 
 class _Meta(msgspec.Struct, kw_only=True):
-    """What is kept beside the counters' arrays.
+    """The metadata stored with the counters' arrays.
 
     Attributes:
-        run: Which run it is; see ``Done``.
-        table: The table.
-        key: The stream's column with the keys.
-        time: Its column with the times.
-        every_seconds: How long a bucket is.
-        rows: How many rows of the stream were taken.
-        measures: Of the plan.
-        totals: Of the plan.
-        since: By version: the bucket since which it is fed.
+        run: Id of the run; see ``Done``.
+        table: Name of the table.
+        key: Column of the stream with the keys.
+        time: Column of the stream with the times.
+        every_seconds: Length of a bucket in seconds.
+        rows: Number of rows taken from the stream.
+        measures: Measures of the plan.
+        totals: Totals of the plan.
+        since: Bucket since which the version is fed, by version.
     """
 
     run: str
@@ -46,13 +46,13 @@ class _Meta(msgspec.Struct, kw_only=True):
 
 
 class Feed:
-    """Counts a stream's rows for a table, and writes what has changed at each boundary.
+    """Counts a stream's rows for a table, and writes the changes at each boundary.
 
     Attributes:
-        counters: What is counted.
-        maker: What makes rows of record batches.
-        rows: How many rows of the stream were taken.
-        rows_before: How many of them came before those that errors count from.
+        counters: Counters of the table.
+        maker: Converts record batches to rows.
+        rows: Number of rows taken from the stream.
+        rows_before: Number of those rows that precede the row that errors call the first.
     """
 
     def __init__(
@@ -63,22 +63,22 @@ class Feed:
         *,
         is_saved: bool = True,
     ) -> None:
-        """Find or make the version of the table with the windows of its settings.
+        """Find or create the version of the table with the windows of its settings.
 
         Args:
-            archive: Where the table is.
-            table: Which.
-            is_stopping: Says when a store that does not answer is no longer to be waited for.
-            is_saved: Whether its state will be saved, and gone on with.
+            archive: Archive of the table.
+            table: Name of the table.
+            is_stopping: Returns whether to stop retrying when the store does not answer.
+            is_saved: Whether the state will be saved, so that the feed can be resumed.
 
         Raises:
-            ConfigError: It has no windows, or its other versions cannot be fed in the same way.
+            ConfigError: The table has no windows, or its other versions cannot be fed with these settings.
             NotFound: There is no such table.
             Unavailable: The store does not answer.
         """
         settings = archive.config.tables.get(table)
         if settings is None or settings.feed is None:
-            archive.record(table)  # says which there are
+            archive.record(table)  # raises NotFound, which lists the tables
             raise ConfigError(f"the table {table!r} has no windows to be fed; add [tables.{table}.windows]")
         self._table, self._settings = table, settings.feed
         newest = archive.table_version(table, archive.config.spaces[table].columns or ())
@@ -99,12 +99,12 @@ class Feed:
     # ---- Rows ---------------------------------------------------------------------------------
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Count rows, and write what the boundaries that they pass have changed.
+        """Count rows, and write the changes at the boundaries that they pass.
 
         Raises:
-            StreamError: A row is wrong; ``rows`` are counted, and it is none of them.
-            FailedPrecondition: There are more keys and buckets than there is room for.
-            Unavailable: The store does not answer, and is no longer waited for.
+            StreamError: A row is invalid. The first ``rows`` rows are counted, all of them before it.
+            FailedPrecondition: There are more pairs of a key and a bucket than allowed.
+            Unavailable: The store does not answer, and the feed is stopping.
         """
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
             part = batch.slice(start, _ROWS_AT_ONCE)
@@ -113,23 +113,23 @@ class Feed:
             self.rows += part.num_rows
 
     def finish(self) -> None:
-        """The stream is over: write what the bucket that is still open holds; see ``take``."""
+        """End the stream: write the changes of the bucket that is still open; see ``take``."""
         self._writer.write(self.counters.finish())
 
     @property
     def stored(self) -> int:
-        """How many rows of the table were written."""
+        """Number of rows of the table written."""
         return self._writer.stored
 
     @property
     def clock_seconds(self) -> int:
-        """The last boundary that the clock has passed, in Unix time; 0 before the first row."""
+        """Last boundary that the clock has passed, in seconds of Unix time; 0 before the first row."""
         return self.counters.clock * self._settings.every_seconds
 
     # ---- State --------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Array], dict[str, object]]:
-        """Everything that the feed goes on from: arrays, and what JSON can hold."""
+        """Return the state to resume from: arrays, and JSON-compatible metadata."""
         plan = self.counters.plan
         meta = _Meta(
             run=self._writer.done.run,
@@ -146,21 +146,21 @@ class Feed:
         return self.counters.state(), found
 
     def restore(self, arrays: Mapping[str, Array], meta: object) -> None:
-        """Go on from a state. What was written after it is not written again.
+        """Resume from a state. Rows written after it was saved are not written again.
 
         Raises:
-            ConfigError: It is that of another table, or of rows that were read in another way.
+            ConfigError: The state is of another table, or of a stream read with other settings.
         """
         try:
             found = msgspec.convert(meta, _Meta, strict=False)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"checkpoint: it is none of headrace archive feed: {error}") from error
+            raise ConfigError(f"checkpoint: not a checkpoint of headrace archive feed: {error}") from error
         now = {"table": self._table, **msgspec.structs.asdict(self._settings)}
         for name in ("table", "key", "time", "every_seconds"):
             saved = getattr(found, name)
             if saved != now[name]:
                 raise ConfigError(
-                    f"checkpoint: expected one of {name} = {now[name]!r}, got {saved!r}; begin anew in "
+                    f"checkpoint: expected one of {name} = {now[name]!r}, got {saved!r}; start again in "
                     "another directory"
                 )
         plan = Plan(tuple(found.measures), tuple(found.totals), found.every_seconds)
@@ -170,7 +170,7 @@ class Feed:
 
 
 def _fed(record: SpaceRecord, newest: int, every_seconds: int) -> list[Fed]:
-    """The versions of a table that are fed."""
+    """Return the versions of a table that are fed."""
     found = []
     for version in record.versions:
         windows = {one.name: one.window for one in version.columns if one.window is not None}
@@ -179,9 +179,9 @@ def _fed(record: SpaceRecord, newest: int, every_seconds: int) -> list[Fed]:
         for name, window in windows.items():
             if window.seconds % every_seconds:
                 raise ConfigError(
-                    f"feed.every_seconds: expected what divides all windows, got {every_seconds}, and "
-                    f"{name!r} of version {version.number} is {window.seconds} s long; drop it, if no "
-                    "model needs it (headrace archive versions)"
+                    f"feed.every_seconds: expected a divisor of all windows, got {every_seconds}, and "
+                    f"{name!r} of version {version.number} is {window.seconds} s long; drop that version if "
+                    "no model needs it (headrace archive versions)"
                 )
         found.append(Fed(version.number, windows, is_newest=version.number == newest))
     return found

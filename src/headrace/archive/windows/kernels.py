@@ -1,7 +1,8 @@
-"""Rows into cells, and cells into totals, row by row: how the rows are cut into blocks changes nothing.
+"""Add rows to cells and cells to totals, row by row, so that results do not depend on how rows are batched.
 
-A cell is what the rows of one key in one bucket came to. Sums are pairs of float64 of which the second holds
-what the first has no room for (Dekker, 1971): what was added can be taken away again, whatever came between.
+A cell holds the counts and sums of the rows of one key in one bucket. Sums are pairs of float64, of which the
+second holds the rounding error of the first (Dekker, 1971). So a value that was added can be subtracted
+again, whatever was added in between.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from headrace.compiled import cached
 from headrace.tensors import Array
 
 JUMP_ROWS = 16
-"""How many rows in a row must be ahead of the clock for it to follow them."""
+"""Number of consecutive rows ahead of the clock after which the clock follows them."""
 
 CLOCK, KNOWN, HELD, CELLS, LATE, TOO_LATE, REFUSED, AHEAD, LONGEST = range(9)
-"""Places in the state: the open bucket and whether it is known; how many rows are held, and cells open; how
-many rows were late, too late, and too far ahead; how far ahead one may be; how long the longest window is."""
+"""Indices into the state: the open bucket; whether it is known; number of held rows; of open cells; of late
+rows; of rows that are too late; of rows too far ahead; limit of buckets ahead; buckets of the longest
+window."""
 
 STATES = 9
-"""How many of them there are."""
+"""Length of the state."""
 
 DONE, MOVED, JUMPED, FULL = range(4)
-"""Why ``scan`` stopped: all rows are taken; a row moves the clock; the held rows do; there is no room."""
+"""Results of ``scan``: all rows taken; a row moves the clock; the held rows move it; the cells are full."""
 
-_MIX, _MIX_TOO = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # odd numbers of int64, to spread places
+_MIX, _MIX_TOO = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # odd hash multipliers, as int64
 _POSITIVE = 2**63 - 1
 
 
@@ -34,10 +36,10 @@ class Rows(NamedTuple):
     """Rows of a stream.
 
     Attributes:
-        slots: Of their keys, int32 ``[N]``; -1 for a row that only moves the clock.
-        buckets: When they happened, int64 ``[N]``.
-        counted: Which measures they count in, uint8 ``[N, M]``.
-        numbers: What they add to the measures with a sum, float64 ``[N, S]``.
+        slots: Slots of the keys, int32 ``[N]``; -1 for a row that only moves the clock.
+        buckets: Buckets of the rows' times, int64 ``[N]``.
+        counted: 1 for measures that count the row, uint8 ``[N, M]``.
+        numbers: Numbers added to the measures with a sum, float64 ``[N, S]``.
     """
 
     slots: Array
@@ -47,14 +49,14 @@ class Rows(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells.
+    """Counts and sums by key and bucket.
 
     Attributes:
-        slots: Of their keys, int32 ``[K]``.
-        buckets: int64 ``[K]``.
-        counts: Rows by measure, int64 ``[K, M]``.
-        high: The sums, float64 ``[K, S]``.
-        low: What they lack, float64 ``[K, S]``.
+        slots: Slots of the keys, int32 ``[K]``.
+        buckets: Buckets, int64 ``[K]``.
+        counts: Number of rows by measure, int64 ``[K, M]``.
+        high: Sums, float64 ``[K, S]``.
+        low: Rounding errors of the sums, float64 ``[K, S]``.
     """
 
     slots: Array
@@ -65,11 +67,12 @@ class Cells(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The cells that rows go into.
+    """The open cells, with a hash table to find them.
 
     Attributes:
-        places: Finds them: int32, twice as long as there is room for cells, a power of two; -1 for nothing.
-        cells: Room for them.
+        places: Hash table of cell indices, int32, -1 if empty. Its length is a power of two, twice the
+            capacity of cells.
+        cells: Cells, up to the capacity.
     """
 
     places: Array
@@ -77,12 +80,12 @@ class Opened(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is kept by slot.
+    """Totals by slot.
 
     Attributes:
-        counts: Rows, int64 ``[slots, T]``.
-        high: The sums, float64 ``[slots, T]``.
-        low: What they lack, float64 ``[slots, T]``.
+        counts: Number of rows, int64 ``[slots, T]``.
+        high: Sums, float64 ``[slots, T]``.
+        low: Rounding errors of the sums, float64 ``[slots, T]``.
     """
 
     counts: Array
@@ -101,7 +104,7 @@ def _added(high: float, low: float, more_high: float, more_low: float) -> Any:
 
 @njit(inline="always")
 def _place(places: Array, cells: Cells, slot: int, bucket: int) -> int:
-    """The place where a cell is, or would be."""
+    """Return the index in the hash table where a cell is, or would be inserted."""
     mask = len(places) - 1
     place = ((slot * _MIX) ^ (bucket * _MIX_TOO)) & _POSITIVE
     place = (place ^ (place >> 29)) & mask
@@ -115,25 +118,25 @@ def _place(places: Array, cells: Cells, slot: int, bucket: int) -> int:
 
 @cached()
 def put_back(places: Array, cells: Cells, count: int) -> None:
-    """Have cells be found; there are twice as many places as cells, all of them empty."""
+    """Insert cells into an empty hash table of twice their capacity."""
     for at in range(count):
         places[_place(places, cells, cells.slots[at], cells.buckets[at])] = at
 
 
 @cached()
 def scan(rows: Rows, start: int, opened: Opened, refs: Array, held: Rows, state: Array) -> Any:
-    """Take rows into the open cells, until the clock moves.
+    """Add rows to the open cells until the clock moves.
 
     Args:
-        rows: The rows.
-        start: The first of them.
-        opened: The open cells.
-        refs: How many cells and held rows each slot has, int32.
-        held: Rows that are ahead of the clock; room for ``JUMP_ROWS``.
-        state: See ``STATES``; int64.
+        rows: Rows to add.
+        start: Index of the first row to add.
+        opened: Open cells.
+        refs: Number of cells and held rows of each slot, int32.
+        held: Rows ahead of the clock, with a capacity of ``JUMP_ROWS``.
+        state: State, int64 ``[STATES]``.
 
     Returns:
-        The first row that is not taken, and why.
+        Index of the first row not taken, and the reason to stop.
     """
     for row in range(start, len(rows.buckets)):
         bucket, slot = rows.buckets[row], rows.slots[row]
@@ -143,7 +146,7 @@ def scan(rows: Rows, start: int, opened: Opened, refs: Array, held: Rows, state:
                 return row + 1, JUMPED
             continue
         if state[HELD]:
-            _refuse(refs, held, state)  # the rows behind them do not agree
+            _refuse(refs, held, state)  # a row within range refutes the held ones
         if bucket > state[CLOCK]:
             return row, MOVED
         if slot < 0:
@@ -179,7 +182,7 @@ def _refuse(refs: Array, held: Rows, state: Array) -> None:
 
 @njit(inline="always")
 def _count(rows: Rows, row: int, opened: Opened, refs: Array, state: Array) -> bool:
-    """Count a row in its cell; False, and nothing is done, if there is no room for a new one."""
+    """Add a row to its cell; return False and do nothing if there is no room for a new cell."""
     counted, cells = False, opened.cells
     for measure in range(rows.counted.shape[1]):
         counted |= rows.counted[row, measure] != 0
@@ -207,17 +210,17 @@ def _count(rows: Rows, row: int, opened: Opened, refs: Array, state: Array) -> b
 
 @cached()
 def touch(slots: Array, marks: Array, mark: int, touched: Array, count: int) -> int:
-    """Note slots, each once.
+    """Collect distinct slots.
 
     Args:
-        slots: Which, int32.
-        marks: By slot: the mark of when it was noted last, int64.
-        mark: That of this time.
-        touched: Where they are noted, int32; room for all of them.
-        count: How many are noted already.
+        slots: Slots to collect, int32.
+        marks: Mark of the last call that collected each slot, int64.
+        mark: Mark of this call.
+        touched: Output for the slots, int32, with room for all of them.
+        count: Number of slots already in the output.
 
     Returns:
-        How many are noted then.
+        New number of slots in the output.
     """
     for slot in slots:
         if marks[slot] != mark:
@@ -229,13 +232,13 @@ def touch(slots: Array, marks: Array, mark: int, touched: Array, count: int) -> 
 
 @cached()
 def enter(cells: Cells, totals: Totals, table: Array, boundary: int) -> None:
-    """Add cells to the totals whose windows they are in, at the end of a bucket.
+    """Add cells to the totals whose windows include them at a boundary.
 
     Args:
-        cells: All of buckets before the boundary.
-        totals: What is added to.
-        table: What the totals are; see ``Plan.table``.
-        boundary: The first bucket that is not over.
+        cells: Cells, all of buckets before the boundary.
+        totals: Totals to add to.
+        table: Definition of the totals; see ``Plan.table``.
+        boundary: First bucket that has not ended.
     """
     for at in range(len(cells.slots)):
         for total in range(len(table)):
@@ -245,7 +248,7 @@ def enter(cells: Cells, totals: Totals, table: Array, boundary: int) -> None:
 
 @cached()
 def leave(cells: Cells, totals: Totals, table: Array, boundary: int) -> None:
-    """Take cells away from the totals whose windows have just left them; see ``enter``."""
+    """Subtract cells from the totals whose windows they have just left; see ``enter``."""
     for at in range(len(cells.slots)):
         for total in range(len(table)):
             if cells.buckets[at] == boundary - 1 - table[total, 2]:
@@ -258,7 +261,7 @@ def _move(cells: Cells, at: int, totals: Totals, total: int, table: Array, sign:
     totals.counts[slot, total] += sign * cells.counts[at, measure]
     if one < 0:
         return
-    if totals.counts[slot, total] == 0:  # nothing is left, not even what was rounded
+    if totals.counts[slot, total] == 0:  # also discard rounding errors
         totals.high[slot, total] = totals.low[slot, total] = 0.0
         return
     totals.high[slot, total], totals.low[slot, total] = _added(

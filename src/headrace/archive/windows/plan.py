@@ -1,4 +1,4 @@
-"""What is kept of a stream's rows for any number of windows: nothing twice."""
+"""Plans the data kept of a stream's rows for a set of windows, without duplicates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headrace.tensors import Array
 
 
 class Measure(NamedTuple):
-    """What is taken of a row: that it is there, and mostly a number.
+    """Data taken of a row: that it exists, and mostly a number.
 
     Attributes:
-        column: The stream's column that is added up; "" where rows are only counted.
-        where: Only rows whose column has this value; None for all.
+        column: Column of the stream that is added up; "" if rows are only counted.
+        where: Column and value that a row must have to count; None for all rows.
     """
 
     column: str
@@ -29,8 +29,8 @@ class Total(NamedTuple):
     """A measure over a window.
 
     Attributes:
-        measure: Its place in the plan.
-        buckets: How long the window is.
+        measure: Index of the measure in the plan.
+        buckets: Length of the window in buckets.
     """
 
     measure: int
@@ -42,9 +42,9 @@ class Plan:
     """Distinct measures, and distinct totals of them.
 
     Attributes:
-        measures: What is taken of each row.
-        totals: What is kept by key.
-        every_seconds: How long a bucket is.
+        measures: Measures taken of each row.
+        totals: Totals kept for each key.
+        every_seconds: Length of a bucket in seconds.
     """
 
     measures: tuple[Measure, ...]
@@ -53,7 +53,7 @@ class Plan:
 
     @classmethod
     def of(cls, windows: Iterable[Window], every_seconds: int) -> Plan:
-        """What windows need, of however many versions of a table they are."""
+        """Return the plan for windows, which may be of several versions of a table."""
         wanted = list(windows)
         measures = tuple(dict.fromkeys(_measure(one) for one in wanted))
         totals = tuple(
@@ -64,47 +64,47 @@ class Plan:
         return cls(measures, totals, every_seconds)
 
     def key_of(self, total: Total) -> tuple[Measure, int]:
-        """What a total is, whatever else a plan has."""
+        """Return a key that identifies a total across plans."""
         return self.measures[total.measure], total.buckets
 
     @cached_property
     def longest(self) -> int:
-        """How many buckets the longest window has."""
+        """Length of the longest window in buckets."""
         return max(one.buckets for one in self.totals)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """The lengths that windows have, each once."""
+        """Distinct lengths of windows in buckets, ascending."""
         return tuple(sorted({one.buckets for one in self.totals}))
 
     @cached_property
     def sum_at(self) -> Array:
-        """The place of each measure among those with a sum, int64; -1 for one without."""
+        """Index of each measure among those with a sum, int64; -1 for one without."""
         has_sum = np.array([bool(one.column) for one in self.measures])
         return np.where(has_sum, np.cumsum(has_sum) - 1, -1).astype(np.int64)
 
     @cached_property
     def sums(self) -> int:
-        """How many measures have a sum."""
+        """Number of measures with a sum."""
         return sum(bool(one.column) for one in self.measures)
 
     @cached_property
     def table(self) -> Array:
-        """The totals as kernels read them, int64 ``[T, 3]``: measure, place of its sum or -1, buckets."""
+        """Totals as kernels read them, int64 ``[T, 3]``: measure, index of its sum or -1, buckets."""
         lines = [(one.measure, int(self.sum_at[one.measure]), one.buckets) for one in self.totals]
         return np.array(lines, np.int64).reshape(-1, 3)
 
     def values(self, windows: Mapping[str, Window], counts: Array, sums: Array) -> dict[str, Array]:
-        """The values of columns.
+        """Return the values of columns.
 
         Args:
-            windows: By column; the plan was made of these and maybe others.
-            counts: Of rows, by total, int64 ``[N, T]``.
-            sums: By total, float64 ``[N, T]``.
+            windows: Windows by column, all of them part of the plan.
+            counts: Number of rows by total, int64 ``[N, T]``.
+            sums: Sums by total, float64 ``[N, T]``.
 
         Returns:
-            By column, ``[N]`` in the column's dtype. A mean of no rows is 0; what is more than the dtype can
-            hold is the largest that it can.
+            Values by column, ``[N]`` in the column's dtype. A mean of no rows is 0. Values are clipped to the
+            range of the dtype.
         """
         return {name: self._value(one, counts, sums) for name, one in windows.items()}
 

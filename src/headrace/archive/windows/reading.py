@@ -1,4 +1,4 @@
-"""Record batches of a stream, as they come: those of standard input, a file, or a topic's messages."""
+"""Reads record batches of a stream as they arrive: from standard input, a file, or a topic's messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ try:
     from headrace.archive.loading.files import ColumnFile
     from headrace.stream.ahead import Ahead
     from headrace.stream.parser import StreamParser
-except ImportError as error:  # as with every package that is not always needed
+except ImportError as error:  # as with every optional package
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
 _BATCHES_AHEAD = 2
@@ -24,11 +24,12 @@ _ROWS_AT_ONCE = 2**16
 
 
 class Batches(NamedTuple):
-    """Where rows come from.
+    """A source of rows.
 
     Attributes:
-        names: The columns.
-        batches: The rows; ``StreamError`` where they cannot be read, after what came before was given.
+        names: Names of the columns.
+        batches: Batches of rows. On invalid rows the earlier ones are yielded first, then ``StreamError`` is
+            raised.
     """
 
     names: list[str]
@@ -37,13 +38,13 @@ class Batches(NamedTuple):
 
 @contextmanager
 def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
-    """Read a stream ahead of who takes its batches, whatever its columns are for.
+    """Read a stream ahead of its consumer, with all columns, whatever their use.
 
     Args:
-        file: Where the stream comes from.
+        file: Source of the stream.
 
     Raises:
-        StreamError: It begins with what is no stream.
+        StreamError: The source does not begin with a stream.
     """
     source = source_of(file)
     parser = StreamParser(Schema(fields=()))
@@ -56,16 +57,16 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
 
 
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
-    """Read some columns of a file; ``InvalidRequest`` where its rows cannot be read."""
+    """Read some columns of a file; the batches raise ``InvalidRequest`` if its rows cannot be read."""
     there = [name for name in columns if name in file.schema.names]
     return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)))
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches without their first rows.
+    """Yield batches without their first ``rows`` rows.
 
     Raises:
-        StreamError: There are not so many.
+        StreamError: There are fewer rows than that.
     """
     left = rows
     for batch in batches:
@@ -75,14 +76,14 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
             yield batch.slice(skipped)
     if left:
         raise StreamError(
-            f"it has {rows - left} rows, fewer than the {rows} that were taken before the checkpoint; is it "
+            f"it has {rows - left} rows, fewer than the {rows} that were read before the checkpoint; is it "
             "the same stream?",
             row=rows - left,
         )
 
 
 def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches of a file as large ones: what is behind writes a key once for several buckets."""
+    """Join small batches to large ones, so that a key is written once for several buckets."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     try:
@@ -99,7 +100,7 @@ def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _batches(source: Source, parser: StreamParser) -> Iterator[pa.RecordBatch]:
-    """The stream's rows; what has come together is given together, and nothing waits for more."""
+    """Yield the stream's rows, joining batches that arrived together, without waiting for more."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     try:
@@ -118,7 +119,7 @@ def _batches(source: Source, parser: StreamParser) -> Iterator[pa.RecordBatch]:
 
 
 def _read(source: Source, parser: StreamParser, *, waits: bool) -> int:
-    """Read some bytes: how many; 0 at the end, -1 if there are none now."""
+    """Read some bytes and return their number; 0 at the end, -1 if there are none now."""
     count = source.read(parser.room(), None if waits else 0.0)
     return -1 if count is None else count
 

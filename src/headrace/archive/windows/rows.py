@@ -1,4 +1,4 @@
-"""Rows of a stream made into what is counted: slots, buckets, and numbers by measure."""
+"""Converts rows of a stream to slots, buckets, and numbers by measure."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ try:
 
     from headrace.stream.converting import is_text, stream_column
     from headrace.stream.dictionaries import plain
-except ImportError as error:  # as with every package that is not always needed
+except ImportError as error:  # as with every optional package
     raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
 
 _MICROSECONDS = 1_000_000
 _LARGEST = 1e280
-"""What is larger counts as missing, as infinity does: sums of it might be infinite."""
+"""Numbers above this count as missing, like infinity, as sums of them might overflow."""
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
 
 class RowMaker:
-    """Makes rows of record batches.
+    """Converts record batches to rows.
 
     Attributes:
-        keyless: How many rows had no key: those only move the clock.
+        keyless: Number of rows without a key, which only move the clock.
     """
 
     def __init__(self, plan: Plan, settings: FeedSettings, longest_key: int) -> None:
-        """Begin.
+        """Create a converter.
 
         Args:
-            plan: What is counted.
-            settings: Which columns are what.
-            longest_key: How many bytes of UTF-8 a key may have.
+            plan: Plan of what is counted.
+            settings: Settings with the names of columns.
+            longest_key: Maximum length of a key in bytes of UTF-8.
         """
         self.keyless = 0
         self._plan, self._settings, self._longest_key = plan, settings, longest_key
@@ -48,38 +48,38 @@ class RowMaker:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that are read, each once."""
+        """Names of the columns that are read, each once."""
         named = [self._settings.key, self._settings.time]
         for one in self._plan.measures:
             named += [name for name in (one.column, one.where[0] if one.where else "") if name]
         return list(dict.fromkeys(named))
 
     def check(self, names: list[str]) -> None:
-        """Refuse a stream without the columns that are read.
+        """Check that a stream has the columns that are read.
 
         Raises:
-            ConfigError: One is missing, or is there twice.
+            ConfigError: A column is missing, or exists twice.
         """
         for name in self.columns:
             if names.count(name) != 1:
-                problem = "is there twice" if name in names else "is missing"
+                problem = "occurs twice" if name in names else "is missing"
                 there = listed(names)
                 raise ConfigError(f"the stream's column {shown(name)} {problem}; there are {there}")
 
     def make(self, batch: pa.RecordBatch, first_row: int, counters: Counters) -> Rows:
-        """Make rows of a batch.
+        """Convert a batch.
 
         Args:
-            batch: With the columns that are read.
-            first_row: The number of its first row, for errors.
-            counters: Whose slots are to be in it.
+            batch: Batch with the columns that are read.
+            first_row: Number of its first row, for errors.
+            counters: Counters that assign the slots.
 
         Raises:
-            StreamError: A key, a time or a number is none, or cannot be.
+            StreamError: A key, time or number is invalid.
         """
         times = stream_column(self._time, batch.column(self._settings.time), first_row)
         moments = times.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        if len(moments) and moments.min() < 0:  # a row of the table cannot say that it was written then
+        if len(moments) and moments.min() < 0:  # rows of a table cannot store such a time
             row = int(np.argmax(moments < 0))
             problem = f"expected a time since 1970, got {moments[row]} µs; correct the row, or leave it out"
             raise StreamError(problem, row=first_row + row, field=self._settings.time)
@@ -121,7 +121,7 @@ class RowMaker:
             row = int(np.flatnonzero(codes == np.argmax(too_long))[0])
             problem = f"expected a key of up to {self._longest_key} bytes of UTF-8, got {sizes.max()}"
             raise StreamError(problem, row=first_row + row, field=name)
-        # The last one stands for rows without a key, which have the code -1.
+        # The last slot is for rows without a key, which have the code -1.
         slots = np.append(np.full(len(sizes), -1, np.int32), np.int32(-1))
         there = sizes > 0
         slots[:-1][there] = counters.slots_of(texts.filter(pa.array(there)).to_pylist())
@@ -138,7 +138,7 @@ def _plain(name: str, values: pa.Array, first_row: int) -> pa.Array:
 
 
 def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]:
-    """A column's numbers, float64, 0 where there is none; and where there is one."""
+    """Return a column's numbers, float64, 0 where missing; and a mask of those that are present."""
     values = _plain(name, values, first_row)
     if is_text(values.type):
         values = pc.if_else(pc.equal(values, ""), pa.scalar(None, values.type), values)
@@ -149,14 +149,14 @@ def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]
         raise StreamError(f"expected a number, got {got}", row=first_row + row, field=name) from error
     there = numbers.is_valid().to_numpy(zero_copy_only=False)
     found = numbers.fill_null(0.0).to_numpy(zero_copy_only=False)
-    finite = np.abs(found) <= _LARGEST  # which NaN is not, either
+    finite = np.abs(found) <= _LARGEST  # False for NaN
     if not finite.all():
         there, found = there & finite, np.where(finite, found, 0.0)
     return found, there
 
 
 def _first_without(values: pa.Array) -> tuple[int, str]:
-    """Which of some values is the first that is no number, and it in words."""
+    """Return the index of the first value that is not a number, and the value in words."""
     kind = shown(str(values.type))[1:-1]
     for row in range(len(values)):
         try:
@@ -168,8 +168,8 @@ def _first_without(values: pa.Array) -> tuple[int, str]:
 
 
 def _equal(values: pa.Array, wanted: int | str) -> Array:
-    """Where a column has a value, whether as a number or as a text."""
-    if pa.types.is_dictionary(values.type):  # compared before each stands for itself, which may be much
+    """Return where a column equals a value, as a number or as a text."""
+    if pa.types.is_dictionary(values.type):  # decoding it may take much memory
         within = np.append(_equal(values.dictionary, wanted), False)
         picked: Array = within[values.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)]
         return picked

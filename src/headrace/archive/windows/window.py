@@ -1,4 +1,4 @@
-"""What a windowed column counts, and how a table's stream is read for it."""
+"""Settings of windowed columns, and of the stream that fills a table."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import msgspec
 from headrace.config.checks import YEAR, whole, wrong
 
 LONGEST_BUCKETS = 10_000
-"""How many buckets the longest window may have."""
+"""Maximum number of buckets of a window."""
 
 MOST_WINDOWS = 256
-"""How many windowed columns a table may have."""
+"""Maximum number of windowed columns of a table."""
 
 Stored = Literal["float32", "float64", "int32", "int64"]
-"""What a windowed column may be stored as."""
+"""Dtypes of windowed columns."""
 
 _MOST_CELLS = 2**31
 _LONGEST_SECONDS = int(YEAR)
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A number by key, over the rows of the past so many seconds; exactly one of the first three is given.
+    """A number by key over recent rows; exactly one of ``count``, ``sum`` and ``mean`` is set.
 
     Attributes:
-        count: Count the rows.
-        sum: Add up this column of the stream. Signed numbers make a count of what is outstanding.
-        mean: The mean of this column.
-        seconds: How long the window is, in whole seconds; a multiple of the feed's ``every_seconds``.
-        per_seconds: Give a count or a sum as a rate, per so many seconds; 0 for what it is.
-        where: Only rows whose column has this value: a pair of the column and the value; None for all rows.
-        dtype: What the column is stored as; "" for int64 where rows are counted, and float64 otherwise.
+        count: Whether to count the rows.
+        sum: Column of the stream to add up. With signed numbers, the sum is an outstanding amount.
+        mean: Column of the stream to average.
+        seconds: Length of the window in whole seconds; a multiple of the feed's ``every_seconds``.
+        per_seconds: Seconds that a count or a sum is scaled to as a rate; 0 for no rate.
+        where: Column and value that a row must have to count; None for all rows.
+        dtype: Dtype of the column; "" for int64 for counts, and float64 otherwise.
     """
 
     seconds: int
@@ -49,7 +49,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.count + bool(self.sum) + bool(self.mean) != 1:
             raise wrong("count", "exactly one of count = true, sum = COLUMN and mean = COLUMN", self.count)
         if self.mean and self.per_seconds:
-            raise wrong("per_seconds", "a count or a sum to make a rate of, no mean", self.per_seconds)
+            raise wrong(
+                "per_seconds", "0 with mean, as only a count or a sum can be a rate", self.per_seconds
+            )
         if self.where is not None and not self.where[0]:
             raise wrong("where", 'a column and a value, as in ["status", "placed"]', self.where)
         if self.stored_as.startswith("int") and (self.per_seconds or not self.count):
@@ -57,26 +59,26 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def column(self) -> str:
-        """The stream's column that is added up; "" where rows are counted."""
+        """Column of the stream that is added up; "" for counts."""
         return self.sum or self.mean
 
     @property
     def stored_as(self) -> Stored:
-        """The dtype of the table's column."""
+        """Dtype of the table's column."""
         return self.dtype or ("int64" if self.count and not self.per_seconds else "float64")
 
 
 class FeedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the rows of a stream are read for a table's windows.
+    """Settings for reading a stream into a table's windows.
 
     Attributes:
-        key: The stream's column with the keys.
-        time: Its column that says when a row happened: times, or microseconds since 1970.
-        every_seconds: How long a bucket is. At the end of each, the rows that have changed are written: a
-            value is of the events before that moment.
-        ahead_seconds: How far beyond all before it the time of a row may lie. One further ahead is a clock
-            that is wrong, until the rows after it agree.
-        max_cells: For how many pairs of a key and a bucket there is room in memory.
+        key: Column of the stream with the keys.
+        time: Column of the stream with the time of each row: times, or microseconds since 1970.
+        every_seconds: Length of a bucket in seconds. At the end of each, changed rows are written; their
+            values cover the events before that moment.
+        ahead_seconds: Largest step of a row's time beyond all earlier ones. A larger one is taken for a wrong
+            clock, until the rows after it agree.
+        max_cells: Maximum number of pairs of a key and a bucket in memory.
     """
 
     key: str
@@ -100,7 +102,7 @@ def check_windows(windows: dict[str, Window], every_seconds: int) -> None:
     """Check that windows are made of whole buckets.
 
     Raises:
-        ConfigError: One is not, or there are too many, or one is too long for its buckets.
+        ConfigError: A window is not, or is too long for its buckets, or there are none or too many windows.
     """
     whole("windows", len(windows), least=1, most=MOST_WINDOWS)
     for name, one in windows.items():

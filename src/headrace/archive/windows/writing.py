@@ -1,4 +1,4 @@
-"""What has changed in the windows of a table, written to all its versions."""
+"""Writes changed windows of a table to all its versions."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 FORMAT = 1
-"""The format in which it is noted how far a run is; newer ones are not read."""
+"""Version of the format of ``Done``; later versions are rejected."""
 
 
 class Done(msgspec.Struct, kw_only=True):
-    """How far a run is; kept in the store.
+    """The progress of a run, kept in the store.
 
     Attributes:
-        run: What tells it from others that feed the table, before it or by mistake beside it.
-        written: By version: the last boundary that all its rows were written of, in Unix milliseconds.
-        since: By version: the bucket since which it is fed.
-        format: The version of this format.
+        run: Id of the run, different for each run that feeds the table, before this one or by mistake at the
+            same time.
+        written: Last boundary up to which all rows are written, in Unix milliseconds, by version.
+        since: Bucket since which the version is fed, by version.
+        format: Version of this format.
     """
 
     run: str
@@ -53,15 +54,15 @@ class Done(msgspec.Struct, kw_only=True):
 
 @dataclass
 class Fed:
-    """A version of a table that is fed, and what is still to be written to it.
+    """A version of a table that is fed, with the changes not yet written to it.
 
     Attributes:
-        number: The version.
-        windows: Its windows by column.
-        is_newest: Whether it is that of today's settings.
-        slots: Of changed keys, by boundary.
-        boundaries: When they changed, in Unix milliseconds.
-        values: What they have now, by column.
+        number: Number of the version.
+        windows: Its windows, by column.
+        is_newest: Whether it is the version of the current settings.
+        slots: Slots of changed keys, one array per boundary.
+        boundaries: Boundaries of the changes, in Unix milliseconds.
+        values: Values at each boundary, by column.
     """
 
     number: int
@@ -73,14 +74,14 @@ class Fed:
 
     @property
     def longest_seconds(self) -> int:
-        """How long its longest window is."""
+        """Length of its longest window in seconds."""
         return max(one.seconds for one in self.windows.values())
 
     def taken(self, *, is_past_kept: bool) -> tuple[Array, Array, dict[str, Array]]:
-        """Slots, boundaries and values that are to be written, in order; none are left here.
+        """Return and clear the slots, boundaries and values to write, in order.
 
         Args:
-            is_past_kept: Whether values matter that are replaced at once.
+            is_past_kept: Whether to keep values that a later one of the same key replaces.
         """
         slots = np.concatenate(self.slots)
         written = np.repeat(np.array(self.boundaries, np.uint64), [len(some) for some in self.slots])
@@ -94,12 +95,12 @@ class Fed:
 
 
 class Writer:
-    """Writes what has changed, and notes in the store how far it is.
+    """Writes changes, and records the progress in the store.
 
     Attributes:
-        done: How far it is.
-        stored: How many rows were written.
-        is_noted: Whether it notes how far it is, so that it can be gone on with.
+        done: Progress of the run.
+        stored: Number of rows written.
+        is_noted: Whether to record the progress, so that the run can be resumed.
     """
 
     def __init__(
@@ -110,14 +111,14 @@ class Writer:
         counters: Counters,
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Begin a run, which nobody shall go on with unless ``is_noted`` is set.
+        """Start a run, which can be resumed only if ``is_noted`` is set.
 
         Args:
-            archive: Where the table is.
-            table: Which.
-            fed: Its versions.
-            counters: What has changed.
-            is_stopping: Says when a store that does not answer is no longer to be waited for.
+            archive: Archive of the table.
+            table: Name of the table.
+            fed: Versions of the table that are fed.
+            counters: Counters whose changes are written.
+            is_stopping: Returns whether to stop retrying when the store does not answer.
         """
         self.done = Done(run=secrets.token_hex(8))
         self.stored = 0
@@ -130,12 +131,12 @@ class Writer:
         self._is_told = False
 
     def restore(self, run: str, since: Mapping[int, int]) -> None:
-        """Go on with a run. What it has written is not written again: nothing that is served gets older.
+        """Resume a run. Rows that it has written are not written again, so served values never get older.
 
         Raises:
-            Unavailable: The store does not answer, and is no longer waited for.
-            FailedPrecondition: A newer headrace has noted there how far it is.
-            HeadraceError: What is noted there is damaged.
+            Unavailable: The store does not answer, and the feed is stopping.
+            FailedPrecondition: A newer headrace has recorded the progress.
+            HeadraceError: The recorded progress is damaged.
         """
         self.done = Done(run=run, since=dict(since))
         noted = self._persist(lambda: self._archive.store.read(self._name))
@@ -143,10 +144,10 @@ class Writer:
             self.done = done
 
     def write(self, changes: Iterable[Changed]) -> None:
-        """Write changes; all are written when it returns. No key's slot is given to another meanwhile.
+        """Write changes; once this returns, all are written. No slot is given to another key meanwhile.
 
         Raises:
-            Unavailable: The store does not answer, and is no longer waited for.
+            Unavailable: The store does not answer, and the feed is stopping.
         """
         waiting = 0
         for changed in changes:
@@ -161,8 +162,8 @@ class Writer:
         plan, slots = self._counters.plan, changed.slots
         boundary = changed.boundary * plan.every_seconds * _MILLISECONDS
         if boundary <= self.done.written.get(fed.number, 0):
-            return 0  # before the feed was killed
-        if fed.number not in self.done.since:  # all that is counted is new to it
+            return 0  # already written before the feed was restarted
+        if fed.number not in self.done.since:  # a new version needs all keys in windows
             self.done.since[fed.number] = changed.boundary
             slots = np.union1d(slots, self._counters.slots_in_windows)
         fed.slots.append(slots)
@@ -187,7 +188,7 @@ class Writer:
             self._note()
 
     def _put(self, version: int, keys: list[str], values: Mapping[str, Array], written: Array) -> None:
-        """Store rows; the keys were checked with the stream's rows."""
+        """Store rows; the keys were checked when the stream's rows were read."""
         reader = self._archive.reader(self._table, version)
         rows = checked_rows(values, len(keys), reader.version)
         for start in range(0, len(keys), _STORED_AT_ONCE):
@@ -195,13 +196,13 @@ class Writer:
             self._persist(partial(self._archive.store_vectors, reader, keys[some], rows[some], written[some]))
 
     def _make_default(self, fed: Fed) -> None:
-        """Answer bare lookups from the version of today's settings, now that its windows are complete."""
+        """Make the version of the current settings the default, as its windows are complete."""
         if not fed.is_newest or self._archive.record(self._table).default == fed.number:
             return
         self._persist(partial(self._archive.catalog.move_default, self._table, fed.number))
 
     def _note(self) -> None:
-        """Say in the store how far the run is."""
+        """Record the progress in the store."""
         content, store = msgspec.json.encode(self.done), self._archive.store
 
         def note() -> bytes | None:
@@ -213,11 +214,11 @@ class Writer:
         before = self._persist(note)
         if self._noted is not None and before not in (self._noted, content) and not self._is_told:
             self._is_told = True
-            _log.warning("another feed writes the table %s, too: its rows are now of both", self._table)
+            _log.warning("another feed also writes the table %s: its rows now come from both", self._table)
         self._noted = content
 
     def _persist(self, call: Callable[[], _T]) -> _T:
-        """Call until the store answers, or there is no waiting any more."""
+        """Call until the store answers or the feed is stopping."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(Refused),
             wait=tenacity.wait_exponential_jitter(multiplier=0.1, max=_LONGEST_PAUSE_SECONDS, jitter=0.1),
@@ -229,12 +230,12 @@ class Writer:
 
 
 def _noted(content: bytes, table: str) -> Done:
-    where = f"the store's note of how far the table {table!r} is fed"
+    where = f"the store's record of the feed of the table {table!r}"
     check_format(content, FORMAT, where, FailedPrecondition)
     try:
         return msgspec.json.decode(content, type=Done)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeadraceError(f"{where} is damaged: {error}; begin anew in another directory") from error
+        raise HeadraceError(f"{where} is damaged: {error}; start again in another directory") from error
 
 
 def _tell(state: tenacity.RetryCallState) -> None:

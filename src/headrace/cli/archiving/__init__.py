@@ -1,1 +1,1 @@
-"""The verbs of ``headrace archive``, a module each."""
+"""The verbs of ``headrace archive``, one module each."""

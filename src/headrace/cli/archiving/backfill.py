@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from headrace.archive.backfilling import Backfill
 
 _EXAMPLES = """examples:
-  headrace archive backfill titles                   fill what the current encoder makes, then answer from it
-  headrace archive backfill titles --rate 500        no more than 500 keys a second
+  headrace archive backfill titles                   fill the current encoder's version, then answer from it
+  headrace archive backfill titles --rate 500        at most 500 keys per second
   headrace archive backfill titles --from-version 1 --to-version 2 --keep-default
 
-It goes on where the last one was stopped or killed. Both versions answer meanwhile; bare lookups go to the
-new one when it is full."""
+A backfill continues where the last one was stopped or killed. Both versions answer meanwhile; lookups that
+name no version use the new one once it is full."""
 
 _BAR = 30
 
@@ -39,9 +39,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="backfill",
             help="fill a new space version with the keys of an older one",
-            description="Have the encoder that a space has now embed all keys of the version that is its "
-            "default, and make its version the default when that is done. Fillers that run help; this "
-            "process fills, too.",
+            description="Embed all keys of a space's default version with the space's current encoder, and "
+            "then make the encoder's version the default. Running fillers help; this process fills, too.",
             examples=_EXAMPLES,
             failure="the store or the queue does not answer, or another process runs the same backfill",
             run=run,
@@ -51,16 +50,18 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_archive(parser)
     auditing.add_option(parser)
     add_threads(parser)
-    _add_version(parser, "--from-version", "whose keys are taken (default: the default version's)")
-    _add_version(parser, "--to-version", "what is filled (default: what the encoder makes now)")
+    _add_version(
+        parser, "--from-version", "the version whose keys are embedded (default: the default version)"
+    )
+    _add_version(parser, "--to-version", "the version to fill (default: the current encoder's)")
     parser.add_argument(
         "--rate",
         metavar="R",
         type=numbers.above_zero("rate", most=1e9),
-        help="how many keys a second at the most (default: as fast as they are embedded)",
+        help="maximum keys per second (default: no limit)",
     )
     parser.add_argument("--no-fill", action="store_true", help="leave the work to fillers that run elsewhere")
-    parser.add_argument("--keep-default", action="store_true", help="do not answer from the new version yet")
+    parser.add_argument("--keep-default", action="store_true", help="do not make the new version the default")
 
 
 def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
@@ -69,7 +70,7 @@ def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fill, and say how far it is."""
+    """Run the backfill, and show its progress."""
     logs.set_up("text", "info")
     with Stopping() as stopping, ExitStack() as held:
         archive = held.enter_context(opened.open_archive_of(options))
@@ -86,12 +87,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: threading.Event) -> bool:
-    """Fill, until all is done or somebody stops it; say how it went.
+    """Fill until the backfill is complete or stopped, and print the result.
 
     Returns:
-        Whether all is done.
+        Whether the backfill is complete.
     """
-    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not needed to list the verbs
 
     default = archive.record(options.space).default
     made = 0 if options.no_fill else _start_filler(options, archive, held)
@@ -116,8 +117,8 @@ def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: 
 
 
 def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack) -> int:
-    """Fill all spaces, as what waits for any may come; gives the version that is made in this one."""
-    from headrace.archive.filling import Filler  # noqa: PLC0415 - not for the list of verbs
+    """Start a Filler of all spaces, as the queue may hold keys of any; return this space's version."""
+    from headrace.archive.filling import Filler  # noqa: PLC0415 - not needed to list the verbs
 
     embedders = opened.open_embedders(options, archive, held, options.space)
     filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
@@ -125,12 +126,12 @@ def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack
     held.callback(filler.stop)
     made = filler.versions.get(options.space, 0)
     if not made and options.space in embedders:
-        raise Unavailable(f"{options.space}: the store does not say which version its encoder makes")
+        raise Unavailable(f"{options.space}: the store does not record which version its encoder makes")
     return made
 
 
 class _Progress:
-    """A bar with the rate, and the time that is left."""
+    """A progress bar with the rate and the remaining time."""
 
     def __init__(self, backfill: Backfill) -> None:
         self.line = Line(sys.stderr)
@@ -151,12 +152,12 @@ class _Progress:
 
 
 def _nothing(options: argparse.Namespace, version: int) -> None:
-    """Say that the default is what the encoder makes: that is what a backfill is to bring about."""
+    """Print that the encoder's version is already the default, so that no backfill is needed."""
     if options.json:
         found = {"space": options.space, "from_version": version, "to_version": version, "keys": 0, "dead": 0}
         verbs.print_json({**found, "is_done": True, "is_default": True})
         return
-    print(f"{options.space}: version {version} is the default, and what its encoder makes; nothing to fill")
+    print(f"{options.space}: version {version} is the default, and its encoder is current; nothing to fill")
 
 
 def _finish(
@@ -179,7 +180,7 @@ def _finish(
         return
     dead = f"; {backfill.failed:,} became dead letters" if backfill.failed else ""
     end = f"version {target} answers now" if is_default else f"version {source} still answers"
-    goes_on = "" if is_done else "; the same command goes on from here"
+    goes_on = "" if is_done else "; run the same command again to continue"
     are = "is" if backfill.position.keys == 1 else "are"
     keys = f"{counted(backfill.position.keys, 'key')} of version {source} {are} in {target}"
     print(f"{options.space}: {keys}{dead}; {end}{goes_on}")

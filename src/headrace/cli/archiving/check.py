@@ -1,4 +1,4 @@
-"""``headrace archive check``: say what is wrong with an archive, as it is set."""
+"""``headrace archive check``: check an archive's settings, and all that they name."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="check",
-            help="say what is wrong with an archive.toml",
-            description="Read the settings of an archive, and open all that they name: the store, the queue, "
-            "and each embedder, which takes as long as loading its model.",
+            help="check an archive.toml",
+            description="Read the settings of an archive, and open everything that they name: the store, "
+            "the queue, and each embedder, which takes as long as loading its model.",
             examples="examples:\n  headrace archive check\n"
             "  headrace archive check --archive shop/archive.toml --json",
             failure="the store or the queue does not answer now",
@@ -42,12 +42,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 @dataclass(frozen=True)
 class _Found:
-    """What came of one part of an archive.
+    """Result of checking one part of an archive.
 
     Attributes:
-        part: Which, as ``store`` or ``embedders.minilm``.
-        told: What it is, or what is wrong with it and the way out.
-        code: The exit code that it alone would give.
+        part: Name of the part, such as ``store`` or ``embedders.minilm``.
+        told: Description of the part, or the problem and its fix.
+        code: The exit code for this part alone.
     """
 
     part: str
@@ -56,14 +56,14 @@ class _Found:
 
 
 class _Made(NamedTuple):
-    """What an embedder makes."""
+    """The kind of vectors that an embedder makes."""
 
     dimension: int
     fingerprint: str
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check part after part; one that is wrong keeps no other from being looked at."""
+    """Check all parts; a wrong part does not keep the others from being checked."""
     config = opened.settings_of(options)
     found = list(_check(config, opened.base_of(options)))
     code = max(one.code for one in found)
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
-    from headrace.archive.catalog import SpaceRecord  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.contents import table_column  # noqa: PLC0415 - as above
 
     records = {name: SpaceRecord() for name in config.spaces}
@@ -108,9 +108,9 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
 
 
 def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
-    """Open the store, and see which versions the spaces have."""
-    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not for the list of verbs
-    from headrace.stores.opening import open_store  # noqa: PLC0415 - not for the list of verbs
+    """Open the store, and read the records of the spaces."""
+    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.stores.opening import open_store  # noqa: PLC0415 - not needed to list the verbs
 
     store = open_store(config.store)
     try:
@@ -121,7 +121,7 @@ def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
 
 
 def _queue(config: ArchiveConfig) -> str:
-    from headrace.queues.opening import open_queue  # noqa: PLC0415 - not for the list of verbs
+    from headrace.queues.opening import open_queue  # noqa: PLC0415 - not needed to list the verbs
 
     queue = open_queue(config.queue)
     try:
@@ -138,13 +138,13 @@ def _kind(settings: object) -> str:
 
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.embedders.settings import ModelSettings  # noqa: PLC0415
     from headrace.archive.opening import open_one_embedder  # noqa: PLC0415
 
     settings = read_settings(name, config.embedders.get(name), config.embedders)
     if isinstance(settings, ModelSettings) and not settings.url:
-        return f"the model {settings.model!r} of the server itself; not looked at, as no server runs here"
+        return f"the model {settings.model!r} of the server itself; not checked, because no server runs here"
     embedder = open_one_embedder(config, name, base)
     try:
         made[name] = _Made(embedder.dimension, embedder.fingerprint)
@@ -154,29 +154,31 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Mad
 
 
 def _unused(config: ArchiveConfig, name: str) -> str:
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not needed to list the verbs
 
     read_settings(name, config.embedders[name])
     return "no space uses it"
 
 
 def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
-    from headrace.archive.columns import fingerprint, row_dtype  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.columns import fingerprint, row_dtype  # noqa: PLC0415 - not needed to list the verbs
 
     columns = settings.columns or ()
     version = record.version(record.default)
     if not columns and version is None:
-        return "no columns yet; headrace archive load has them from a file"
+        return "no columns yet; headrace archive load takes them from a file"
     of = f"version {version.number}" if version is not None and not columns else "archive.toml"
     columns = columns or (version.columns if version is not None else ())
     told = f"{counted(len(columns), 'column')}, {row_dtype(columns).itemsize} bytes a row, of {of}"
     if version is not None and version.fingerprint != fingerprint(columns):
-        told += f"; version {version.number} answers, which has others: headrace archive load makes a new one"
+        told += (
+            f"; version {version.number} answers, with other columns: headrace archive load makes a new one"
+        )
     return told
 
 
 def _content(source: TableColumn, record: SpaceRecord) -> str:
-    from headrace.archive.table_contents import text_column, told  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.table_contents import text_column, told  # noqa: PLC0415 - not needed to list the verbs
 
     if text_column(record, source) is None:
         if record.default:
@@ -186,10 +188,10 @@ def _content(source: TableColumn, record: SpaceRecord) -> str:
 
 
 def _space(settings: SpaceSettings, record: SpaceRecord, made: _Made | None) -> str:
-    """Whether the settings of a space fit to its embedder, to what is stored, and to their own files."""
+    """Check a space's settings against its embedder, the stored version, and its own files."""
     expected = made.dimension if made is not None else settings.dimension
     if settings.dimension not in (0, expected):
-        told = f"expected {expected}, as {settings.embedder!r} makes them, got {settings.dimension}"
+        told = f"expected {expected}, the dimension of {settings.embedder!r}, got {settings.dimension}"
         raise ConfigError(f"dimension: {told}; leave it out")
     fingerprint = made.fingerprint if made is not None else None if settings.embedder else ""
     version = record.made_by(fingerprint) if fingerprint is not None else None
@@ -200,25 +202,25 @@ def _space(settings: SpaceSettings, record: SpaceRecord, made: _Made | None) -> 
         _check_oov(settings, expected)
     source = f"embedded by {settings.embedder}" if settings.embedder else "only by put"
     numbers = f", {expected} numbers" if expected else ""
-    unseen = "" if expected or settings.oov in ("zeros", "mean") else "; the oov file was not looked at"
+    unseen = "" if expected or settings.oov in ("zeros", "mean") else "; the oov file was not checked"
     return f"{source}{numbers} of {settings.dtype}{unseen}"
 
 
 def _check_version(settings: SpaceSettings, version: SpaceVersion) -> None:
-    """Refuse settings that mean another kind of vectors than the version has that they are of."""
+    """Refuse settings that describe other vectors than the version has."""
     for name, got, there in (
         ("dimension", settings.dimension or version.dimension, version.dimension),
         ("dtype", settings.dtype, version.dtype),
     ):
         if got != there:
             raise ConfigError(
-                f"{name}: expected {there}, as version {version.number} has it, got {got}; what is stored "
-                "stays as it is: put the setting back, or begin a new space"
+                f"{name}: expected {there}, as in version {version.number}, got {got}; stored vectors are "
+                "not converted: restore the setting, or start a new space"
             )
 
 
 def _check_oov(settings: SpaceSettings, dimension: int) -> None:
-    from headrace.archive.catalog import SpaceVersion  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.catalog import SpaceVersion  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.oov import oov_vector  # noqa: PLC0415 - as above
 
     version = SpaceVersion(

@@ -1,4 +1,4 @@
-"""``headrace archive dead-letters VERB``: what could not be embedded, why, and what becomes of it."""
+"""``headrace archive dead-letters VERB``: list, replay or drop keys that could not be embedded."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = words.add_parser(
         "dead-letters",
         help="list, replay or drop keys that could not be embedded",
-        description="Keys that could not be embedded, each with its reason: list them, queue them again when "
-        "what was wrong is corrected, or drop them.",
+        description="List the keys that could not be embedded, with their reasons; queue them again after "
+        "the cause is corrected; or drop them.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -45,7 +45,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     queues = "Queue keys again, and drop their dead letters."
     drops = "Drop dead letters; a key that is looked up again is tried again."
     auditing.add_option(_add(tools, "replay", "queue them again", queues, run_replay))
-    auditing.add_option(_add(tools, "drop", "forget that they failed", drops, run_drop))
+    auditing.add_option(_add(tools, "drop", "drop their dead letters", drops, run_drop))
 
 
 def _add(
@@ -67,20 +67,20 @@ def _add(
             run=run,
         ),
     )
-    parser.add_argument("space", metavar="SPACE", nargs="?", default="", help="a space; all if left out")
+    parser.add_argument("space", metavar="SPACE", nargs="?", default="", help="a space (default: all)")
     parser.add_argument("keys", metavar="KEY", nargs="*", help="only these keys")
     opened.add_archive(parser)
     return parser
 
 
 def run_list(options: argparse.Namespace) -> int:
-    """Print a line a key."""
+    """Print one line per key."""
     with opened.open_archive_of(options) as archive:
         letters = list(_meant(archive, options))
         damaged = archive.dead_letters.damaged
     if damaged:
-        way_out = "to forget or invalidate its key removes it"
-        print(f"{damaged} of them cannot be read, and {way_out}", file=sys.stderr)
+        way_out = "forget or invalidate its key to remove it"
+        print(f"{damaged} of them cannot be read; {way_out}", file=sys.stderr)
     if options.json:
         verbs.print_json({"dead_letters": msgspec.to_builtins(letters), "damaged": damaged})
     elif letters:
@@ -91,13 +91,13 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_replay(options: argparse.Namespace) -> int:
-    """Queue keys again; each is dropped once the queue has it."""
+    """Queue keys again; each dead letter is dropped once its key is queued."""
     with opened.open_archive_of(options) as archive, _told(options, "replay-dead-letters"):
         replayed = 0
         for letters in _in_parts(_meant(archive, options)):
             for space, version in {(one.space, one.version) for one in letters}:
                 those = [one for one in letters if (one.space, one.version) == (space, version)]
-                # Until the queue has them they stay, as letters that keep nobody from trying.
+                # Keep the letters until the keys are queued, as non-final ones, which do not block retries.
                 those = [msgspec.structs.replace(one, is_final=False) for one in those]
                 archive.dead_letters.add(those)
                 archive.want(space, [one.key for one in those], version)
@@ -126,13 +126,13 @@ def _told(options: argparse.Namespace, action: str) -> AbstractContextManager[ob
 
 def _meant(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:
     if options.space:
-        archive.record(options.space)  # says so where there is no such space
+        archive.record(options.space)  # raises NotFound for an unknown space
     keys = set(options.keys)
     return (one for one in archive.dead_letters.all(options.space) if not keys or one.key in keys)
 
 
 def _in_parts(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
-    """All at once is first read to its end, so that nothing changes under the scan."""
+    """Yield the letters in parts, all read in advance, so that removals do not affect the scan."""
     there = list(letters)
     for start in range(0, len(there), _AT_ONCE):
         yield there[start : start + _AT_ONCE]

@@ -1,4 +1,4 @@
-"""``headrace archive default SPACE [N]``: show which version bare lookups are answered from, or move that."""
+"""``headrace archive default SPACE [N]``: show or change the version used by lookups that name none."""
 
 from __future__ import annotations
 
@@ -16,30 +16,35 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="default",
             help="show or move the default version of a space",
-            description="Have bare lookups of a space or a feature table answered from another version, as "
-            "after a load or an encoder that was a mistake; without N, show the versions. It is refused "
-            "where that version lacks keys of the present default. Servers and fillers follow within a "
-            "second (cache.poll_seconds); models go on getting the versions that they were trained on.",
+            description="Change the version of a space or a feature table that answers lookups that name no "
+            "version, for example after a faulty load or with a faulty encoder; without N, show the "
+            "versions. The change is refused if that version lacks keys of the current default. Servers and "
+            "fillers follow within a second (cache.poll_seconds); models still get the versions that they "
+            "were trained on.",
             examples="examples:\n  headrace archive default users\n  headrace archive default users 1\n"
             "  headrace archive default titles 2 --fewer-keys --json\n\n"
-            "All keys of the present default are read for that, unless many are lacking; with --fewer-keys, "
-            "none.",
+            "The check reads all keys of the current default, unless many are missing; --fewer-keys skips "
+            "it.",
             failure="the version lacks keys of the default, or the store does not answer",
             run=run,
         ),
     )
     opened.add_space(parser)
-    parser.add_argument("number", metavar="N", nargs="?", help="the version (default: move nothing)")
+    parser.add_argument(
+        "number", metavar="N", nargs="?", help="the new default version (without N, show the versions)"
+    )
     opened.add_archive(parser)
     auditing.add_option(parser)
     parser.add_argument(
-        "--fewer-keys", action="store_true", help="move it even if keys of the default are missing then"
+        "--fewer-keys",
+        action="store_true",
+        help="change the default even if the version lacks some of its keys",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show, or move."""
-    from headrace.archive.moving import move_default  # noqa: PLC0415 - not for the list of verbs
+    """Show the versions, or change the default."""
+    from headrace.archive.moving import move_default  # noqa: PLC0415 - not needed to list the verbs
 
     number = options.number and numbers.whole("N", least=1, most=2**31)(options.number)
     if options.fewer_keys and not number:
@@ -59,5 +64,5 @@ def run(options: argparse.Namespace) -> int:
     elif before.default == number:
         print(f"{options.space}: version {number} answers, as before")
     else:
-        print(f"{options.space}: version {number} answers now, before that {before.default or 'none'}")
+        print(f"{options.space}: version {number} answers now, previously {before.default or 'none'}")
     return verbs.DONE

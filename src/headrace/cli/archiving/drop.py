@@ -16,12 +16,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="drop",
             help="remove a version of a space that no model needs",
-            description="Remove a version of a space with its vectors, what they were before they were "
-            "replaced, and its dead letters. It is refused for the default version, and where a version of a "
-            "model was trained on it, as manifests below the directories say.",
+            description="Remove a version of a space with its vectors, their history and its dead letters. "
+            "The default version cannot be removed, nor a version that a version of a model was trained on, "
+            "according to the manifests below the directories.",
             examples="examples:\n  headrace archive drop images 2 --models models\n"
             "  headrace archive drop images 2 --models models --models old-models --json\n\n"
-            "What was stopped or killed on the way is run again.",
+            "If it is stopped or killed, run it again.",
             failure="a version of a model needs it, it is the default, or the store does not answer",
             run=run,
         ),
@@ -36,13 +36,13 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=Path,
         action="append",
         required=True,
-        help="where models are that may need it; may be repeated",
+        help="a directory of models that may need it; may be repeated",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Drop it, unless it is needed."""
-    from headrace.archive.dropping import check_unneeded, drop_version  # noqa: PLC0415 - not for the list of verbs
+    """Drop the version, unless it is needed."""
+    from headrace.archive.dropping import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
 
     number = numbers.whole("N", least=1, most=2**31)(options.number)
     with opened.open_archive_of(options) as archive:

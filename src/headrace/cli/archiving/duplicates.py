@@ -1,4 +1,4 @@
-"""``headrace archive duplicates SPACE``: which keys have nearly the same vector, in groups."""
+"""``headrace archive duplicates SPACE``: show groups of keys with nearly the same vector."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _EXAMPLES = """examples:
   headrace archive duplicates images --threshold 0.97 --sheet duplicates.html
   headrace archive duplicates titles --exact --json
 
-A group holds what is joined by similar pairs, directly or through others; its first key is the one in the
-middle. docs/similarity.md says what may be missed without --exact, and how that is measured."""
+A group holds the keys that similar pairs connect, directly or through others; its first key is the most
+central one. docs/similarity.md explains what may be missed without --exact, and how that is measured."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,7 +39,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="duplicates",
-            help="show which keys have nearly the same vector",
+            help="find keys with nearly the same vector",
             description="Find keys whose vectors are nearly the same, and show them in groups, the largest "
             "first: as a table, as JSON, or images as a contact sheet.",
             examples=_EXAMPLES,
@@ -54,14 +54,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N",
         type=numbers.whole("groups", least=1, most=1_000_000),
         default=1000,
-        help="how many groups to give at the most, the largest (default 1000)",
+        help="maximum number of groups to show, the largest first (default 1000)",
     )
     parser.add_argument(
         "--sheet",
         metavar="FILE",
         type=Path,
-        help="write a page of HTML that shows the groups' images: contents that are addresses are linked, "
-        "files that the embedder may read become part of it",
+        help="write an HTML page with the groups' images: contents that are URLs are linked, files that the "
+        "embedder may read are included",
     )
     opened.add_archive(parser)
     opened.add_version(parser)
@@ -75,7 +75,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         metavar="D",
         type=numbers.above_zero("threshold", most=whole.LARGEST_SIMILARITY),
         default=0.95,
-        help="the least cosine, or with l2 the largest distance, of what counts as the same (default 0.95)",
+        help="the least cosine, or with l2 the largest distance, of near-duplicates (default 0.95)",
     )
     add(
         "--metric",
@@ -83,26 +83,27 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         default="cosine",
         help="how to compare: by the angle, or by the distance (default cosine)",
     )
-    add("--exact", action="store_true", help="compare all with all; else a few pairs may be missed")
+    add("--exact", action="store_true", help="compare all pairs; otherwise a few may be missed")
     add(
         "--probes",
         metavar="N",
         type=numbers.whole("probes", least=1, most=1000),
         default=4,
-        help="how many cells a vector is compared with; more find more, and take longer (default 4)",
+        help="how many cells each vector is compared with; more cells find more pairs, and take longer "
+        "(default 4)",
     )
     add(
         "--most-comparisons",
         metavar="N",
         type=numbers.whole("most-comparisons", least=1, most=2**62),
         default=10**12,
-        help="how many pairs may be compared; what takes more is refused at once (default 1000000000000)",
+        help="maximum number of pairs to compare; a larger run is refused at once (default 1000000000000)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line a group, or an object of them all."""
-    from headrace.archive.similarity import duplicates  # noqa: PLC0415 - not for the list of verbs
+    """Print one line per group, or one JSON object."""
+    from headrace.archive.similarity import duplicates  # noqa: PLC0415 - not needed to list the verbs
 
     if options.metric == "cosine" and options.threshold > 1:
         raise ConfigError(f"--threshold: expected a cosine, up to 1, got {options.threshold:g}")
@@ -126,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     if found.groups:
         print(table(list(_lines(read, found)), right=(0, 1), indent="  "))
     if found.group_count > _SHOWN_GROUPS:
-        print(f"  … {found.group_count - _SHOWN_GROUPS:,} groups more; --json has them")
+        print(f"  … {found.group_count - _SHOWN_GROUPS:,} more groups; --json lists them")
     if options.sheet is not None:
         print(f"wrote {options.sheet}")
     return verbs.DONE
@@ -135,8 +136,8 @@ def run(options: argparse.Namespace) -> int:
 def _told(options: argparse.Namespace, read: Whole, found: Duplicates) -> Iterator[str]:
     yield f"{options.space}, version {read.version}: {counted(len(read.keys), 'key')}, {_condition(options)}"
     yield (
-        f"  {counted(found.group_count, 'group')}; {counted(found.extra_rows, 'key')} more than one of each, "
-        f"{found.equal_rows:,} of them with an equal vector; {counted(found.pair_count, 'pair')}"
+        f"  {counted(found.group_count, 'group')}; {counted(found.extra_rows, 'key')} beyond one of each "
+        f"group, {found.equal_rows:,} of them with an equal vector; {counted(found.pair_count, 'pair')}"
     )
     if found.recall is not None and found.recall < 1:
         missed = f"{1 - found.recall:.1%} of the pairs of a sample were missed"
@@ -194,7 +195,7 @@ def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict
 
 
 def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
-    from headrace.archive.similarity.sheet import Tile, contact_sheet  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.similarity.sheet import Tile, contact_sheet  # noqa: PLC0415 - as above
 
     groups = [
         [

@@ -36,17 +36,17 @@ _EXAMPLES = """examples:
   headrace stream generate --rows 100000 | headrace archive feed demand
   headrace archive feed demand kafka://localhost:9092/orders --checkpoint state/demand --resume
 
-docs/windowed-features.md says what is counted, and when it is written."""
+docs/windowed-features.md explains what is counted, and when it is written."""
 
 _log = logging.getLogger(__name__)
 
 _CHECKPOINT_SECONDS = 60.0
 _TERMINATED = 143
 _DOUBTS = (
-    ("keyless", "without a key, which only moved the clock"),
-    ("late", "after their bucket was over, which count since the boundary after that"),
-    ("too_late", "after all windows had left their bucket, which count nowhere"),
-    ("ahead", "too far ahead of those before them, which count nowhere"),
+    ("keyless", "without a key, which only advanced the clock"),
+    ("late", "after the end of their bucket, counted from the next boundary on"),
+    ("too_late", "after all windows had left their bucket, not counted"),
+    ("ahead", "too far ahead of the rows before them, not counted"),
 )
 
 
@@ -57,8 +57,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="feed",
             help="count a stream's rows by key over the past minutes or hours",
-            description="Count the rows of a stream for the windows of a feature table, and write what has "
-            "changed at the end of each bucket of the rows' own time, for all versions of the table.",
+            description="Count the rows of a stream for the windows of a feature table, and write the "
+            "changed values to all versions of the table at the end of each bucket of the rows' own time.",
             examples=_EXAMPLES,
             failure="the stream is cut or corrupt, a row is wrong, or the store does not answer",
             run=run,
@@ -82,18 +82,18 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="N:N",
         action="append",
         default=[],
-        help="of a topic: pass over the message of this partition and offset; may be repeated",
+        help="of a topic: skip the message of this partition and offset; may be repeated",
     )
-    add("--checkpoint", metavar="DIR", type=Path, help="where the state is saved, with the position")
+    add("--checkpoint", metavar="DIR", type=Path, help="where to save the state, with the position")
     add(
         "--checkpoint-every-seconds",
         type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
         metavar="S",
         default=_CHECKPOINT_SECONDS,
-        help=f"save every S seconds, and at the end; 0 = only then (default {_CHECKPOINT_SECONDS:.0f})",
+        help=f"save every S seconds, and at the end; 0 = only at the end (default {_CHECKPOINT_SECONDS:.0f})",
     )
     add_metrics(parser)
-    add("--resume", action="store_true", help="go on from the newest checkpoint, if any")
+    add("--resume", action="store_true", help="continue from the newest checkpoint, if any")
     add(
         "--continued",
         action="store_true",
@@ -102,12 +102,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 Located = Callable[[StreamError], HeadraceError]
-"""Says where the row of an error is."""
+"""Adds the position of the wrong row to an error."""
 
 
 @dataclass(frozen=True)
 class _Asking:
-    """What is read; see ``headrace.training.origin.Asking``."""
+    """The input to read; see ``headrace.training.origin.Asking``."""
 
     input: str
     kafka_config: Path | None
@@ -117,8 +117,8 @@ class _Asking:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Count until the stream ends, or a signal comes."""
-    from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not for the list of verbs
+    """Count rows until the stream ends, or a signal arrives."""
+    from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.windows.reading import after  # noqa: PLC0415 - as above
     from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
     from headrace.training.origin import open_origin  # noqa: PLC0415 - as above
@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if checkpoint is not None:
             feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
-        # Before the input is opened: a stream may begin long after.
+        # Before opening the input, as a stream may begin much later.
         held.enter_context(metrics(options, lambda: FeedMetrics(feed, options.table)))
         origin = held.enter_context(open_origin(asking, checkpoint))
         (names, batches), located = held.enter_context(_opened(asking, origin, feed.maker.columns))
@@ -164,10 +164,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 class _Going:
-    """A feed that goes on, what it tells, and when its state is saved.
+    """A running feed: its loop, its reports, and its checkpoints.
 
     Attributes:
-        located: Says where the row of an error is; None where its number is all that is to be said.
+        located: Adds the position of the wrong row to an error; None if its number is enough.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class _Going:
         self._line = Line(sys.stderr)
 
     def go(self, batches: Iterator[pa.RecordBatch]) -> int:
-        """Take all batches; what was counted is saved also where the stream is cut, or a signal comes.
+        """Count all batches; the state is also saved if the stream is cut, or a signal arrives.
 
         Returns:
             The exit code.
@@ -202,7 +202,7 @@ class _Going:
         return verbs.DONE
 
     def tell_end(self) -> None:
-        """Say what it came to."""
+        """Print the totals."""
         told, seconds = self._feed.counters.told, time.monotonic() - self._started
         found = {
             "table": self._options.table,
@@ -236,7 +236,7 @@ class _Going:
                 self._save_if_due()
             self._feed.finish()
         except StreamError as error:
-            self._save()  # what came before it is counted
+            self._save()  # the rows before the error are counted
             raise (error if self.located is None else self.located(error)) from error
         self._save()
 
@@ -269,17 +269,17 @@ class _Going:
 
 def _check(options: argparse.Namespace) -> None:
     if not options.input.startswith("kafka://") and (options.kafka_config or options.skip_message):
-        raise ConfigError("kafka-config, skip-message: they are for kafka://HOST:PORT/TOPIC only")
+        raise ConfigError("kafka-config, skip-message: these are for kafka://HOST:PORT/TOPIC only")
     if options.continued and not options.resume:
-        raise ConfigError("continued: it says where the input goes on after --resume; give both")
+        raise ConfigError("continued: it describes the input after --resume; give both")
 
 
 @contextmanager
 def _opened(
     asking: _Asking, origin: TopicOrigin | None, columns: list[str]
 ) -> Iterator[tuple[Batches, Located | None]]:
-    """What is read, and what says where the row of an error is."""
-    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not for the list of verbs
+    """Open the input; yield its batches, and a function that adds positions to errors."""
+    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.windows.reading import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 

@@ -1,4 +1,4 @@
-"""``headrace archive fill``: embed what was missed, until it is stopped."""
+"""``headrace archive fill``: embed the keys that lookups missed, until stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """examples:
   headrace archive fill                    fill all spaces until Ctrl-C or SIGTERM
-  headrace archive fill --until-empty      fill what waits, and end
+  headrace archive fill --until-empty      fill the queued keys, and exit
   headrace archive fill --archive ads/archive.toml --threads 4
 
 Any number of fillers may run, on any number of machines if the store and the queue are shared: each key is
@@ -40,8 +40,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="fill",
             help="embed the keys that were missed",
-            description="Take missed keys from the queue, embed them, and store their vectors, until it is "
-            "stopped. What cannot be embedded becomes a dead letter. An encoder that has changed makes a new "
+            description="Take missed keys from the queue, embed them, and store their vectors, until "
+            "stopped. A key that cannot be embedded becomes a dead letter. A changed encoder makes a new "
             "version of its space.",
             examples=_EXAMPLES,
             failure="an embedder cannot be loaded",
@@ -51,17 +51,17 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     opened.add_archive(parser)
     add_threads(parser)
     add_metrics(parser)
-    parser.add_argument("--until-empty", action="store_true", help="end when no key waits any more")
+    parser.add_argument("--until-empty", action="store_true", help="exit when no more keys are queued")
 
 
 def add_threads(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how filling is done."""
+    """Add the options for threads and batches."""
     parser.add_argument(
         "--threads",
         metavar="N",
         type=numbers.whole("threads", least=1, most=256),
         default=_THREADS,
-        help=f"how many batches are at work side by side (default {_THREADS})",
+        help=f"how many batches are embedded in parallel (default {_THREADS})",
     )
     parser.add_argument(
         "--batch",
@@ -73,8 +73,8 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Fill until there is a signal, or nothing is left."""
-    from headrace.archive.filling import Filler  # noqa: PLC0415 - not for the list of verbs
+    """Fill until a signal arrives, or the queue is empty."""
+    from headrace.archive.filling import Filler  # noqa: PLC0415 - not needed to list the verbs
 
     logs.set_up("text", "info")
     with Stopping() as stopping, ExitStack() as held:
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
         while not stopping.event.wait(_LOOK_SECONDS):
             try:
                 depth = archive.queue.depth()
-            except Unavailable:  # its threads wait for it, and say so
+            except Unavailable:  # the Filler's threads retry, and log it
                 continue
             line.show(_told(filler.counts, time.monotonic() - started, depth.messages))
             if options.until_empty and depth.messages == 0:
@@ -101,8 +101,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitStack) -> None:
-    """Answer Prometheus with what a server says of its archive, if that is asked for."""
-    from headrace.frontends.archive.depths import Depths  # noqa: PLC0415 - only when asked for
+    """Serve the same archive metrics as a server, if the options ask for it."""
+    from headrace.frontends.archive.depths import Depths  # noqa: PLC0415 - only if requested
     from headrace.frontends.archive.metrics import ArchiveMetrics  # noqa: PLC0415 - as above
 
     def made() -> ArchiveMetrics:
@@ -114,7 +114,7 @@ def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitSta
 
 
 def totals(counts: Mapping[str, FillCounts]) -> dict[str, int]:
-    """What filling all spaces came to."""
+    """Return the totals over all spaces."""
     return {
         "filled": sum(one.filled for one in counts.values()),
         "there": sum(one.there for one in counts.values()),
@@ -135,6 +135,6 @@ def _finish(options: argparse.Namespace, counts: Mapping[str, FillCounts], secon
         verbs.print_json({**total, "seconds": round(seconds, 3)})
     else:
         print(
-            f"filled {counted(total['filled'], 'key')} in {seconds:,.1f} s; "
-            f"there already: {total['there']:,}; dead letters: {total['dead']:,}"
+            f"filled {counted(total['filled'], 'key')} in {seconds:,.1f} s; already stored: "
+            f"{total['there']:,}; dead letters: {total['dead']:,}"
         )

@@ -1,4 +1,4 @@
-"""``headrace archive forget SPACE KEY…``: remove keys with everything that was kept of them."""
+"""``headrace archive forget SPACE KEY…``: remove keys with all data stored for them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from headrace.cli.archiving import removing
 
 _SAID = {
     "name": "forget",
-    "help": "remove keys with everything that was kept of them",
-    "description": "Remove keys from all versions of a space with what they were before, from the queue and "
-    "from the dead letters. Who looks one up again has it embedded anew, where the space has an embedder; "
-    "elsewhere, as in a feature table, it is missing until it is stored again. Other processes may "
-    "answer it from memory for a second more (cache.poll_seconds).",
+    "help": "remove keys and everything stored for them",
+    "description": "Remove keys and their history from all versions of a space, from the queue and from the "
+    "dead letters. The next lookup of such a key embeds it anew if the space has an embedder; otherwise, as "
+    "in a feature table, the key is missing until it is stored again. Other processes may answer it from "
+    "memory for another second (cache.poll_seconds).",
     "examples": 'examples:\n  headrace archive forget titles "The Matrix"\n'
     "  headrace archive forget users 4711 4712 --json",
     "failure": "the store or the queue does not answer; run it again",

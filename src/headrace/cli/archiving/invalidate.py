@@ -1,4 +1,4 @@
-"""``headrace archive invalidate SPACE KEY…``: have the vectors of keys made anew."""
+"""``headrace archive invalidate SPACE KEY…``: remove the vectors of keys, so that they are embedded again."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 _SAID = {
     "name": "invalidate",
-    "help": "remove the vectors of keys, so that they are made anew",
-    "description": "Remove the vectors of keys from all versions of a space, as when what a key stands "
-    "for has changed, and their dead letters; the next lookup has them embedded anew. Nothing makes the "
-    "rows of a feature table anew, or the vectors of a space without an embedder: there it is refused "
-    "without --remove, and what is removed is missing until it is stored again. What was there before stays "
-    "for training, as long as history_seconds say; headrace archive forget removes that, too. Other "
-    "processes may answer the old ones for a second more (cache.poll_seconds).",
+    "help": "remove the vectors of keys, so that they are embedded anew",
+    "description": "Remove the vectors of keys from all versions of a space, and their dead letters, for "
+    "example after the content behind a key has changed; the next lookup embeds them anew. Rows of a "
+    "feature table, and vectors of a space without an embedder, cannot be recreated: there --remove is "
+    "required, and the keys are missing until they are stored again. The old values are kept for training "
+    "for history_seconds; headrace archive forget removes them, too. Other processes may answer the old "
+    "values for another second (cache.poll_seconds).",
     "examples": "examples:\n  headrace archive invalidate photos https://images.example/7.jpg\n"
     "  headrace archive invalidate users u1 --remove",
     "failure": "the store does not answer; run it again",
@@ -30,20 +30,22 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     parser = removing.add(words, _SAID, "invalidated", _invalidate)
     parser.add_argument(
-        "--remove", action="store_true", help="also where nothing makes them anew: they are missing then"
+        "--remove",
+        action="store_true",
+        help="remove them even if nothing recreates them; they are missing then",
     )
 
 
 def _invalidate(archive: Archive, options: argparse.Namespace) -> int:
-    archive.record(options.space)  # which there is
+    archive.record(options.space)  # raises NotFound, with the existing spaces
     settings = archive.config.spaces[options.space]
     if not settings.embedder and not options.remove:
         what = "rows of a feature table" if settings.is_table else "vectors of a space without an embedder"
         way_out = "load" if settings.is_table else "put"
         raise InvalidRequest(
-            f"expected a space with an embedder, got {options.space!r}: nothing makes {what} anew. "
-            f"headrace archive {way_out} replaces them; --remove has them missing; headrace archive forget "
-            "removes what they were, too",
+            f"expected a space with an embedder, got {options.space!r}: nothing recreates {what}. headrace "
+            f"archive {way_out} replaces them; --remove leaves them missing; headrace archive forget "
+            "removes their history, too",
             field="SPACE",
         )
     return archive.invalidate(options.space, options.keys)

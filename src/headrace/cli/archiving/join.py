@@ -1,4 +1,4 @@
-"""``headrace archive join [FILE]``: rows with what the archive held when they were served."""
+"""``headrace archive join [FILE]``: add to rows the values the archive held when they were served."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _EXAMPLES = """examples:
   headrace archive join rows.arrows --inputs headrace.toml --versions images=3 --out joined.arrows
   headrace archive join rows.arrows --inputs headrace.toml --served-by models/ctr/7 --out joined.arrows
 
-Rows that have what answers recorded, in the columns INPUT.written and INPUT.version, get exactly these
-values; others get what there was at their time. Rows of an earlier encoder's time get the vectors of the
-version that is asked for, where there was one then."""
+Rows with the columns INPUT.written and INPUT.version, as recorded from answers, get exactly these values;
+others get the values of their own time. Rows from an earlier encoder's time get the vectors of the requested
+version, if it had one at that time."""
 _HEAD = ("input", "rows", "keys", "found", "too old", "missing", "lost", "recorded")
 
 
@@ -43,10 +43,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="join",
-            help="add to rows what the archive held when they were served",
-            description="Write a stream of rows again, with a model's inputs that come from the archive, as "
-            "they were when each row was served: what was not there then is missing, and what has changed "
-            "since is what it was.",
+            help="add archive values to rows, as of the time they were served",
+            description="Copy a stream of rows, adding a model's inputs from the archive as they were when "
+            "each row was served: values that did not exist then are missing, and values that have changed "
+            "since are the old ones.",
             examples=_EXAMPLES,
             failure="a row is wrong, the store does not answer, or the rows cannot be written",
             run=run,
@@ -66,7 +66,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--time",
         metavar="NAME",
         default="",
-        help="which column says when: microseconds (default: the schema)",
+        help="the column with the time in microseconds (default: the schema's)",
     )
     add(
         "--versions",
@@ -81,13 +81,13 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--schema",
         metavar="FILE",
         type=Path,
-        help="what the columns are, joined ones too (default: the stream's)",
+        help="the schema of the columns, including joined ones (default: the stream's)",
     )
     add("--out", metavar="FILE", type=Path, help="where to write (default standard output)")
 
 
 def _add_served(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say from which versions rows were served."""
+    """Add the options that name the space versions that rows were served from."""
     add = parser.add_argument
     add(
         "--served",
@@ -95,23 +95,23 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
         action="extend",
         type=verbs.names,
         default=[],
-        help="the versions that served rows which do not say so, where the model's manifest names them "
+        help="the versions that served rows without recorded versions, if the model's manifest names them "
         "(default: the default ones at each row's time)",
     )
     add(
         "--served-by",
         metavar=models.VERSION,
         type=Path,
-        help="the model that served rows which do not say so: its manifest names the versions; --served goes "
-        "first (default: none)",
+        help="the model that served rows without recorded versions; its manifest names the versions; "
+        "--served takes precedence (default: none)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Join, and say what was found."""
+    """Join the rows, and print statistics."""
     from headrace.archive.joining import JoinSettings  # noqa: PLC0415 - needs an extra
-    from headrace.config.model import model_config  # noqa: PLC0415 - not for the list of verbs
-    from headrace.config.reading import read_table  # noqa: PLC0415 - the same
+    from headrace.config.model import model_config  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.config.reading import read_table  # noqa: PLC0415 - as above
     from headrace.stream.rows import StreamRows  # noqa: PLC0415 - needs an extra
 
     if options.json and options.out in (None, Path("-")):
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: StreamRows) -> Join:
     from headrace.archive.joining import Join  # noqa: PLC0415 - needs an extra
-    from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - the same
+    from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - as above
 
     join = Join(archive, settings, rows.columns, rows.schema)
     progress = ProgressLine(sys.stderr, shown=None if options.out is not None else False)
@@ -157,7 +157,9 @@ def _open(name: str) -> FileIO:
         with saying(f"FILE: {name} cannot be read"):
             return FileIO(name)
     if sys.stdin.isatty():
-        raise ConfigError("FILE: standard input is a terminal, and no stream; name a file or pipe one in")
+        raise ConfigError(
+            "FILE: expected a stream, but standard input is a terminal; name a file or pipe one in"
+        )
     return FileIO(sys.stdin.fileno(), closefd=False)
 
 
@@ -172,8 +174,8 @@ def _versions(option: str, given: list[str]) -> dict[str, int]:
 
 
 def _served_by(path: Path | None, inputs: Mapping[str, InputSource]) -> dict[str, int]:
-    """The versions that a model is served from, of the spaces that its inputs come from."""
-    from headrace.versions.manifest import read_manifest, space_versions  # noqa: PLC0415 - not for the list of verbs
+    """Return the space versions that a model is served from, for the spaces of its inputs."""
+    from headrace.versions.manifest import read_manifest, space_versions  # noqa: PLC0415 - not needed to list the verbs
 
     if path is None:
         return {}
@@ -183,14 +185,14 @@ def _served_by(path: Path | None, inputs: Mapping[str, InputSource]) -> dict[str
 
 
 def _schema(file: Path) -> Schema:
-    from headrace.stream.schema import parse_schema  # noqa: PLC0415 - not for the list of verbs
+    from headrace.stream.schema import parse_schema  # noqa: PLC0415 - not needed to list the verbs
 
     with saying(f"--schema: {file} cannot be read"):
         return parse_schema(file.read_bytes(), str(file))
 
 
 def _tell(options: argparse.Namespace, join: Join, archive: Archive) -> None:
-    """Say what became of the rows, and loudly what of them is lost."""
+    """Print statistics of the join, and a warning for lost values."""
     if options.json:
         inputs = [
             {"input": name, **dataclasses.asdict(counts), "missing": counts.missing}
@@ -207,10 +209,9 @@ def _tell(options: argparse.Namespace, join: Join, archive: Archive) -> None:
             space = join.sources[name].space
             kept = archive.config.spaces[space].history_seconds
             print(
-                f"headrace: {name}: {counts.lost:,} of {counts.keys:,} keys are lost: what they were served "
-                "with is not kept any more, and they are learnt as missing. "
-                f"{space} keeps what is replaced for {kept:g} seconds (history_seconds): join "
-                "sooner, or keep it longer",
+                f"headrace: {name}: {counts.lost:,} of {counts.keys:,} keys are lost: the values that they "
+                f"were served with are no longer kept, and they are learnt as missing. {space} keeps "
+                f"replaced values for {kept:g} seconds (history_seconds): join sooner, or keep them longer",
                 file=sys.stderr,
             )
 

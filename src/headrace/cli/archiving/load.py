@@ -28,19 +28,18 @@ _EXAMPLES = """examples:
   headrace archive load users users.csv --key user_id
   headrace archive load images embeddings.arrow --vectors embedding
 
-The file is Parquet, Arrow (file or stream format) or CSV, which may be compressed; its name says which.
-It is read in batches, and may be larger than the memory. A row's key is a text or a whole number: that of
-the column --key, else of one called key, id, SPACE, SPACE_id (or without the last s), else of the first
-that may be one.
+The file is Parquet, Arrow (file or stream format) or CSV, optionally compressed; its name says which. It is
+read in batches, and may be larger than memory. A row's key is a text or a whole number, from the column
+--key, else from a column called key, id, SPACE or SPACE_id (or without the last s), else from the first
+column that can be one.
 
-A feature table gets the columns that archive.toml says. Where it says none, it gets all that the file
-has: numbers, texts, times (in milliseconds of Unix time); a null is then stored as 0 or the empty text.
-What a table with rows has is what further files must have; with --new-columns, others make a new version.
-So do columns in archive.toml that were changed. Both versions answer, and the new one becomes the default
-when the last load into it has ended and none of the default's keys is missing.
+A feature table gets the columns that archive.toml declares. If it declares none, the table gets all columns
+of the file: numbers, texts, times (in milliseconds of Unix time); a null is then stored as 0 or the empty
+text. Further files must have the columns of the table; with --new-columns, other columns make a new version.
+So do changed columns in archive.toml. Both versions answer, and the new one becomes the default when the
+last load into it has ended and none of the default's keys is missing.
 
-Rows that are there are replaced. What is stopped, killed or wrong on the way is run again: it does no
-harm."""
+Existing rows are replaced. If a load is stopped, killed or fails, run it again: that does no harm."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -53,7 +52,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             description="Store the rows of a file: columns by name in a feature table, or a column of lists "
             "of numbers in a space of vectors.",
             examples=_EXAMPLES,
-            failure="the store does not answer, or it was told to end; some may be stored, run it again",
+            failure="the store does not answer, or it was stopped; some rows may be stored, run it again",
             run=run,
         ),
     )
@@ -72,31 +71,31 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--written",
         metavar="NAME",
         default="",
-        help="the column that says when each row of a table was written (default: now)",
+        help="the column with the time at which each row of a table was written (default: now)",
     )
     opened.add_version(parser)
-    parser.add_argument("--format", choices=_FORMATS, help="what the file is (default: what its name says)")
+    parser.add_argument("--format", choices=_FORMATS, help="the file's format (default: by its name)")
     parser.add_argument(
         "--delimiter",
         metavar="C",
         type=verbs.delimiter,
         default="",
-        help="what separates columns of CSV: a character, or the word tab (default: a comma; tab for .tsv)",
+        help="the delimiter of CSV: a character, or the word tab (default: a comma; tab for .tsv)",
     )
     parser.add_argument(
         "--new-columns",
         action="store_true",
-        help="where the file's columns are not the table's: load it into a new version with these",
+        help="if the file's columns differ from the table's: load it into a new version with these",
     )
-    parser.add_argument("--strict", action="store_true", help="fail where a guess changes what values mean")
-    parser.add_argument("--keep-default", action="store_true", help="do not answer from a new version yet")
+    parser.add_argument("--strict", action="store_true", help="fail if a guess changes the meaning of values")
+    parser.add_argument("--keep-default", action="store_true", help="do not make a new version the default")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Load, and say how far it is."""
-    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not for the list of verbs
-    from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - the same
-    from headrace.archive.moving import Lacking  # noqa: PLC0415 - the same
+    """Load the file, and show the progress."""
+    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - as above
+    from headrace.archive.moving import Lacking  # noqa: PLC0415 - as above
 
     if len(options.delimiter) > 1 or not options.delimiter.isascii():
         raise InvalidRequest(
@@ -104,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         )
     started, target = time.monotonic(), None
     with Stopping() as stopping, opened.open_archive_of(options) as archive:
-        archive.record(options.space)  # which there is
+        archive.record(options.space)  # raises NotFound, with the existing spaces
         file = ColumnFile(options.file, options.format, options.delimiter)
         load = Load(archive, options.space, file, stopping.event)
         progress = _Progress()
@@ -119,7 +118,9 @@ def run(options: argparse.Namespace) -> int:
                 lost = Lacking() if is_kept else load.make_default(target)
         except Stopped:
             progress.line.clear()
-            print(f"stopped after {load.rows:,} rows; the same command again loads all", file=sys.stderr)
+            print(
+                f"stopped after {load.rows:,} rows; run the same command again to load all", file=sys.stderr
+            )
             return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
         finally:
             progress.line.clear()
@@ -139,11 +140,13 @@ def _tell_doubts(target: Target, *, strict: bool) -> None:
 def _target(options: argparse.Namespace, archive: Archive, load: Load, progress: _Progress) -> Target:
     if not archive.config.spaces[options.space].is_table:
         if options.written:
-            raise InvalidRequest("expected none, as vectors are written now", field="--written")
+            raise InvalidRequest(
+                "expected none, because vectors are always written with the current time", field="--written"
+            )
         return load.vectors(options.key, options.vectors, options.version)
     for name in ("vectors", "version"):
         if getattr(options, name):
-            problem = f"expected none, as {options.space!r} is a feature table"
+            problem = f"expected none, because {options.space!r} is a feature table"
             raise InvalidRequest(problem, field=f"--{name}")
     return load.table(
         options.key,
@@ -154,14 +157,14 @@ def _target(options: argparse.Namespace, archive: Archive, load: Load, progress:
 
 
 class _Progress:
-    """A bar with the rate, and the time that is left."""
+    """A progress bar with the rate and the remaining time."""
 
     def __init__(self) -> None:
         self.line = Line(sys.stderr)
         self._stage, self._started = "", time.monotonic()
 
     def stage(self, name: str) -> _Progress:
-        """Begin anew, with something else."""
+        """Restart the bar for another stage."""
         self._stage, self._started = name, time.monotonic()
         return self
 
@@ -177,7 +180,7 @@ class _Progress:
 
 @dataclass(frozen=True)
 class Loaded:
-    """How a load came out: where to, how many rows, and which version answers now."""
+    """Result of a load: the target, the number of rows, the default version, missing keys and duration."""
 
     target: Target
     rows: int
@@ -210,7 +213,10 @@ def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
     rows = "1 row is" if loaded.rows == 1 else f"{loaded.rows:,} rows are"
     print(f"{options.space}: {rows} in version {version.number}, which {answers}")
     if loaded.lost.keys:
-        print(f"  it lacks {loaded.lost.told(loaded.default)}; load these, too, or have them missing:")
+        print(
+            f"  it lacks {loaded.lost.told(loaded.default)}; load these, too, or accept that they are "
+            "missing:"
+        )
         print(f"  headrace archive default {options.space} {version.number} --fewer-keys")
     if target.is_new:
         columns = ", ".join(f"{one.name} {one.dtype}" for one in version.columns[:_LISTED])

@@ -1,4 +1,4 @@
-"""``headrace archive lookup SPACE KEY…``: look keys up; what is missing is queued, as for any caller."""
+"""``headrace archive lookup SPACE KEY…``: look keys up; missing keys are queued, as for any caller."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="lookup",
-            help="look keys up",
-            description="Look keys up in a space, or a feature table. A key that is missing is answered with "
-            "the space's out-of-vocabulary vector, and is queued to be embedded; in a table, with the "
-            "columns' defaults.",
+            help="look up keys",
+            description="Look up keys in a space or a feature table. A missing key gets the space's "
+            "out-of-vocabulary vector, and is queued to be embedded; in a table, it gets the columns' "
+            "defaults.",
             examples='examples:\n  headrace archive lookup titles "The Matrix" "Heat"\n'
             "  headrace archive lookup titles Heat --json\n  headrace archive lookup users u1 u2",
             failure="the store does not answer",
@@ -43,13 +43,13 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="S",
         type=numbers.seconds("timeout-seconds", most=MINUTE),
         default=5.0,
-        help="how long to wait for a store that is elsewhere (default 5: this process has to connect first; "
+        help="how long to wait for a remote store (default 5, because this process must connect first; "
         "servers wait for 1)",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line a key."""
+    """Print one line per key."""
     with opened.open_archive_of(options) as archive:
         lookup = archive.lookup(
             options.space, options.keys, version=options.version, timeout_seconds=options.timeout_seconds
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"{options.space}, version {lookup.version}")
         print(table(list(_rows(options, lookup)), indent="  "))
-    if not lookup.version:  # servers answer all the same, and go on
-        print("headrace: the store does not answer: what is there is not known", file=sys.stderr)
+    if not lookup.version:  # a server would answer nevertheless
+        print("headrace: the store does not answer, so it is not known which keys exist", file=sys.stderr)
         return verbs.FAILED
     return verbs.DONE
 
@@ -96,7 +96,7 @@ def _rows(options: argparse.Namespace, lookup: Lookup) -> list[tuple[str, str, s
 
 
 def _values(lookup: Lookup) -> list[dict[str, object]]:
-    """The rows of a feature table, the values by column; nothing for vectors."""
+    """Return the rows of a feature table as values by column; empty for vectors."""
     if not lookup.columns:
         return []
     columns = {

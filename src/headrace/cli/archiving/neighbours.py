@@ -1,4 +1,4 @@
-"""``headrace archive neighbours SPACE KEY``: which keys have the vectors that are nearest to one's."""
+"""``headrace archive neighbours SPACE KEY``: show the keys with the nearest vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="neighbours",
             help="show which keys are nearest to one",
-            description="Show the keys whose vectors are nearest to a key's, by comparing it with all.",
+            description="Show the keys whose vectors are nearest to a key's vector, comparing it with all.",
             examples='examples:\n  headrace archive neighbours titles "Toy Story (1995)"\n'
             "  headrace archive neighbours titles Heat --count 30 --metric l2 --json",
             failure="the store does not answer",
@@ -37,7 +37,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--metric",
         choices=("cosine", "dot", "l2"),
         default="cosine",
-        help="what near means: the angle, the product, or the distance (default cosine)",
+        help="what nearest means: by the angle, the product, or the distance (default cosine)",
     )
     opened.add_archive(parser)
     opened.add_version(parser)
@@ -45,14 +45,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line a neighbour."""
-    from headrace.archive.similarity.nearest import nearest  # noqa: PLC0415 - not for the list of verbs
+    """Print one line per neighbour."""
+    from headrace.archive.similarity.nearest import nearest  # noqa: PLC0415 - not needed to list the verbs
 
     with whole.told() as progress:
         read = whole.read(options, progress)
         if options.key not in read.keys:
             embedder = opened.settings_of(options).spaces[options.space].embedder
-            way_out = "lookup has it made" if embedder else "put stores one"
+            way_out = "lookup queues the key" if embedder else "put stores one"
             raise NotFound(
                 f"{shown(options.key)} has no vector in version {read.version} of {options.space!r}; "
                 f"headrace archive {way_out}"

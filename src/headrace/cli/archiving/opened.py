@@ -1,4 +1,4 @@
-"""What all verbs of ``headrace archive`` have in common: which archive they mean, and opening it."""
+"""Common parts of all verbs of ``headrace archive``: their options, and opening the archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.archive.suppliers import Supplier
 
 DEFAULT_FILE = Path("archive.toml")
-"""Where an archive's settings are, unless somebody says otherwise."""
+"""Default file of an archive's settings."""
 
 
 def add_archive(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +36,13 @@ def add_archive(parser: argparse.ArgumentParser) -> None:
 
 
 def add_space(parser: argparse.ArgumentParser) -> None:
-    """Add the space that the verb works on."""
+    """Add the argument for the space that the verb works on."""
     parser.add_argument("space", metavar="SPACE", help="a space of the archive; a feature table is one")
 
 
 def add_keys(parser: argparse.ArgumentParser) -> None:
-    """Add the keys that the verb works on."""
-    parser.add_argument("keys", metavar="KEY", nargs="+", help="a key; several are taken together")
+    """Add the argument for the keys that the verb works on."""
+    parser.add_argument("keys", metavar="KEY", nargs="+", help="one or more keys")
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:
@@ -52,35 +52,35 @@ def add_version(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=numbers.whole("version", least=0, most=2**31),
         default=0,
-        help="which version of the space; 0 = its default (default 0)",
+        help="the version of the space; 0 = its default (default 0)",
     )
 
 
 def settings_of(options: argparse.Namespace) -> ArchiveConfig:
-    """The settings of the archive that a verb means.
+    """Return the settings of the archive that the options name.
 
     Raises:
         ConfigError: They cannot be read, or are wrong.
     """
-    from headrace.archive.config import read_archive_config  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.config import read_archive_config  # noqa: PLC0415 - not needed to list the verbs
 
     return read_archive_config(_file_of(options))
 
 
 def base_of(options: argparse.Namespace) -> Path:
-    """Where the archive's settings lie, which relative paths start from."""
+    """Return the directory of the archive's settings, the base of relative paths."""
     return _file_of(options).absolute().parent
 
 
 def open_archive_of(options: argparse.Namespace) -> Archive:
-    """Open the archive that a verb means; to be closed by the caller.
+    """Open the archive that the options name; the caller closes it.
 
     Raises:
         ConfigError: Its settings are wrong, or something that they name cannot be opened.
         LoadError: An embedder's model cannot be loaded.
         Unavailable: The store or the queue cannot be opened now.
     """
-    from headrace.archive.opening import open_archive  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.opening import open_archive  # noqa: PLC0415 - not needed to list the verbs
 
     return open_archive(settings_of(options), base_of(options))
 
@@ -88,23 +88,23 @@ def open_archive_of(options: argparse.Namespace) -> Archive:
 def open_embedders(
     options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
 ) -> dict[str, list[Supplier]]:
-    """Load what fills the spaces of an archive; one that is asked elsewhere may be down, and is opened later.
+    """Open the embedders of an archive's spaces; a remote one may be down, and is opened later.
 
     Args:
-        options: Of the verb.
-        archive: Whose settings name them.
-        held: Closes them.
-        needed: A space whose embedder must be open; none if it is empty.
+        options: The verb's options.
+        archive: The archive whose settings name them.
+        held: Closes the embedders.
+        needed: A space whose embedder must be open; "" for none.
 
     Returns:
-        By space; one that is only filled by ``put`` is left out.
+        The Suppliers by space; spaces without an embedder are left out.
 
     Raises:
-        ConfigError: One cannot be opened as the settings say, or there is none.
+        ConfigError: An embedder cannot be opened as the settings say, or there is none.
         LoadError: A model cannot be loaded.
-        Unavailable: The one that is needed does not answer.
+        Unavailable: The needed embedder does not answer.
     """
-    from headrace.archive.opening import open_suppliers, suppliers_of  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.opening import open_suppliers, suppliers_of  # noqa: PLC0415 - not needed to list the verbs
 
     config = archive.config
     known = suppliers_of(config, base_of(options))
@@ -122,32 +122,36 @@ def open_embedders(
 
 
 def _no_embedder(archive: Archive, space: str) -> str:
-    """What is wrong where nothing is to be embedded, and the way out."""
+    """Return the error message for an archive in which nothing can be embedded, with the fix."""
     tables = [name for name, one in archive.config.spaces.items() if one.is_table]
     if space in tables or (not space and len(tables) == len(archive.config.spaces)):
         what = f"{space!r} is a feature table" if space else "the archive has feature tables only"
-        return f"{what}, and nothing of those is embedded; headrace archive load fills them from files"
+        return f"{what}; feature tables are not embedded: headrace archive load fills them from files"
     which = f"the space {space!r} has" if space else "the spaces have"
-    return f'{which} no embedder, as in embedder = "minilm"; headrace archive put stores vectors of your own'
+    return (
+        f'{which} no embedder; set one, as in embedder = "minilm", or store your own vectors with headrace '
+        "archive put"
+    )
 
 
 def _file_of(options: argparse.Namespace) -> Path:
     file: Path = options.archive
     if not file.exists():
         way_out = (
-            'write one of two lines, [spaces.titles] and embedder = "minilm", or name it with --archive FILE'
+            'write one with two lines, [spaces.titles] and embedder = "minilm", or name it with '
+            "--archive FILE"
         )
-        raise ConfigError(f"--archive: {file} is not there; {way_out}")
+        raise ConfigError(f"--archive: {file} does not exist; {way_out}")
     return file
 
 
 def tell(options: argparse.Namespace, done: str, what: Mapping[str, object]) -> None:
-    """Say what a verb has done with keys of a space.
+    """Print what a verb has done with keys of a space.
 
     Args:
-        options: Of the verb; ``--json`` decides how it is said.
-        done: The verb in the past.
-        what: Its ``space`` and its number of ``keys``, and whatever else programs may want.
+        options: The verb's options; ``--json`` selects the format.
+        done: The verb's past participle.
+        what: The ``space``, the number of ``keys``, and further fields for programs.
     """
     if options.json:
         verbs.print_json(what)

@@ -1,4 +1,4 @@
-"""The images of a space's keys, for a page: links to those that have an address, the files of others."""
+"""Images of a space's keys for an HTML page: links for web addresses, file contents for other keys."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _ADDRESSES = ("http://", "https://")
 
 
 def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Image]:
-    """What gives the image of a key: its address, or its bytes if the space's embedder may read the file.
+    """Return a function from a key to its image: an address, or the bytes of a file the embedder may read.
 
-    Nothing is downloaded: whoever looks at the page does that.
+    Nothing is downloaded here; the reader's browser loads the addresses.
 
     Args:
-        config: Of the archive.
-        base: What relative paths start from.
-        space: Which space.
+        config: The archive's settings.
+        base: The base directory of relative paths.
+        space: The space.
 
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.contents import content_of, table_column  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
 
     template = config.spaces[space].content
     contents = _contents(config, base, space)
 
     def image(key: str) -> Image:
-        if table_column(template):  # it is not looked up for a page
+        if table_column(template):  # tables are not looked up for a page
             return None
         content = content_of(template, key)
         if content[:8].lower().startswith(tuple(map(str.encode, _ADDRESSES))):
@@ -44,21 +44,21 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
             return None
         try:
             return contents.get(content)
-        except HeadraceError:  # the page says that there is no image
+        except HeadraceError:  # the page shows that there is no image
             return None
 
     return image
 
 
 def _contents(config: ArchiveConfig, base: Path, space: str) -> Contents | None:
-    from headrace.archive.embedders.images.connection import (  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.embedders.images.connection import (  # noqa: PLC0415 - not needed to list the verbs
         Connector,
         system_addresses,
     )
-    from headrace.archive.embedders.images.contents import Contents  # noqa: PLC0415 - likewise
-    from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - likewise
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - likewise
-    from headrace.archive.embedders.settings import ImageSettings  # noqa: PLC0415 - likewise
+    from headrace.archive.embedders.images.contents import Contents  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.settings import ImageSettings  # noqa: PLC0415 - as above
 
     name = config.spaces[space].embedder
     settings = read_settings(name, config.embedders.get(name)) if name else None

@@ -1,4 +1,4 @@
-"""``headrace archive plot SPACE``: a space in two dimensions, as a picture."""
+"""``headrace archive plot SPACE``: draw a space in two dimensions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _EXAMPLES = """examples:
   headrace archive plot titles
   headrace archive plot titles --method tsne --labels genres.csv --out titles.svg
 
-Colours are of clusters, or of labels: lines of a key, a comma and a label (CSV)."""
+Colours show clusters, or labels from a CSV file with lines of key,label."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,37 +48,42 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--method",
         choices=("pca", "tsne"),
         default="pca",
-        help="by the two directions in which vectors differ most, of up to 50000; or so that neighbours stay "
+        help="pca: the two directions in which vectors differ most, of up to 50000; tsne: neighbours stay "
         "neighbours, of up to 5000 (default pca)",
     )
-    add("--labels", metavar="FILE", type=Path, help="what keys are, as CSV: key,label; gives the colours")
+    add(
+        "--labels",
+        metavar="FILE",
+        type=Path,
+        help="labels of the keys, as CSV: key,label; they set the colours",
+    )
     add(
         "--clusters",
         metavar="N",
         type=numbers.whole("clusters", least=1, most=9),
         default=8,
-        help="how many clusters to colour, where there are no labels (default 8)",
+        help="how many clusters to colour, if there are no labels (default 8)",
     )
     add(
         "--names",
         metavar="N",
         type=numbers.whole("names", least=0, most=500),
         default=30,
-        help="how many keys to name at the most, as far as there is room (default 30)",
+        help="maximum number of keys to name, if there is room (default 30)",
     )
     add(
         "--most",
         metavar="N",
         type=numbers.whole("most", least=0, most=50_000),
         default=0,
-        help="how many keys to draw at the most, of a sample; 0 = as many as the method takes (default 0)",
+        help="maximum number of keys to draw, from a sample; 0 = as many as the method allows (default 0)",
     )
     add(
         "--seed",
         metavar="N",
         type=numbers.whole("seed", least=0, most=2**31),
         default=0,
-        help="what samples and clusters depend on (default 0)",
+        help="the random seed of samples and clusters (default 0)",
     )
     opened.add_archive(parser)
     opened.add_version(parser)
@@ -86,9 +91,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Draw it."""
-    from headrace.archive.similarity import drawing  # noqa: PLC0415 - not for the list of verbs
-    from headrace.archive.similarity.layout import layout  # noqa: PLC0415 - likewise
+    """Draw the space, and write the picture."""
+    from headrace.archive.similarity import drawing  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.similarity.layout import layout  # noqa: PLC0415 - as above
 
     out: Path = options.out or Path(f"{options.space}.png")
     drawing.check_file(out)
@@ -125,7 +130,7 @@ def _subtitle(options: argparse.Namespace, read: Whole, made: Layout) -> str:
 
 
 def _clusters(options: argparse.Namespace, rows: Rows, made: Layout) -> list[str]:
-    from headrace.archive.similarity.layout import clusters  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.similarity.layout import clusters  # noqa: PLC0415 - not needed to list the verbs
 
     found = clusters(rows, made.rows, options.clusters, options.seed)
     return [f"cluster {number + 1}" for number in found.tolist()]

@@ -22,27 +22,27 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="put",
             help="store vectors, or rows, that were made elsewhere",
-            description="Store the rows of a NumPy file under keys, which are the lines of a text file. "
-            "Vectors that are there are replaced; the same again changes nothing. A feature table takes a "
+            description="Store the rows of a NumPy file under the keys in a text file, one per line. "
+            "Existing vectors are replaced; repeating the command changes nothing. A feature table takes a "
             "structured array, whose fields are its columns; headrace archive load takes other files.",
             examples="examples:\n  headrace archive put items vectors.npy --keys keys.txt",
-            failure="the store does not answer; some may be stored, run it again",
+            failure="the store does not answer; some rows may be stored, run it again",
             run=run,
         ),
     )
     opened.add_space(parser)
     parser.add_argument(
-        "vectors", metavar="FILE", type=Path, help="numbers, a row a key (.npy); fields for a table"
+        "vectors", metavar="FILE", type=Path, help="numbers, one row per key (.npy); fields for a table"
     )
     parser.add_argument(
-        "--keys", metavar="FILE", type=Path, required=True, help="the keys in UTF-8, one a line"
+        "--keys", metavar="FILE", type=Path, required=True, help="the keys in UTF-8, one per line"
     )
     opened.add_archive(parser)
     opened.add_version(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Store them."""
+    """Store the vectors or rows."""
     vectors, keys = _read_vectors(options.vectors), _read_keys(options.keys)
     if len(keys) != len(vectors):
         expected = f"as many lines as {options.vectors} has rows, {len(vectors)}"
@@ -58,14 +58,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_there(what: str, file: Path) -> None:
-    """Refuse a name that is no file's: the command is wrong then, and not the disk."""
+    """Refuse a name that is not a file's, as an error of the command rather than of the disk."""
     if not file.exists() or file.is_dir():
-        reason = "it is a directory" if file.is_dir() else "nothing is there"
+        reason = "it is a directory" if file.is_dir() else "it does not exist"
         raise InvalidRequest(f"expected a file, got {file}: {reason}", field=what)
 
 
 def _read_vectors(file: Path) -> Array:
-    import numpy as np  # noqa: PLC0415 - not for the list of verbs
+    import numpy as np  # noqa: PLC0415 - not needed to list the verbs
 
     _check_there("FILE.npy", file)
     with saying(f"{file} cannot be read"):
@@ -75,7 +75,7 @@ def _read_vectors(file: Path) -> Array:
             way_out = "numpy.save writes one; headrace archive load takes Parquet, Arrow and CSV"
             raise InvalidRequest(f"{file}: expected a NumPy file (.npy) of numbers; {way_out}") from error
     if not isinstance(vectors, np.ndarray) or vectors.ndim == 0:
-        raise InvalidRequest(f"{file}: expected one array with a row a key")
+        raise InvalidRequest(f"{file}: expected one array with one row per key")
     return vectors
 
 

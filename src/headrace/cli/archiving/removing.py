@@ -1,4 +1,4 @@
-"""What the verbs that remove something of keys have in common."""
+"""Common parts of the verbs that remove data of keys."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.archive.archive import Archive
 
 Remove = Callable[["Archive", argparse.Namespace], int]
-"""What is done with the keys that a verb was given; says of how many of them there was something."""
+"""Removes data of the keys in the options; returns the number of keys that had some."""
 
 
 def add(
@@ -22,13 +22,13 @@ def add(
     done: str,
     remove: Remove,
 ) -> argparse.ArgumentParser:
-    """Add a verb to the command line that works on keys of a space.
+    """Add a verb that removes data of keys in a space to the command line.
 
     Args:
-        words: Where verbs are.
+        words: The subparsers to add it to.
         said: Its ``name``, ``help``, ``description``, ``examples`` and ``failure``.
-        done: The verb in the past.
-        remove: What it does.
+        done: The verb in the past tense.
+        remove: Removes the data.
 
     Returns:
         The verb's parser, for options of its own.

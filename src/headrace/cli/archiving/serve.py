@@ -1,4 +1,4 @@
-"""``headrace archive serve``: answer lookups over REST and gRPC, without models."""
+"""``headrace archive serve``: serve lookups over REST and gRPC, without models."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="serve",
             help="answer lookups over REST and gRPC, without models",
-            description="Serve an archive alone, as to several teams; headrace serve DIR --archive FILE "
-            "serves it beside models.",
+            description="Serve only an archive, for example to several teams; headrace serve DIR --archive "
+            "FILE serves it beside models.",
             examples="examples:\n  headrace archive serve\n"
             "  headrace archive serve --archive shop/archive.toml --host 0.0.0.0",
-            failure="it cannot go on",
+            failure="the server cannot continue",
             run=run,
             own_keys=_OWN_KEYS,
             own_help=", and [limits], [tls], [access], [cors], [tracing], [access_log] and [audit]",
@@ -40,9 +40,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Serve until told to stop."""
+    """Serve until stopped by a signal."""
     config = _config(options)
-    opened.settings_of(options)  # so that what is wrong with it is said before anything starts
+    opened.settings_of(options)  # validate the settings before anything starts
     options.models = None
     return serve.serve(options, msgspec.structs.replace(config, archive=options.archive))
 

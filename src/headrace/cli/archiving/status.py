@@ -1,4 +1,4 @@
-"""``headrace archive status``: does the archive pay, and is anything wrong with it?"""
+"""``headrace archive status``: show whether the archive pays off, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EXAMPLES = """examples:
   headrace archive status
   headrace archive status --json | jq .spaces
 
-Rates are of the last 60 to 70 s (the output says which) of all processes together, ended ones included. An
-archive pays where keys repeat (many hits), where a vector is still worth having when it comes (little delay),
-and where new keys are few. Warnings about shares of keys need 1,000 keys, looked up over half a minute. Where
-the store or the queue does not answer, the rest is shown."""
+Rates cover the last 60 to 70 s (the output says which) of all processes together, including ended ones. An
+archive pays if keys repeat (many hits), if a vector is still useful when it arrives (short delay), and if
+there are few new keys. Warnings about shares of keys need 1,000 keys, looked up over half a minute. If the
+store or the queue does not answer, the rest is shown."""
 
 _HEAD = (
     "space",
@@ -49,10 +49,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         verbs.Verb(
             name="status",
-            help="show hits, new keys, delays and what waits",
-            description="Show how the spaces fare: the share of keys that have a vector, that are new, and "
-            "that are answered out of vocabulary (OOV), how late vectors come, what waits in the queue, and "
-            "which of the assumptions under which an archive pays does not hold.",
+            help="show hits, new keys, delays and the queue",
+            description="Show the state of the spaces: the shares of keys that have a vector, that are new, "
+            "and that are answered out of vocabulary (OOV), how long vectors take, how many keys are "
+            "queued, and which of the conditions under which an archive pays are not met.",
             examples=_EXAMPLES,
             failure="the store or the queue does not answer",
             run=run,
@@ -62,8 +62,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a table, and warnings below it; what did not answer is an error, after all that is known."""
-    from headrace.archive.status import look  # noqa: PLC0415 - not for the list of verbs
+    """Print a table and warnings; unanswered parts are reported last, with exit code 1."""
+    from headrace.archive.status import look  # noqa: PLC0415 - not needed to list the verbs
     from headrace.queues.opening import open_queue  # noqa: PLC0415 - as above
     from headrace.stores.opening import open_store  # noqa: PLC0415 - as above
 
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _show(status: Status) -> None:
     if any(one.part == "store" for one in status.unanswered):
-        print(f"spaces: {', '.join(space.space for space in status.spaces)}; how they fare is not known")
+        print(f"spaces: {', '.join(space.space for space in status.spaces)}; their state is not known")
     else:
         print(table([_HEAD, *(_row(one) for one in status.spaces)], right=range(2, len(_HEAD))))
         print(f"rates: of the last {status.seconds:.0f} s, all processes together")

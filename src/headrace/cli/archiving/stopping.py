@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end what goes on for long, at its next safe point; a second one ends it at once."""
+"""Ctrl-C and SIGTERM for long-running verbs: the first stops at a safe point, the second at once."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 
 class Stopping:
-    """Listens while it is entered.
+    """A context manager that records the first SIGINT or SIGTERM; later ones have their previous effect.
 
     Attributes:
         event: Set by the first signal.
-        interrupted: Whether it was Ctrl-C.
+        interrupted: Whether the signal was SIGINT.
     """
 
     def __init__(self) -> None:
-        """Listen to nothing yet."""
+        """Create it without handling signals yet."""
         self.event = threading.Event()
         self.interrupted = False
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
-        """Listen; outside of the main thread, which signals never reach, nothing comes."""
+        """Install the signal handlers; no effect outside the main thread, which alone receives signals."""
         if threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGINT, signal.SIGTERM)
             self._previous = {number: signal.signal(number, self._note) for number in numbers}
@@ -32,7 +32,7 @@ class Stopping:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give signals back to whom they belonged to."""
+        """Restore the previous signal handlers."""
         self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:

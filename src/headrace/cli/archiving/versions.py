@@ -25,19 +25,19 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="versions",
             help="show the versions of the spaces",
-            description="Show the versions of all spaces and feature tables, or of one: what made them, how "
-            "long their vectors are, which columns they have, and which one bare lookups are answered from.",
+            description="Show the versions of all spaces and feature tables, or of one: what made them, the "
+            "length of their vectors, their columns, and which one answers lookups that name no version.",
             examples="examples:\n  headrace archive versions\n  headrace archive versions titles --json",
             failure="the store does not answer",
             run=run,
         ),
     )
-    parser.add_argument("space", metavar="SPACE", nargs="?", help="a space; all if left out")
+    parser.add_argument("space", metavar="SPACE", nargs="?", help="a space (default: all)")
     opened.add_archive(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line a version."""
+    """Print one line per version."""
     with opened.open_archive_of(options) as archive:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
         records = {space: stored_record(archive, space) for space in spaces}
@@ -49,25 +49,25 @@ def run(options: argparse.Namespace) -> int:
 
 
 def stored_record(archive: Archive, space: str) -> SpaceRecord:
-    """What the store has of a space: what this process has seen of it may be nothing.
+    """Return a space's record from the store, as this process's cached copy may be empty.
 
     Raises:
         NotFound: There is no such space.
         Unavailable: The store does not answer.
     """
-    archive.record(space)  # says which spaces there are
+    archive.record(space)  # raises NotFound, with the existing spaces
     return archive.catalog.read(space)
 
 
 def listed(records: Mapping[str, SpaceRecord]) -> str:
-    """A table of the versions of spaces."""
+    """Return a table of the versions of spaces."""
     rows = [row for space, record in records.items() for row in _rows(space, record)]
     return table([_HEAD, *rows], right=(1, 4))
 
 
 def described_space(space: str, record: SpaceRecord) -> dict[str, object]:
-    """A space with its versions, as JSON has it."""
-    from headrace.archive.columns import described  # noqa: PLC0415 - not for the list of verbs
+    """Return a space with its versions as an object for JSON."""
+    from headrace.archive.columns import described  # noqa: PLC0415 - not needed to list the verbs
 
     return {
         "space": space,

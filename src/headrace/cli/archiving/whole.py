@@ -1,4 +1,4 @@
-"""What the verbs that look at a whole space have in common: reading it, and telling how far they are."""
+"""Common parts of the verbs that process a whole space: reading it, and showing the progress."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from headrace.archive.whole import Whole
 
 LARGEST_SIMILARITY = 1e15
-"""The largest distance or product that can be asked for."""
+"""The largest distance or product that can be requested."""
 
 
 def add_most_bytes(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says how large a space may be."""
+    """Add the option that limits the size of the space."""
     parser.add_argument(
         "--most-bytes",
         metavar="N",
         type=numbers.whole("most-bytes", least=1, most=2**50),
         default=16 * 1024**3,
-        help="how many bytes of vectors to read into memory at the most (default 17179869184)",
+        help="maximum bytes of vectors to read into memory (default 17179869184)",
     )
 
 
 def read(options: argparse.Namespace, progress: Progress) -> Whole:
-    """Read the space that a verb means.
+    """Read the space that the options name.
 
     Raises:
         NotFound: There is no such space, or version.
-        TooLarge: It is larger than it may be.
+        TooLarge: The space exceeds the limit.
         Unavailable: The store does not answer.
     """
-    from headrace.archive.whole import read_whole  # noqa: PLC0415 - not for the list of verbs
+    from headrace.archive.whole import read_whole  # noqa: PLC0415 - not needed to list the verbs
 
     with opened.open_archive_of(options) as archive:
         return read_whole(
@@ -52,15 +52,15 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
 
 
 def rows_of(whole: Whole, metric: Metric) -> Rows:
-    """The vectors of a space, to be compared."""
-    from headrace.archive.similarity.rows import Rows  # noqa: PLC0415 - not for the list of verbs
+    """Return the vectors of a space as comparable rows."""
+    from headrace.archive.similarity.rows import Rows  # noqa: PLC0415 - not needed to list the verbs
 
     return Rows(whole.vectors, metric, scales=whole.scales)
 
 
 @contextmanager
 def told() -> Iterator[Progress]:
-    """A line on standard error that says how far something is, where that is a terminal."""
+    """Yield a function that shows the progress on standard error, if that is a terminal."""
     line = Line(sys.stderr)
 
     def show(what: str, done: int, total: int) -> None:
@@ -74,5 +74,5 @@ def told() -> Iterator[Progress]:
 
 
 def measured(metric: Metric) -> str:
-    """What a metric's numbers are called."""
+    """Return the name of a metric's values."""
     return {"cosine": "cosine", "dot": "product", "l2": "distance"}[metric]

@@ -1,1 +1,1 @@
-"""How models lie on disk: arrays, versions, tables in fewer bits, ONNX."""
+"""Files of click models: arrays, versions, quantized tables, ONNX."""

@@ -1,4 +1,4 @@
-"""Arrays on disk: each a plain ``.npy`` file, a short header and the numbers."""
+"""Arrays on disk: plain ``.npy`` files, each a short header and the numbers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from headrace.sealed.copying import (
 from headrace.tensors import Array
 
 _WRITTEN_BYTES = 2**24
-_ALIGNMENT = 16  # NumPy's headers end so; kernels read whole numbers only
+_ALIGNMENT = 16  # NumPy aligns the end of its headers; kernels need aligned numbers
 _MAGIC = b"\x93NUMPY"
 _LARGEST_HEADER_BYTES = 4096
 _PLAIN_DTYPE = re.compile(r"[<>|=][biuf][0-9]{1,2}")
-_LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # how the header's length is written, by the format's version
+_LENGTHS = {1: "<H", 2: "<I", 3: "<I"}  # struct format of the header's length, by format version
 
 
 class MissingFile(LoadError):
-    """An array's file is not there."""
+    """An array's file does not exist."""
 
 
 class WrongChecksum(LoadError):
-    """An array's file is not the one that is meant."""
+    """An array's file does not have the expected checksum."""
 
 
 class Header(NamedTuple):
-    """What a ``.npy`` file says about itself.
+    """Header of a ``.npy`` file.
 
     Attributes:
-        dtype: The element type.
-        shape: The shape; the last axis varies fastest.
-        offset: Where the numbers start.
+        dtype: Element type.
+        shape: Shape; the last axis varies fastest.
+        offset: Offset of the numbers in bytes.
     """
 
     dtype: np.dtype[np.generic]
@@ -57,16 +57,16 @@ class Header(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the whole file."""
+        """Size of the whole file in bytes."""
         return self.offset + math.prod(self.shape) * self.dtype.itemsize
 
 
 class Replaced(NamedTuple):
-    """Rows that take the place of an array's own.
+    """Replacements for rows of an array.
 
     Attributes:
-        rows: Their numbers: uint32, each less than the array has rows.
-        values: What they are.
+        rows: Row numbers: uint32, each less than the array's number of rows.
+        values: The new rows.
     """
 
     rows: Array
@@ -74,16 +74,16 @@ class Replaced(NamedTuple):
 
 
 Expected = tuple[str, tuple[int, ...]]
-"""NumPy's name of an element type, and a shape."""
+"""NumPy's name of the expected element type, and the expected shape."""
 
 
 def write_array(file: Path, array: Array) -> None:
-    """Write an array as a plain ``.npy`` file, without a copy of it if it is C-contiguous.
+    """Write an array as a plain ``.npy`` file, without copying it if it is C-contiguous.
 
-    (``np.save`` does the same, but hides why it failed: a full disk is an OSError without a number there.)
+    (``np.save`` hides the cause of a failure: its OSError for a full disk has no errno.)
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     content = np.ascontiguousarray(array).reshape(array.shape)
     with file.open("wb", buffering=0) as stream:
@@ -96,27 +96,27 @@ def write_array(file: Path, array: Array) -> None:
 def load_array(
     file: Path, expected: Expected, checksum: str | None = None, replaced: Replaced | None = None
 ) -> Array:
-    """Load an array that is served; what happens to its file afterwards changes nothing.
+    """Load an array for serving. Later changes to its file have no effect.
 
-    Large arrays are sealed copies, mapped privately: they can be written to, and what is written stays the
-    array's own. What is checked is what was copied, in the same pass.
+    Large arrays are sealed copies, mapped privately: they are writable, and writes stay private to the array.
+    Checks run on the copied bytes, in the same pass.
 
     Args:
         file: The file.
-        expected: What it must hold.
-        checksum: The SHA-256 that the whole file must have, in hexadecimal digits; None for any.
-        replaced: Rows that are others than in the file; None for none.
+        expected: Expected dtype and shape.
+        checksum: Expected SHA-256 of the whole file, in hexadecimal digits; None to skip the check.
+        replaced: Rows to replace; None for none.
 
     Raises:
-        MissingFile: It is not there.
-        WrongChecksum: It has another checksum.
-        LoadError: It is damaged, not what is expected, or holds a number that is not finite; or there is no
-            memory for it.
+        MissingFile: The file does not exist.
+        WrongChecksum: The file has another checksum.
+        LoadError: The file is damaged, has another dtype or shape, or holds a number that is not finite; or
+            memory is exhausted.
     """
     with _Reading(file) as reading:
         header = reading.header
         _check_expected(header, file.name, expected)
-        if header.size_bytes < LARGE_BYTES:  # plain memory: a sealed copy costs two descriptors
+        if header.size_bytes < LARGE_BYTES:  # not sealed: a sealed copy costs two descriptors
             return _with(replaced, _in_memory(reading, reading.content(checksum, is_finite=True)))
         content = reading.content(checksum, is_finite=True)
         copy = replaced and patched_copy(reading.opened, content, header.offset, *replaced)
@@ -124,7 +124,7 @@ def load_array(
             replaced = None
         else:
             copy = sealed_copy(reading.opened, content)
-        # The copy may be of another file with this checksum: what counts is the header that was copied.
+        # The copy may come from another file with this checksum, so check the header that was copied.
         start = os.pread(copy.descriptor, _LARGEST_HEADER_BYTES, 0)
         header = _header(memoryview(start), file.name, copy.size_bytes)
         _check_expected(header, file.name, expected)
@@ -138,14 +138,14 @@ def _with(replaced: Replaced | None, array: Array) -> Array:
 
 
 def read_shape(file: Path, dimensions: int) -> tuple[int, ...]:
-    """The shape that an array's file tells; its content is not read.
+    """Return the shape from the header of an array's file.
 
     Args:
         file: The file.
-        dimensions: How many numbers the shape must have.
+        dimensions: Expected number of dimensions.
 
     Raises:
-        LoadError: It is missing or damaged, or has another number of dimensions.
+        LoadError: The file is missing or damaged, or has another number of dimensions.
     """
     with _Reading(file) as reading:
         shape = reading.header.shape
@@ -155,28 +155,28 @@ def read_shape(file: Path, dimensions: int) -> tuple[int, ...]:
 
 
 def read_array(file: Path) -> Array:
-    """Read an array that will learn into memory of its own, whatever numbers it holds.
+    """Read an array into private memory, for learning; its numbers may be non-finite.
 
     Raises:
-        LoadError: It is missing or damaged, or there is no memory for it.
+        LoadError: The file is missing or damaged, or memory is exhausted.
     """
     with _Reading(file) as reading:
         return _in_memory(reading, reading.content(None, is_finite=False))
 
 
 class _Reading:
-    """A file that is open, with what it says about itself.
+    """An open array file with its header.
 
     Attributes:
-        opened: The file.
-        header: What it says about itself.
+        opened: The open file.
+        header: The file's header.
     """
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     def __enter__(self) -> _Reading:
-        """Open it and read the header."""
+        """Open the file and read its header."""
         name = self._file.name
         try:
             self.opened = open_file(self._file)
@@ -193,21 +193,21 @@ class _Reading:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object = None) -> None:
-        """Close it; what is wrong with its content, or was refused meanwhile, is an error of the version."""
+        """Close the file, and turn copy, I/O and memory errors into a LoadError."""
         self.opened.close()
         name = self._file.name
         if isinstance(error, NotCopied):
             raise _refused(name, self.header, error.refusal) from error
         if isinstance(error, OSError | MemoryError):
-            said = (isinstance(error, OSError) and error.strerror) or "there is no memory for it"
+            said = (isinstance(error, OSError) and error.strerror) or "out of memory"
             raise LoadError(f"{name} cannot be loaded: {said}") from error
 
     def content(self, checksum: str | None, *, is_finite: bool) -> Content:
-        """What the file must hold.
+        """Return the requirements on the file's content.
 
         Args:
-            checksum: Its SHA-256, or None for any.
-            is_finite: Whether all numbers must be.
+            checksum: Expected SHA-256, or None to skip the check.
+            is_finite: Whether all numbers must be finite.
         """
         header = self.header
         is_looked_through = is_finite and header.dtype.kind == "f"
@@ -243,14 +243,14 @@ def _refused(name: str, header: Header, refusal: Refusal) -> LoadError:
     return LoadError(f"{name} was changed while it was read; publish the version again")
 
 
-_WAY_OUT = "publish a version whose weights are numbers"
+_WAY_OUT = "publish a version whose weights are finite"
 
 
 def _header(start: memoryview, name: str, size_bytes: int) -> Header:
-    """Read a file's header; NumPy's own reader raises whatever its tokenizer does.
+    """Parse a file's header; NumPy's own parser lets arbitrary tokenizer errors through.
 
     Raises:
-        LoadError: It is none, or the file has not the size that it tells.
+        LoadError: The header is invalid, or does not match the file's size.
     """
     try:
         length_format = _LENGTHS[start[6]]
@@ -266,18 +266,18 @@ def _header(start: memoryview, name: str, size_bytes: int) -> Header:
     except _NO_HEADER as error:
         raise _damaged(name, str(error) or "no header") from error
     if header.offset % _ALIGNMENT:
-        raise _damaged(name, f"its header ends at {header.offset}, which is no multiple of {_ALIGNMENT}")
+        raise _damaged(name, f"its header ends at {header.offset}, which is not a multiple of {_ALIGNMENT}")
     if header.size_bytes != size_bytes:
-        raise _damaged(name, f"it has {size_bytes} bytes where its header tells {header.size_bytes}")
+        raise _damaged(name, f"it has {size_bytes} bytes, but its header says {header.size_bytes}")
     if is_fortran:
-        raise LoadError(f"{name}: expected C order, got Fortran's; publish the version again")
+        raise LoadError(f"{name}: expected C order, got Fortran order; publish the version again")
     return header
 
 
 _NO_HEADER = (
     ValueError, TypeError, LookupError, AttributeError, SyntaxError, OverflowError, MemoryError,
     RecursionError, struct.error,
-)  # fmt: skip  # what Python's parser and NumPy's types may raise for a text that is none
+)  # fmt: skip  # what Python's parser and NumPy's types may raise for an invalid header
 
 
 def _damaged(name: str, why: str) -> LoadError:

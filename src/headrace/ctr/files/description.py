@@ -1,6 +1,6 @@
-"""What ``model.ctr`` says of a version: the model, its schema, and how each array is stored.
+"""Contents of ``model.ctr``: a version's settings, its schema, and how each array is stored.
 
-Each array is a plain ``.npy`` file beside it.
+Each array is a plain ``.npy`` file in the same directory.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from headrace.stream.schema import Schema
 from headrace.tensors import Array
 
 MODEL_FILE = "model.ctr"
-"""Describes the model, as JSON; what the runtime is recognised by."""
+"""File that describes the model as JSON; its presence identifies the runtime."""
 
 FORMAT = 1
-"""The format that is written; newer ones are not read."""
+"""Version of the format that is written; newer versions are rejected on reading."""
 
 
 VALUE_DTYPES: dict[str, np.dtype[np.generic]] = {
@@ -33,7 +33,7 @@ VALUE_DTYPES: dict[str, np.dtype[np.generic]] = {
     "int16": np.dtype(np.int16),
     "int8": np.dtype(np.int8),
 }
-"""What a table's values may be."""
+"""Permitted dtypes of a table's values, by name."""
 
 _T = TypeVar("_T")
 
@@ -41,13 +41,13 @@ Stored = Literal["whole", "rows", "base"]
 
 
 class StoredArray(msgspec.Struct, frozen=True, kw_only=True):
-    """How one array is stored.
+    """Storage of one array.
 
     Attributes:
         dtype: NumPy's name of the element type.
-        shape: Its shape.
-        stored: ``whole``: in ``NAME.npy``; ``rows``: the base's, with the rows whose numbers are in
-            ``NAME.rows.npy`` replaced by those in ``NAME.values.npy``; ``base``: the base's as it is.
+        shape: Shape of the array.
+        stored: ``whole``: in ``NAME.npy``; ``rows``: the base's, with the rows numbered in ``NAME.rows.npy``
+            replaced by those in ``NAME.values.npy``; ``base``: the base's, unchanged.
     """
 
     dtype: str
@@ -56,11 +56,11 @@ class StoredArray(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Base(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole version that a patch starts from; it lies beside the patch's.
+    """The whole version that a patch is based on, in a directory beside the patch's.
 
     Attributes:
-        version: Its directory's name, a number.
-        files: The SHA-256 of those of its files that are used, in hexadecimal digits.
+        version: Name of its directory, a number.
+        files: SHA-256 of each of its files that the patch uses, in hexadecimal digits.
     """
 
     version: str
@@ -68,16 +68,16 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``model.ctr`` says.
+    """Contents of ``model.ctr``.
 
     Attributes:
-        settings: The model.
-        schema: The rows that it is for.
-        arrays: How each array is stored, by name: ``table.linear``, ``table.linear.scales``, ``dense.bias``,
+        settings: The model's settings.
+        schema: Schema of the model's rows.
+        arrays: Storage of each array, by name: ``table.linear``, ``table.linear.scales``, ``dense.bias``,
             ``keys.user``, …
-        shifts: For each table, by name, the base-2 logarithm of the rows that share a scale.
-        base: What it is a patch of; None for a whole version.
-        format: The version of this format.
+        shifts: Base-2 logarithm of the rows that share a scale, by the table's name.
+        base: The base of a patch; None for a whole version.
+        format: Version of this format.
     """
 
     settings: ModelSettings
@@ -89,7 +89,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe(settings: ModelSettings, features: Features, weights: Weights) -> Description:
-    """Describe a model as a whole version.
+    """Return the description of a whole version.
 
     Raises:
         ConfigError: The weights do not fit the settings and features.
@@ -107,7 +107,7 @@ def describe(settings: ModelSettings, features: Features, weights: Weights) -> D
 
 
 def arrays_of(weights: Weights) -> dict[str, Array]:
-    """All arrays of a model under the names that they are stored by."""
+    """Return all arrays of a model by the names that they are stored under."""
     arrays = {}
     for name, table in weights.tables.items():
         arrays[f"table.{name}"] = table.values
@@ -117,7 +117,7 @@ def arrays_of(weights: Weights) -> dict[str, Array]:
 
 
 def weights_of(arrays: Mapping[str, Array], shifts: Mapping[str, int]) -> Weights:
-    """The weights that ``arrays_of`` has taken apart."""
+    """Return the weights made of stored arrays; the inverse of ``arrays_of``."""
     tables = {
         name: Table(arrays[f"table.{name}"], arrays[f"table.{name}.scales"], shift)
         for name, shift in shifts.items()
@@ -126,7 +126,7 @@ def weights_of(arrays: Mapping[str, Array], shifts: Mapping[str, int]) -> Weight
 
 
 def file_name(name: str, suffix: str = "") -> str:
-    """The name of the file that holds an array."""
+    """Return the name of the file that holds an array."""
     return f"{quote(name, safe=' ')}{suffix}.npy"
 
 
@@ -135,7 +135,7 @@ def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
 
 
 def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:
-    """The shape of each array that a model of these settings has, by name, but for the tables' scales."""
+    """Return the shape of each array of a model of these settings, by name, except the tables' scales."""
     features = flagged(settings, features)
     fields, inputs = len(features.categorical), features.dense_width
     wide = settings.kind in FIELD_AWARE
@@ -159,7 +159,7 @@ def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tu
 
 
 def mismatch(description: Description, features: Features) -> str:
-    """What is wrong with the arrays that a description lists, or ""."""
+    """Return what is wrong with the arrays that a description lists, or ""."""
     arrays, shapes = description.arrays, expected_shapes(description.settings, features)
     tables = _below("table.", shapes)
     if description.shifts.keys() != tables.keys():

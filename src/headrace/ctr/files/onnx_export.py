@@ -1,9 +1,9 @@
-"""A click model as ONNX: the same predictions wherever ONNX runs.
+"""Export of click models to ONNX, with the same predictions.
 
-Inputs are joined as in the ``rows`` signature of the ctr runtime, with one difference: numbers are rows of
-all tables together, as in ``Block.indices``: a bucket's number plus its table's first row
-(``Features.tables``), 0 for a place without a value. Hashing stays outside: ONNX has no operator for it.
-Needs the package ``onnx``.
+Inputs are joined as in the ``rows`` signature of the ctr runtime, with one difference. An index counts rows
+of all tables together, as in ``Block.indices``: a bucket's number plus its table's first row
+(``Features.tables``), or 0 for a slot without a value. The caller hashes, because ONNX has no operator for
+it. Requires the package ``onnx``.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 17, 8
-_EXTERNAL_BYTES = 2**30  # a protobuf message ends at two of these
+_EXTERNAL_BYTES = 2**30  # half of protobuf's limit of 2 GiB for a message
 
 
 def export(settings: ModelSettings, features: Features, weights: Weights, file: Path) -> None:
-    """Write a model as ONNX; large tables go to a file beside it.
+    """Write a model as ONNX; large tables go to a separate file beside it.
 
     Args:
-        settings: What it is.
-        features: The layout of its rows.
-        weights: Its weights; quantized tables are widened.
-        file: Where to, for example ``model.onnx``.
+        settings: The model's settings.
+        features: Layout of the model's rows.
+        weights: The model's weights; quantized tables are widened.
+        file: Target file, for example ``model.onnx``.
 
     Raises:
-        ConfigError: The package ``onnx`` is missing, or the model has interactions or exact fields.
-        OSError: It cannot be written.
+        ConfigError: The package ``onnx`` is missing, or the model is an mdn, or has interactions or exact
+            fields.
+        OSError: A file cannot be written.
     """
     try:
         import onnx  # noqa: PLC0415 - optional
@@ -56,20 +57,22 @@ def export(settings: ModelSettings, features: Features, weights: Weights, file: 
 def build(settings: ModelSettings, features: Features, weights: Weights) -> onnx.ModelProto:
     """Build the model; see ``export``."""
     if settings.kind == "mdn":
-        raise ConfigError("an mdn's distribution has no form in ONNX here; serve its own files")
+        raise ConfigError("an mdn's distribution cannot be exported to ONNX; serve its own files")
     if settings.interactions:
-        raise ConfigError("interactions hash pairs of values, which ONNX cannot; export a model without them")
+        raise ConfigError(
+            "interactions hash pairs of values, which ONNX cannot do; export a model without them"
+        )
     if features.exact_columns:
         names = ", ".join(sorted({column.field.name for column in features.exact_columns}))
         raise ConfigError(
-            f'{names}: which row an exact value has, ONNX cannot find out; export a model with keys = "hash"'
+            f'{names}: ONNX cannot look up the row of an exact value; export a model with keys = "hash"'
         )
     crossing(settings, features)
     return _Graph(settings, features, weights).finished()
 
 
 class _Graph:
-    """A graph that is being built; each method adds nodes and returns the name of what they compute."""
+    """Builder of an ONNX graph; each method adds nodes and returns the name of their result."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
         from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415 - optional
@@ -128,7 +131,7 @@ class _Graph:
         return name
 
     def _sum(self, name: str, axes: list[int]) -> str:
-        """Sum over axes; rows and a last axis stay."""
+        """Sum over axes and drop them."""
         return self._node("ReduceSum", [name, self._constant(np.array(axes))], keepdims=0)
 
     def _joined(self, context: str, candidate: str, width: int, of_context: int) -> str:
@@ -160,7 +163,7 @@ class _Graph:
         return self._node("Div", [sums, self._node("Unsqueeze", [divisor, self._constant(np.array([2]))])])
 
     def _pairs(self, indices: str) -> tuple[list[str], list[str]]:
-        """What pairs of fields add to the logit, ``[rows, 1]`` each, and what the network sees of them."""
+        """Return the logit's pair terms, ``[rows, 1]`` each, and the network's inputs except dense ones."""
         settings, fields = self._settings, len(self._features.categorical)
         if settings.kind in FIELD_AWARE:
             return self._field_aware(self._pooled("embeddings", indices, fields * settings.factors))
@@ -222,7 +225,7 @@ def _column(array: Array) -> Array:
 
 
 def widened(table: Table, width: int) -> Array:
-    """A table's weights as float32 ``[rows, width]``, whatever they are stored as."""
+    """Return a table's weights as float32 ``[rows, width]``, whatever their stored dtype."""
     values = np.asarray(table.values)[:, :width]
     if values.dtype == np.float32 and len(table.scales) == 1 and table.scales[0] == 1:
         return values

@@ -1,13 +1,13 @@
-"""Tables in 16 or 8 bits: whole numbers, and a scale for each small group of rows.
+"""Quantization of tables to 16 or 8 bits: integers, and a scale for each small group of rows.
 
-A weight is stored as ``rint(weight / scale)``, where the group's largest weight is the largest number. So it
-comes back off by at most half a scale, which is the group's largest weight / 65534 (16 bits) or / 254
-(8 bits), and by float32's own rounding. Groups are rows side by side with about 64 weights together: a scale
-of four bytes costs 64 weights of 16 bits 3 %, and a large weight somewhere coarsens only its neighbours.
+A weight is stored as ``rint(weight / scale)``; the group's largest weight maps to the largest integer. The
+error is at most half a scale, which is the group's largest weight / 65534 (16 bits) or / 254 (8 bits), plus
+float32 rounding. A group is adjacent rows with about 64 weights together. A scale of four bytes adds 3 % to
+64 weights of 16 bits, and a large weight reduces the precision of its group only.
 
-A table may be stored like an earlier one: groups that still fit keep their scale, so that the numbers of rows
-which have not changed stay as they are, and a patch need not hold them. Such a scale is at most a quarter
-larger than the group needs.
+A table may be quantized like an earlier one: groups that still fit keep their scale. The integers of
+unchanged rows then stay the same, and a patch can omit them. A kept scale is at most a quarter larger than
+the group needs.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from headrace.ctr.tables import Table
 from headrace.tensors import Array
 
 Bits = Literal[16, 8]
-"""How many bits a weight may be stored in, besides 32."""
+"""Bits per weight of a quantized table."""
 
 WEIGHTS_PER_SCALE = 64
 
 LOOSEST_SCALE = 1.25
-"""How much larger than needed an earlier table's scale may be to be kept."""
+"""Largest ratio of an earlier table's scale to the needed one at which it is kept."""
 
 _DTYPES: dict[Bits, type[np.signedinteger]] = {16: np.int16, 8: np.int8}
-_CHUNK_ROWS = 2**15  # a multiple of every group's rows; what is worked on stays small
+_CHUNK_ROWS = 2**15  # a multiple of every group's rows; bounds temporary memory
 
 
 def group_shift(width: int) -> int:
-    """The base-2 logarithm of the rows that share a scale, in a table with so many weights a row."""
+    """Return the base-2 logarithm of the rows that share a scale, given a row's number of weights."""
     return max(0, (WEIGHTS_PER_SCALE // max(width, 1)).bit_length() - 1)
 
 
 def quantize_table(table: Table, bits: Bits, like: Table | None = None) -> Table:
-    """Store a float32 table in fewer bits.
+    """Quantize a float32 table.
 
     Args:
         table: The table, of finite weights.
-        bits: How many.
-        like: An earlier table, of the same shape, whose scales are kept where they fit.
+        bits: Bits per weight.
+        like: An earlier table of the same shape, whose scales are kept where they fit.
 
     Returns:
         A new table; zeros stay zero.
@@ -69,12 +69,12 @@ def quantize_table(table: Table, bits: Bits, like: Table | None = None) -> Table
 
 
 def quantize(weights: Weights, bits: Bits, like: Weights | None = None) -> Weights:
-    """Store a model's tables in fewer bits; all else, which is small, stays as it is.
+    """Quantize a model's tables; the other arrays, which are small, stay as they are.
 
     Args:
-        weights: The model's.
-        bits: How many.
-        like: An earlier model of the same settings, whose scales are kept where they fit.
+        weights: The model's weights.
+        bits: Bits per weight.
+        like: Weights of an earlier model of the same settings, whose scales are kept where they fit.
     """
     earlier: Mapping[str, Table] = {} if like is None else like.tables
     tables = {name: quantize_table(one, bits, earlier.get(name)) for name, one in weights.tables.items()}
@@ -82,13 +82,13 @@ def quantize(weights: Weights, bits: Bits, like: Weights | None = None) -> Weigh
 
 
 def dequantize_table(table: Table) -> Array:
-    """The weights that a table stands for: float32 ``[rows, width]``."""
+    """Return the weights that a table represents: float32 ``[rows, width]``."""
     groups = np.arange(len(table.values), dtype=np.uint64) >> np.uint64(table.shift)
     return np.asarray(table.values * table.scales[groups][:, None], np.float32)
 
 
 def _quantize(groups: Array, bits: Bits, scales: Array) -> Array:
-    """Numbers of groups of weights ``[groups, weights]``; their scales are kept or replaced in place."""
+    """Quantize groups of weights ``[groups, weights]``; keep or replace their scales in place."""
     largest = (1 << (bits - 1)) - 1
     peaks = np.abs(groups).max(axis=1, initial=0.0)
     needed = (peaks / np.float32(largest)).astype(np.float32)

@@ -1,11 +1,11 @@
-"""Reads a version of a click model: checked against its description, and against its manifest's checksums.
+"""Reader of versions of click models, which checks descriptions and the manifest's checksums.
 
-Large arrays are mapped from sealed copies (``headrace.sealed``); versions share those of equal content. A
-version may be a patch: then some arrays are those of a whole version that lies beside it, with some of their
+Large arrays are mapped from sealed copies (``headrace.sealed``); versions share copies of equal content. A
+version may be a patch: some of its arrays are those of a whole version in the directory beside it, with some
 rows replaced; see ``headrace.training.releasing.patch``.
 
-Nothing here is a pickle, and every shape and dtype is checked against the settings before a kernel, which
-does not check, reads it.
+No file is a pickle. Every shape and dtype is checked against the settings here, because the kernels do not
+check.
 """
 
 from __future__ import annotations
@@ -39,34 +39,33 @@ from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
 from headrace.tensors import Array
 
 UNLISTED = "is read, and the manifest does not list it; publish the version again"
-"""What is wrong with a file that no manifest vouches for."""
+"""Error text for a file that is read but not listed in the manifest."""
 
 _WAY_OUT = "publish a whole version"
 
 LARGEST_DESCRIPTION_BYTES = 2**24
-"""The largest ``model.ctr`` that is read."""
+"""Size limit of ``model.ctr`` in bytes."""
 
 
 def read_model(
     directory: Path, checksums: Mapping[str, str] | None = None
 ) -> tuple[ModelSettings, Features, Weights]:
-    """Load the model of a version directory; what happens to its files afterwards changes nothing.
+    """Load the model of a version directory. Later changes to its files have no effect.
 
-    The arrays can be written to, but nothing reaches the files: a page that is written to becomes the
-    process's own. (So kernels take them for what arrays that learn are, and are not compiled once more.)
+    The arrays are writable, but writes do not reach the files: a written page becomes private to the process.
+    (Kernels compiled for arrays that learn can therefore be reused for them.)
 
     Args:
-        directory: The version directory. A patch's base is looked for beside it.
-        checksums: The SHA-256 of its files, by name, as its manifest lists them: each file that is read must
-            be listed. None without a manifest.
+        directory: The version directory. A patch's base is expected beside it.
+        checksums: SHA-256 of each file, by name, from the manifest. Each file that is read must be listed.
+            None without a manifest.
 
     Returns:
-        What the model is, the layout of the rows that it is for, and its weights.
+        The model's settings, the layout of its rows, and its weights.
 
     Raises:
-        LoadError: A file is missing, damaged or not listed, does not fit the settings, holds a weight that is
-            no finite number, or a patch's base is not the one that it was made from; or there is no memory
-            for it.
+        LoadError: A file is missing, damaged or not listed, does not fit the settings, or holds a weight that
+            is not finite. Or a patch's base is not the one that it was made from, or memory is exhausted.
     """
     description = _description(_content(directory), checksums)
     try:
@@ -86,7 +85,7 @@ def read_description(directory: Path) -> Description:
     """Read ``model.ctr``.
 
     Raises:
-        LoadError: It is missing, is none, or is one of a newer format.
+        LoadError: The file is missing, not a description, or of a newer format.
     """
     return _description(_content(directory), None)
 
@@ -107,7 +106,7 @@ def _description(content: bytes, checksums: Mapping[str, str] | None) -> Descrip
         check_number(header.format, FORMAT, MODEL_FILE)
         check_number(header.schema.format, SCHEMA_FORMAT, f"{MODEL_FILE}: schema")
         description = msgspec.json.decode(content, type=Description)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a ValueError: not UTF-8
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
         raise LoadError(f"{MODEL_FILE}: not a model's description: {error}") from error
     except ConfigError as error:
         raise LoadError(f"{MODEL_FILE}: {error.message}") from error
@@ -128,12 +127,12 @@ class _Header(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Where arrays are read from, and what they must be.
+    """A version's directory and the checksums of its files.
 
     Attributes:
-        directory: Where they lie.
-        checksums: What each file that is read must have; None where nothing is said about it.
-        unlisted: What is wrong with a file that is read and has no checksum.
+        directory: The directory.
+        checksums: SHA-256 of each file, by name; None to skip the check.
+        unlisted: Error text for a file that is not in ``checksums``.
     """
 
     directory: Path
@@ -160,35 +159,35 @@ def _load(version: _Files, base: _Base | None, name: str, stored: StoredArray) -
 
 
 def _replaced(version: _Files, name: str, stored: StoredArray) -> Replaced:
-    """The rows of a base's array that a patch replaces."""
+    """Load the rows of a base's array that a patch replaces."""
     file = file_name(name, ".rows")
     (count,) = read_shape(version.directory / file, 1)
     rows = version.load(file, "uint32", (count,))
     values = version.load(file_name(name, ".values"), stored.dtype, (count, *stored.shape[1:]))
     if rows.size and int(rows.max()) >= stored.shape[0]:
-        raise LoadError(f"{file}: row {rows.max()} is beyond the table's {stored.shape[0]}")
+        raise LoadError(f"{file}: row {rows.max()} is out of range for a table of {stored.shape[0]}")
     return Replaced(rows, values)
 
 
 class _Base:
-    """The version that a patch lies on; its files are those that the patch was made from, to the bit."""
+    """The base of a patch; its files must be those that the patch was made from, to the bit."""
 
     def __init__(self, directory: Path, base: Base) -> None:
         there = directory.parent / base.version
         self._what = f"{MODEL_FILE}: a patch of version {base.version}, "
         if not there.is_dir():
-            raise LoadError(f"{self._what}which is not there; bring it back, or {_WAY_OUT}")
+            raise LoadError(f"{self._what}which does not exist; restore it, or {_WAY_OUT}")
         self._files = _Files(there, base.files, f"is not listed in base.files; {_WAY_OUT}")
 
     def load(self, file: str, dtype: str, shape: tuple[int, ...], replaced: Replaced | None) -> Array:
         try:
             return self._files.load(file, dtype, shape, replaced)
         except MissingFile as error:
-            missing = f"whose {file} is not there; bring it back, or {_WAY_OUT}"
+            missing = f"whose {file} is missing; restore it, or {_WAY_OUT}"
             raise LoadError(f"{self._what}{missing}") from error
         except WrongChecksum as error:
             raise LoadError(
-                f"{self._what}whose {file} is not the one it was made from; {_WAY_OUT}"
+                f"{self._what}whose {file} is not the one that the patch was made from; {_WAY_OUT}"
             ) from error
         except LoadError as error:
-            raise LoadError(f"{self._what}in it: {error.message}") from error
+            raise LoadError(f"{self._what}which cannot be loaded: {error.message}") from error

@@ -1,4 +1,4 @@
-"""Writes the files of a whole version of a click model."""
+"""Writer of whole versions of click models."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headrace.stream.features import Features
 
 
 def write_model(directory: Path, settings: ModelSettings, features: Features, weights: Weights) -> None:
-    """Write a whole version into an empty directory; ``training.releasing.publishing`` makes it appear.
+    """Write a whole version into an empty directory; ``training.releasing.publishing`` makes it visible.
 
     Args:
-        directory: Where to.
-        settings: The model.
-        features: The layout of the rows that it is for.
-        weights: Its weights; tables may be quantized.
+        directory: The directory.
+        settings: The model's settings.
+        features: Layout of the model's rows.
+        weights: The model's weights; tables may be quantized.
 
     Raises:
         ConfigError: The weights do not fit the settings and features.
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     description = describe(settings, features, weights)
     for name, array in arrays_of(weights).items():
@@ -36,7 +36,7 @@ def write_description(directory: Path, description: Description) -> None:
     """Write ``model.ctr``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     text = msgspec.json.format(msgspec.json.encode(description), indent=2)
     (directory / MODEL_FILE).write_bytes(text + b"\n")

@@ -1,1 +1,1 @@
-"""What kernels are made with: intrinsics, memory, options of compilation, matrix products."""
+"""Building blocks of kernels: intrinsics, memory, compilation options, matrix products."""

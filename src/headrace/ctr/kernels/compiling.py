@@ -1,4 +1,4 @@
-"""How kernels are compiled: what compilers may do, and what is left out."""
+"""Compilation options of kernels: the optimisations allowed, and the wrappers left out."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ import numba
 from headrace.compiled import cached
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
-"""What compilers may do to floating-point numbers here; NaN and infinity stay what they are."""
+"""Floating-point optimisations allowed to the compiler; NaN and infinity keep their meaning."""
 
 _ANY: dict[str, Any] = {"fastmath": FAST, "error_model": "numpy", "_nrt": False, "no_cfunc_wrapper": True}
 
 PART: dict[str, Any] = {**_ANY, "forceinline": True, "no_cpython_wrapper": True}
-"""For ``numba.njit``: part of a kernel. Nothing is allocated, so that no references need be counted; nobody
-but kernels calls it, so that nothing need be compiled for that."""
+"""Options of ``numba.njit`` for a part of a kernel. It allocates nothing, so it needs no reference counting.
+Only kernels call it, so it needs no wrapper for Python."""
 
 KERNEL: dict[str, Any] = {**_ANY, "cache": True, "nogil": True}
-"""The same for a whole kernel, which is kept on disk and runs without Python's lock."""
+"""Options for a whole kernel, which is cached on disk and releases the GIL."""
 
 
 def kernel(**options: Any) -> Any:
-    """Compile a function that owns no memory, and that others may run beside.
+    """Compile a function that owns no memory and releases the GIL.
 
-    Without counting references, which numba else does atomically at each use of an array out of a tuple: in
-    kernels as short as these that is half of the time. Such a function cannot make arrays.
+    Reference counting is off: numba counts atomically at each use of an array from a tuple, which takes half
+    the time of kernels as short as these. The function cannot allocate arrays.
 
     Args:
-        options: What numba.njit takes.
+        options: Options of ``numba.njit``.
     """
     return cached(nogil=True, _nrt=False, **options)
 
 
 def part(**options: Any) -> Any:
-    """Compile what only kernels call: the same, but without what Python would need to call it.
+    """Compile a function that only kernels call: as ``kernel``, but without the wrapper for Python.
 
-    That would be compiled for each part, and kept for nobody: taking tuples of arrays apart is long code.
+    The wrapper would be compiled for each part and never used; unpacking tuples of arrays is long code.
 
     Args:
-        options: What numba.njit takes.
+        options: Options of ``numba.njit``.
     """
-    njit: Any = numba.njit  # its own types do not know all options
+    njit: Any = numba.njit  # numba's own types lack some options
     return njit(nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)

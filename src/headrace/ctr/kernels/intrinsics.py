@@ -1,6 +1,6 @@
-"""How kernels read and write elements, ask for memory early, and keep a loop from becoming vectors.
+"""Intrinsics of kernels: element access, prefetching, and a barrier to vectorisation.
 
-Instructions that numba has no word for, or puts questions before.
+Numba has no equivalent for these instructions, or adds checks before them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic as _typed_intrinsic
 
-_READ, _WRITE = 0, 1  # llvm.prefetch: what the line is wanted for
-_KEEP, _DATA = 3, 1  # the same: keep in all caches, data
+_READ, _WRITE = 0, 1  # llvm.prefetch: the intended access
+_KEEP, _DATA = 3, 1  # llvm.prefetch: keep in all caches; data cache
 
-intrinsic: Any = _typed_intrinsic  # its own types want all arguments at every call, also the typing context
+intrinsic: Any = _typed_intrinsic  # numba's own types require the typing context at every call
 
 
 @intrinsic
 def read(_typing: Any, array: Any, place: Any) -> Any:
-    """An element of a C-contiguous array.
+    """Return an element of a C-contiguous array.
 
-    ``array[place]`` would first ask whether the place counts from the end: LLVM then no longer sees that
-    elements lie side by side, and gathers them one by one where a vector could be loaded.
+    ``array[place]`` first checks for a negative index. LLVM then no longer sees that elements are adjacent,
+    and gathers them one by one instead of loading a vector.
 
     Args:
-        array: Of one dimension or two.
-        place: The number of the element, or the row and the column.
+        array: An array of one or two dimensions.
+        place: Index of the element, or its row and column.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -47,7 +47,7 @@ def write(_typing: Any, array: Any, place: Any, value: Any) -> Any:
 
 
 def _prefetch(purpose: int) -> Any:
-    """Make what asks for the cache line of an element."""
+    """Create an intrinsic that prefetches the cache line of an element."""
 
     @intrinsic
     def ask(_typing: Any, array: Any, place: Any) -> Any:
@@ -67,19 +67,19 @@ def _prefetch(purpose: int) -> Any:
 
 
 prefetch = _prefetch(_WRITE)
-"""Ask for the cache line of an element that is about to be changed; see ``read``."""
+"""Prefetch the cache line of an element that is about to be written; see ``read``."""
 
 prefetch_to_read = _prefetch(_READ)
-"""The same where it is only read."""
+"""Prefetch the cache line of an element that is only read."""
 
 
 @intrinsic
 def one_by_one(_typing: Any) -> Any:
-    """Keep the rounds of the loop around it apart: vectors are made of what one round does.
+    """Prevent vectorisation across the iterations of the enclosing loop.
 
-    A short loop inside is unrolled first; then LLVM would rather gather and scatter across the rounds of the
-    outer one, which is slower by far than the few whole vectors of each round. It is an assembler instruction
-    of no length, which no vector can have.
+    LLVM unrolls a short inner loop first. It would then gather and scatter across iterations of the outer
+    loop, which is far slower than the few whole vectors of each iteration. This emits an empty assembler
+    instruction, which cannot be vectorised.
     """
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def one_by_one(_typing: Any) -> Any:
 
 @intrinsic
 def assume(_typing: Any, condition: Any) -> Any:
-    """Tell LLVM what always holds, such as how wide an array is: it then unrolls loops over it."""
+    """Tell LLVM that a condition always holds, such as an array's width, so that it unrolls loops over it."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         builder.assume(arguments[0])
@@ -101,7 +101,7 @@ def assume(_typing: Any, condition: Any) -> Any:
 
 
 def address_of(context: Any, builder: Any, kinds: Any, arguments: Any) -> Any:
-    """In LLVM's words, where an element of a C-contiguous array lies; see ``read``."""
+    """Return the LLVM pointer to an element of a C-contiguous array; see ``read``."""
     array, parts = context.make_array(kinds[0])(context, builder, arguments[0]), kinds[1]
     if isinstance(kinds[1], types.Integer):
         place = context.cast(builder, arguments[1], parts, types.intp)

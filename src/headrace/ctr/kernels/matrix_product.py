@@ -1,12 +1,12 @@
 """Small matrix products: a few rows times weights laid out once, with bias and ReLU.
 
-A library's product pays for any shape: it copies the weights into panels at every call, and a layer's bias
-and ReLU are passes of their own over memory. Here the weights are laid out when a model is loaded, a block of
-rows times a panel of columns stays in registers from the first input to the last, and the activations of a
-tile of rows stay in the nearest cache from layer to layer.
+A BLAS library is general: it copies the weights into panels at every call, and needs separate passes over
+memory for bias and ReLU. Here the weights are laid out when a model is loaded. A block of rows times a panel
+of columns stays in registers from the first input to the last. The activations of a tile of rows stay in the
+nearest cache from layer to layer.
 
-Every element is one sum in the order of the inputs, whatever block it falls into: a row's answer is the same
-to the bit alone and in a batch.
+Each element is one sum in the order of the inputs, whatever block it is in. A row's result is therefore
+bit-identical alone and in a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.tensors import Array
 
 
 def _shape_of_panels() -> tuple[int, int]:
-    """Lanes of a vector, and vectors of a panel: with six rows, what fits this machine's registers."""
+    """Return the lanes of a vector and the vectors of a panel, such that six rows fit in the registers."""
     features = llvm.get_host_cpu_features()
     if features.get("avx512f", False):
         return 16, 4
@@ -34,15 +34,15 @@ def _shape_of_panels() -> tuple[int, int]:
 
 LANES, VECTORS = _shape_of_panels()
 PANEL = LANES * VECTORS
-"""How many columns are computed at once; weights are padded with zeros to a multiple."""
+"""Number of columns computed at once; weights are padded with zeros to a multiple."""
 
 
 BLOCK_ROWS = 6
-"""How many rows are computed at once."""
+"""Number of rows computed at once."""
 
 
 def padded(columns: int) -> int:
-    """The number of columns with the zeros behind them."""
+    """Return a number of columns rounded up to a multiple of ``PANEL``."""
     return -(-columns // PANEL) * PANEL
 
 
@@ -50,7 +50,7 @@ def pack(weights: Array) -> Array:
     """Lay out weights ``[inputs, columns]`` for ``multiply``: panel by panel, an input's columns together.
 
     Returns:
-        float32, one dimension.
+        One-dimensional float32 array.
     """
     inputs, columns = weights.shape
     wide = np.zeros((inputs, padded(columns)), np.float32)
@@ -60,7 +60,7 @@ def pack(weights: Array) -> Array:
 
 
 def _make_block(rows: int) -> Any:
-    """Make the product of so many rows with one panel: ``y = relu?(y + x @ panel)``."""
+    """Create the product of a fixed number of rows with one panel: ``y = relu?(y + x @ panel)``."""
 
     @intrinsic
     def block(_typing: Any, x: Any, w: Any, y: Any, relu: Any) -> Any:
@@ -99,7 +99,7 @@ def _generator(rows: int) -> Callable[..., Any]:
         sums = _loop(builder, (x_rows, w, inputs), sums, vector)
         zero = ir.Constant(vector, None)
         for place, total in zip(y_places, sums, strict=True):
-            negative = builder.fcmp_ordered("<", total, zero)  # not for NaN, which has to show
+            negative = builder.fcmp_ordered("<", total, zero)  # false for NaN, which must reach the output
             positive = builder.select(negative, zero, total)
             builder.store(builder.select(relu, positive, total), place, align=4)
         return context.get_dummy_value()
@@ -108,14 +108,14 @@ def _generator(rows: int) -> Callable[..., Any]:
 
 
 def _operand(context: Any, builder: Any, kind: Any, operand: Any) -> tuple[Any, Any]:
-    """Where an operand's numbers begin, and its stride."""
+    """Return a pointer to an operand's first element, and its stride."""
     array, start, stride = (builder.extract_value(operand, place) for place in range(3))
     data = context.make_array(kind.types[0])(context, builder, array).data
     return builder.gep(data, [start]), stride
 
 
 def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: Any) -> list[Any]:
-    """Add the products of each input in turn; the sums are kept in registers."""
+    """Generate the loop that adds the products of each input in turn, with the sums in registers."""
     x_rows, w, inputs = given
     word = inputs.type
     before = builder.block
@@ -158,7 +158,7 @@ def _loop(builder: Any, given: tuple[Any, Any, Any], sums: list[Any], vector: An
 
 
 def spread(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector whose every lane is a value."""
+    """Return a vector filled with one value."""
     lane = ir.IntType(32)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(lane, 0))
     everywhere = ir.Constant(ir.VectorType(lane, LANES), [0] * LANES)
@@ -171,12 +171,12 @@ _one = _make_block(1)
 
 
 class Operand(NamedTuple):
-    """A matrix in an array of one dimension.
+    """A matrix in a one-dimensional array.
 
     Attributes:
-        array: The array: float32.
-        start: Where the matrix begins.
-        stride: From one row to the next; for packed weights, how many inputs they have.
+        array: The float32 array.
+        start: Index of the matrix's first element.
+        stride: Distance from one row to the next; for packed weights, their number of inputs.
     """
 
     array: Array
@@ -186,15 +186,15 @@ class Operand(NamedTuple):
 
 @kernel()
 def multiply(x: Operand, w: Operand, y: Operand, columns: int, rows: int, relu: bool) -> None:
-    """Add ``x @ w`` to ``y``, and cut off what is negative if wanted.
+    """Add ``x @ w`` to ``y``, optionally followed by ReLU.
 
     Args:
         x: The inputs.
-        w: The weights, as ``pack`` laid them out.
-        y: The bias, or whatever the product is added to; becomes the result.
-        columns: The columns of the weights, a multiple of ``PANEL``.
-        rows: How many rows.
-        relu: Whether to cut off what is negative.
+        w: The weights, laid out by ``pack``.
+        y: The bias or partial sums; overwritten with the result.
+        columns: Number of columns of the weights, a multiple of ``PANEL``.
+        rows: Number of rows.
+        relu: Whether to set negative results to zero.
     """
     for at in range(0, columns, PANEL):
         panel = Operand(w.array, w.start + at * w.stride, w.stride)

@@ -1,4 +1,4 @@
-"""Arrays for kernels: on cache lines, and of one type."""
+"""Arrays for kernels: aligned to cache lines, and of a single type."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 from headrace.tensors import Array
 
 LINE_BYTES = 64
-"""A cache line."""
+"""Size of a cache line in bytes."""
 
 LINE_FLOATS = LINE_BYTES // 4
-"""The float32 numbers in it."""
+"""Number of float32 elements in a cache line."""
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Array:
-    """Zeros, float32, from the start of a cache line on: a row of 64 bytes is then one line and not two.
+    """Return float32 zeros aligned to a cache line, so that a row of 64 bytes is in one line and not two.
 
-    NumPy asks for huge pages itself where an array is large.
+    NumPy itself requests huge pages for large arrays.
     """
     size = math.prod(shape)
     buffer = np.zeros(size + LINE_FLOATS, np.float32)
@@ -27,14 +27,14 @@ def aligned_zeros(shape: tuple[int, ...]) -> Array:
 
 
 def aligned(count: int) -> Array:
-    """Room for so many float32 numbers, from the start of a cache line on: no vector lies in two lines."""
+    """Return an uninitialised float32 array aligned to a cache line, so that no vector spans two lines."""
     room = np.empty(count + LINE_FLOATS, np.float32)
     start = -(room.ctypes.data // room.itemsize) % LINE_FLOATS
     return room[start : start + count]
 
 
 def fixed(array: Array) -> Array:
-    """A C-contiguous view that nobody writes to: kernels are then compiled for one type of array only."""
+    """Return a read-only C-contiguous view, so that kernels are compiled for one array type only."""
     view = np.ascontiguousarray(array).view()
     view.flags.writeable = False
     return view

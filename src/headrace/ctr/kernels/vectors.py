@@ -1,7 +1,7 @@
-"""Vectors as values in kernels: an embedding that is read, scaled and added without passing through memory.
+"""Vectors as values in kernels: embeddings are read, scaled and added without passing through memory.
 
-A loop over an embedding's numbers becomes vectors only where LLVM can tell that what it writes is not what it
-reads, and sums in a scratch array it cannot keep in registers from one field to the next.
+LLVM vectorises a loop over an embedding only where it can prove that the loop's writes do not alias its
+reads. It also cannot keep sums in a scratch array in registers from one field to the next.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from headrace.ctr.kernels.intrinsics import address_of, intrinsic
 _FLOAT = ir.FloatType()
 
 Vector: TypeAlias = Any
-"""As compiled code has it."""
+"""A vector in compiled code."""
 
 
 class VectorType(types.Type):
-    """So many float32 numbers."""
+    """Numba type of a vector of float32 numbers."""
 
     def __init__(self, lanes: int) -> None:
-        """Name it.
+        """Create the type of vectors of one length.
 
         Args:
-            lanes: How many.
+            lanes: Number of elements.
         """
         self.lanes = lanes
         super().__init__(name=f"vector({lanes})")
@@ -43,16 +43,16 @@ class _VectorModel(models.PrimitiveModel):
 
 
 def _of(size: Any) -> VectorType:
-    """The vector that a tuple stands for: as long as it is. One number where there is none: for lr."""
+    """Return the type of a vector as long as a tuple; one element for the empty tuple of lr."""
     return VectorType(max(1, len(size)))
 
 
 @intrinsic
 def zeros(_typing: Any, size: Any) -> Any:
-    """A vector of zeros.
+    """Return a vector of zeros.
 
     Args:
-        size: A tuple that is as long as the vector.
+        size: A tuple as long as the vector.
     """
 
     def generate(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
@@ -63,7 +63,7 @@ def zeros(_typing: Any, size: Any) -> Any:
 
 @intrinsic
 def is_float(_typing: Any, array: Any) -> Any:
-    """Whether an array is one of float32, which compilers know: a table of these has no scales."""
+    """Return whether an array is float32, as a compile-time constant; a float32 table needs no scales."""
 
     def generate(context: Any, _builder: Any, signature: Any, _arguments: Any) -> Any:
         return ir.Constant(context.get_value_type(types.boolean), signature.args[0].dtype == types.float32)
@@ -73,12 +73,12 @@ def is_float(_typing: Any, array: Any) -> Any:
 
 @intrinsic
 def load(_typing: Any, array: Any, place: Any, size: Any) -> Any:
-    """Neighbours in a C-contiguous array, as float32.
+    """Load adjacent elements of a C-contiguous array, as float32.
 
     Args:
-        array: Of one dimension: float32, or small integers.
-        place: The number of the first element.
-        size: A tuple that is as long as the vector.
+        array: A one-dimensional array of float32 or small integers.
+        place: Index of the first element.
+        size: A tuple as long as the vector.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -93,7 +93,7 @@ def load(_typing: Any, array: Any, place: Any, size: Any) -> Any:
 
 @intrinsic
 def store(_typing: Any, array: Any, place: Any, vector: Any) -> Any:
-    """Write a vector's numbers to a C-contiguous array of float32, from a place on."""
+    """Store a vector in a C-contiguous float32 array, starting at index ``place``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         first = address_of(context, builder, signature.args[:2], arguments[:2])
@@ -106,7 +106,7 @@ def store(_typing: Any, array: Any, place: Any, vector: Any) -> Any:
 
 @intrinsic
 def plus(_typing: Any, left: Any, right: Any) -> Any:
-    """The sum of two vectors."""
+    """Return the sum of two vectors."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.fadd(*arguments)
@@ -116,7 +116,7 @@ def plus(_typing: Any, left: Any, right: Any) -> Any:
 
 @intrinsic
 def minus(_typing: Any, left: Any, right: Any) -> Any:
-    """The difference of two vectors."""
+    """Return the difference of two vectors."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.fsub(*arguments)
@@ -126,7 +126,7 @@ def minus(_typing: Any, left: Any, right: Any) -> Any:
 
 @intrinsic
 def times(_typing: Any, vector: Any, factor: Any) -> Any:
-    """A vector times a number, or number by number with another vector."""
+    """Multiply a vector by a number, or elementwise by another vector."""
 
     def generate(_context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         given, by = arguments
@@ -140,7 +140,7 @@ def times(_typing: Any, vector: Any, factor: Any) -> Any:
 
 @intrinsic
 def times_plus(_typing: Any, left: Any, right: Any, added: Any) -> Any:
-    """``left * right + added``, number by number, rounded once where the machine can."""
+    """Return ``left * right + added`` elementwise, fused where the machine supports it."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
@@ -152,7 +152,7 @@ def times_plus(_typing: Any, left: Any, right: Any, added: Any) -> Any:
 
 @intrinsic
 def total(_typing: Any, vector: Any) -> Any:
-    """The sum of a vector's numbers, in whatever order is fastest."""
+    """Return the sum of a vector's elements, in the fastest order."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type
@@ -169,7 +169,7 @@ def _function(builder: Any, name: str, kind: Any) -> Any:
 
 
 def _spread(builder: Any, value: Any, vector: Any) -> Any:
-    """A vector whose every number is a value."""
+    """Return a vector filled with one value."""
     lane = ir.IntType(32)
     unknown = ir.Constant(vector, ir.Undefined)
     one = builder.insert_element(unknown, value, ir.Constant(lane, 0))

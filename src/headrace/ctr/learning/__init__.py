@@ -1,1 +1,1 @@
-"""How models learn: online and in batches, their optimizers, the state that they keep."""
+"""Learning of models, online and in batches: optimizers and their state."""

@@ -1,4 +1,4 @@
-"""Models with exact fields: values are given rows of their own before another model learns them."""
+"""Models with exact fields: a vocabulary assigns rows to values before another model learns them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.tensors import Array
 
 
 class AdmittingModel(LearningModel):
-    """A model with exact fields: another model behind a vocabulary."""
+    """A model with exact fields: a vocabulary in front of another model."""
 
     def __init__(self, inner: LearningModel) -> None:
-        """Put a vocabulary before a model.
+        """Wrap a model.
 
         Args:
-            inner: A fresh model, some of whose fields are exact.
+            inner: An untrained model with exact fields.
         """
         self.settings, self.features = inner.settings, inner.features
         self._inner = inner
@@ -37,26 +37,26 @@ class AdmittingModel(LearningModel):
         return self._inner.learn(filled)
 
     def predict(self, block: Block) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
         return self._inner.predict(self._vocabulary.look_up(block, int(self._position[0])))
 
     def forget(self, rows: Array) -> None:
-        """Make rows of the tables fresh."""
+        """Reinitialise rows of the tables."""
         self._inner.forget(rows)
 
     def state(self) -> dict[str, Array]:
-        """Everything that learning goes on from."""
+        """Return the arrays needed to resume learning, including the vocabulary's."""
         return {**self._inner.state(), **self._vocabulary.state(), "vocabulary.position": self._position}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         if "vocabulary.position" not in state:
             raise ConfigError(
-                "vocabulary.position is not in the state; it is that of a model without exact fields"
+                "vocabulary.position is missing from the state, which is that of a model without exact fields"
             )
         self._vocabulary.restore(state)
         self._inner.restore(
@@ -65,5 +65,5 @@ class AdmittingModel(LearningModel):
         self._position[:] = state["vocabulary.position"]
 
     def strip(self) -> Weights:
-        """A copy of what predictions depend on, with the keys of values that have not expired."""
+        """Return a copy of the weights, with the keys of values that have not expired."""
         return replace(self._inner.strip(), keys=self._vocabulary.living_keys(int(self._position[0])))

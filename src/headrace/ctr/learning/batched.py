@@ -1,8 +1,8 @@
 """Models that learn in batches: kinds with a network, and all kinds whose optimizers keep moments.
 
-A batch is predicted as a whole, its gradients are summed, and every weight that it touched moves once. With
-several threads each takes chunks of the batch; gradients of the tables' rows are then added without locks,
-where one of two additions at the same time may be lost.
+A batch is predicted as a whole, its gradients are summed, and each touched weight moves once. With several
+threads, each takes chunks of the batch. They add the gradients of the tables' rows without locks, so one of
+two simultaneous additions may be lost.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class BatchedModel(LearningModel):
     """A model that learns from all rows of a block at once."""
 
     def __init__(self, settings: ModelSettings, features: Features) -> None:
-        """Make a fresh model.
+        """Create an untrained model.
 
         Args:
-            settings: What it is.
-            features: The layout of its rows.
+            settings: The model's settings.
+            features: Layout of the model's rows.
 
         Raises:
             ConfigError: The settings do not fit the features.
@@ -83,7 +83,7 @@ class BatchedModel(LearningModel):
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:
-        """Predict all rows of a block, then learn from them."""
+        """Predict all rows of a block, then learn from them in one step of the optimizers."""
         probabilities = np.empty(len(block), np.float32)
         if not len(block):
             return probabilities
@@ -113,7 +113,7 @@ class BatchedModel(LearningModel):
     def _summed(
         self, rows: Rows, views: Array, touched: Touched, probabilities: Array
     ) -> Mapping[str, Array]:
-        """Predict a batch, and sum its gradients."""
+        """Predict a batch, write its probabilities, and return the sums of its gradients."""
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
         served, whole = self._groups.served(), self._lay_out(touched)
         batch = _Batch(rows, fixed(views), touched, sums, self._slots, served, probabilities, whole)
@@ -133,30 +133,30 @@ class BatchedModel(LearningModel):
         return sums
 
     def predict(self, block: Block) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
         if self._scorer is None:
             self._scorer = WeightsScorer(self.settings, self.features, self._groups.live())
         return self._scorer.predict(block.indices, block.dense)
 
     def forget(self, rows: Array) -> None:
-        """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
+        """Reinitialise rows of the tables; interactions of their values keep their weights."""
         self._groups.forget(rows)
 
     def state(self) -> dict[str, Array]:
-        """Everything that learning goes on from: weights with their optimizers' numbers, and the batches."""
+        """Return the arrays needed to resume learning: weights, optimizers' state, and counts."""
         own = {"steps": self._steps} | ({} if self._memory is None else self._memory.state())
         return {name: table.values for name, table in self._groups.tables.items()} | own
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         steps = state.get("steps")
         if steps is None or steps.shape != self._steps.shape:
             raise ConfigError(
-                "state: 'steps': expected how many batches were learnt from; it is another model's"
+                "state: 'steps': expected the number of batches learnt from; the state is another model's"
             )
         self._groups.restore(state)
         if self._memory is not None:
@@ -165,11 +165,11 @@ class BatchedModel(LearningModel):
         self._scorer = None
 
     def strip(self) -> Weights:
-        """A copy of what predictions depend on."""
+        """Return a copy of the weights without the optimizers' state."""
         return self._groups.strip()
 
     def _lay_out(self, touched: Touched) -> Distinct | None:
-        """Lay out the network's weights; what multiplies distinct values, if that pays for this batch."""
+        """Lay out the network's weights; return ``Distinct`` if multiplying distinct values pays, or None."""
         if self._layout is None:
             return None
         weights, biases = self._groups.network()
@@ -180,7 +180,7 @@ class BatchedModel(LearningModel):
         return whole if beside is not None else None
 
     def _cleared(self, name: str, rows: int) -> Array:
-        """Zeros for the gradients of so many rows."""
+        """Return zeros for the gradients of a number of rows."""
         if len(self._sums[name]) < rows:
             self._sums[name] = aligned_zeros((rows + rows // 4, self._sums[name].shape[1]))
             return self._sums[name][:rows]
@@ -189,7 +189,7 @@ class BatchedModel(LearningModel):
         return cleared
 
     def _spread(self, calls: Sequence[tuple[Callable[..., None], *tuple[object, ...]]]) -> None:
-        """Make calls, each in a thread of its own if there are several."""
+        """Run calls, in parallel if there are several threads."""
         if self._threads is None:
             for call, *arguments in calls:
                 call(*arguments)
@@ -198,7 +198,7 @@ class BatchedModel(LearningModel):
                 done.result()
 
     def _move(self, touched: Touched, sums: Mapping[str, Array], rows: int) -> None:
-        """One step of every optimizer."""
+        """Take one step of every optimizer."""
         self._steps += 1
         number, weight = int(self._steps[0]), 1.0 if self._memory is None else self._memory.weight
         calls: list[tuple[Callable[..., None], *tuple[object, ...]]] = []
@@ -222,13 +222,13 @@ class BatchedModel(LearningModel):
             self._groups.scale_squares(factor)
 
     def _parts(self, rows: int) -> list[tuple[int, int]]:
-        """Share out rows among threads; row 0 is nobody's."""
+        """Divide rows among threads, without row 0, which is never learnt."""
         threads = self.settings.threads
         edges = [1 + (rows - 1) * part // threads for part in range(threads + 1)]
         return list(pairwise(edges))
 
     def _gradient(self, name: str) -> Array:
-        """The sum over all threads."""
+        """Return a group's gradient, summed over all threads."""
         first, *others = (hand.sums[name] for hand in self._hands)
         for other in others:
             first += other
@@ -236,10 +236,10 @@ class BatchedModel(LearningModel):
 
 
 def _log_odds(block: Block) -> float:
-    """What the bias begins with: what the first batch's clicks say, each of the two outcomes seen once more.
+    """Return the initial bias: the log odds of the first batch, with one more click and one more non-click.
 
-    In steps of its own it would take some hundred batches to where clicks are rare, and until then every
-    other weight would learn to be the bias.
+    Where clicks are rare, the bias would take some hundred batches to reach this value by its own steps.
+    Until then, every other weight would learn to replace the bias.
     """
     views = np.ones(len(block), np.float32) if block.views is None else block.views
     rows, clicks = float(views.sum()), float(block.labels.sum())
@@ -249,10 +249,10 @@ def _log_odds(block: Block) -> float:
 
 
 class _Batch(NamedTuple):
-    """What all threads share."""
+    """A batch, as all threads share it."""
 
     rows: Rows
-    views: Array  # nothing, but for an mdn
+    views: Array  # empty except for an mdn
     touched: Touched
     sums: Mapping[str, Array]
     slots: Slots
@@ -262,10 +262,10 @@ class _Batch(NamedTuple):
 
 
 class _Hand:
-    """What one thread has of its own: memory to work in, and sums of gradients.
+    """One thread's working memory and sums of gradients.
 
     Attributes:
-        sums: The gradients of the groups of one row, by name.
+        sums: Gradients of the groups of one row, by name.
     """
 
     def __init__(self, shape: Shape, groups: Groups, layout: Layout | None, components: int) -> None:
@@ -285,7 +285,7 @@ class _Hand:
                 self.sums |= {f"layer{number}.weights": weights, f"layer{number}.bias": bias}
 
     def learn(self, batch: _Batch, starts: Sequence[int], chunk: int) -> None:
-        """Predict chunks of a batch, and sum the gradients."""
+        """Predict chunks of a batch, and sum their gradients."""
         for one in self.sums.values():
             one.fill(0)
         for start in starts:

@@ -1,12 +1,12 @@
 """The kernels of learning in batches: from table rows to logits, and from errors to gradients of table rows.
 
-Rows go through one at a time, with the same parts as the models that learn from each row at once. Kinds
-without a network need no second pass: ``learner`` predicts a row and adds what it would have moved to the
-batch's gradients. Those with one need two, and in between the network's products: ``forward`` writes the
-network's inputs, ``backward`` takes their gradients.
+Rows are processed one at a time, with the same parts as in online learning. Kinds without a network need one
+pass: ``learner`` predicts a row and adds its gradients to those of the batch. Kinds with a network need two
+passes, with the network's products in between: ``forward`` writes the network's inputs, and ``backward``
+takes their gradients.
 
-A gradient of a table's row is added under the row's number in the batch (see ``touched_rows`` beside this
-file); number 0 gathers what belongs to no value, and is never looked at.
+The gradient of a table's row is added under the row's number in the batch (see ``touched_rows``). Number 0
+collects gradients that belong to no value, and is never read.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Gathered(NamedTuple):
     """The gradients of a batch, as sums over its rows: float32.
 
     Attributes:
-        places: The numbers of values' rows: uint32 ``[rows, slots]``.
-        crossed: The same of interactions: uint32 ``[rows, interactions]``.
+        places: Number of each value's row in the batch: uint32 ``[rows, slots]``.
+        crossed: Number of each interaction's row in the batch: uint32 ``[rows, interactions]``.
         linear: ``[touched, 1]``.
         embeddings: ``[touched, width]``.
         bias: ``[1]``.
         dense: ``[dense_width]``.
-        pairs: fwfm's: ``[fields * fields]``.
+        pairs: fwfm's weights of pairs: ``[fields * fields]``.
     """
 
     places: Array
@@ -59,7 +59,7 @@ BackwardKernel = Callable[[Work, Served, Exchange, Gathered], None]
 
 @numba.njit(**PART)
 def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """As ``prefetch_coming``, but without the optimizer's numbers: they are not touched yet."""
+    """Prefetch as ``prefetch_coming`` does, without the optimizer's state, which is not used yet."""
     indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
     coming = min(row + AHEAD, last)
     prefetch_rows(served.linear.values, indices, coming, 1)
@@ -81,7 +81,7 @@ def _towards(shape, work, served):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """As ``headrace.ctr.models.logit`` has it; one function for both would change the machine code of one."""
+    """Return a row's logit, as in ``headrace.ctr.models.logit``; sharing it would change its machine code."""
     if not shape.single:
         count_values(shape, work, row)
     logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)
@@ -145,7 +145,7 @@ def _prefetch_gradients(shape, gathered, row):  # type: ignore[no-untyped-def]
 
 @functools.cache
 def learner(shape: Shape) -> LearnKernel:
-    """The kernel of kinds without a network: it writes probabilities, and adds to the batch's gradients."""
+    """Return the kernel of kinds without a network, which writes probabilities and adds to gradients."""
 
     @cached(**KERNEL)
     def gather(work, served, gathered, probabilities):  # type: ignore[no-untyped-def]
@@ -170,7 +170,7 @@ def learner(shape: Shape) -> LearnKernel:
 
 @functools.cache
 def forward(shape: Shape) -> NetworkKernel:
-    """The kernel before a network: it writes the network's inputs, and the logits of all else."""
+    """Return the kernel before a network, which writes the network's inputs and the logits of the rest."""
 
     @cached(**KERNEL)
     def before(work, served, network):  # type: ignore[no-untyped-def]
@@ -199,7 +199,7 @@ def forward(shape: Shape) -> NetworkKernel:
 
 @functools.cache
 def backward(shape: Shape) -> BackwardKernel:
-    """The kernel after a network: it adds to the gradients of everything but the network."""
+    """Return the kernel after a network, which adds to the gradients of all weights outside the network."""
 
     @cached(**KERNEL)
     def after(work, served, network, gathered):  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
-"""NumPy's BLAS without threads of its own: a learner's threads share out the rows themselves.
+"""Restriction of NumPy's BLAS to one thread: a learner's threads divide the rows themselves.
 
-OpenBLAS's threads wait for each other by spinning: where this was measured, learning a DeepFM with two of
-them took twice the CPU and no less time.
+OpenBLAS's threads wait for each other by spinning. In a measurement, learning a DeepFM with two of them took
+twice the CPU time and no less wall time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _SETTERS = (
 
 @functools.cache
 def use_one_thread() -> bool:
-    """Tell the OpenBLAS that comes with NumPy's wheels to use one thread, in the whole process.
+    """Set the OpenBLAS in NumPy's wheels to one thread, for the whole process.
 
     Returns:
-        Whether there is one. Another BLAS has settings of its own, such as ``OMP_NUM_THREADS``.
+        Whether OpenBLAS was found. Another BLAS has settings of its own, such as ``OMP_NUM_THREADS``.
     """
     package = Path(np.__file__).parent
     places = (package.with_name("numpy.libs"), package / ".dylibs")
     for file in (file for place in places for file in sorted(place.glob("*openblas*"))):
-        library = ctypes.CDLL(str(file))  # the one that is loaded
+        library = ctypes.CDLL(str(file))  # already loaded by NumPy
         for setter in (getattr(library, name, None) for name in _SETTERS):
             if setter is not None:
                 setter(1)

@@ -1,4 +1,4 @@
-"""The last layer of a mixture density network as it learns: from activations to heads, and gradients back."""
+"""The output layer of a learning mixture density network: from activations to heads, and gradients back."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headrace.tensors import Array
 
 
 class Counts(NamedTuple):
-    """What is known of rows: float32 ``[rows]`` each.
+    """Observations of rows: float32 ``[rows]`` each.
 
     Attributes:
-        clicks: How many of the views were clicked.
-        views: How many there were.
-        weights: How much each row counts; empty for one each.
+        clicks: Number of clicks.
+        views: Number of views.
+        weights: Weights of the rows; empty for 1 each.
     """
 
     clicks: Array
@@ -32,22 +32,22 @@ class DensityHead:
     """One thread's memory for the heads of a chunk of rows, and their gradients."""
 
     def __init__(self, components: int) -> None:
-        """Make room.
+        """Allocate memory.
 
         Args:
-            components: How many Betas are mixed.
+            components: Number of Beta distributions in the mixture.
         """
         self._heads = np.zeros((CHUNK_ROWS, heads_of(components)), np.float32)
         self._gradients = np.zeros_like(self._heads)
         self._scratch = scratch_of(components)
 
     def finish(self, passage: Passage, counts: Counts, means: Array) -> None:
-        """Predict rows whose activations are there, and find what the errors mean to the last layers.
+        """Predict rows, and compute the errors and the gradients of the output and last hidden layer.
 
         Args:
-            passage: The way through the network; its ``forward`` was called.
-            counts: What is known of the rows.
-            means: Becomes the mean rates: float32 ``[rows]``.
+            passage: The pass through the network, after its ``forward``.
+            counts: Observations of the rows.
+            means: Output for the mean rates: float32 ``[rows]``.
         """
         heads, gradients = self._heads[: len(means)], self._gradients[: len(means)]
         (weights, bias), exchange = passage.output, passage.exchange

@@ -1,12 +1,11 @@
-"""The first layer of a DeepFM, multiplied once for each distinct value of a batch.
+"""The first layer of deepfm and mdn, multiplied once for each distinct value of a batch.
 
-Few of the values of a field in a batch are different: a fifth, in click logs. A row's sum in the first layer
-is the sum of what its values add to it, so each distinct value is multiplied with its field's weights once,
-and rows add up the products. Backward, the gradients of the rows that share a value are summed first, and
-that sum is multiplied once, with the weights and with the embedding. It is the same mathematics in another
-order.
+Few of a field's values in a batch are distinct: a fifth, in click logs. A row's sum in the first layer is the
+sum of its values' products. So each distinct value is multiplied by its field's weights once, and rows add up
+the products. In the backward pass, the gradients of the rows that share a value are summed first, and the sum
+is multiplied once, by the weights and by the embedding. The result is mathematically the same.
 
-Fields where most values are different, and those with several values a row, are multiplied row by row.
+Fields with mostly distinct values, and those with several values a row, are multiplied row by row.
 """
 
 from __future__ import annotations
@@ -29,28 +28,28 @@ from headrace.stream.features import Features
 from headrace.tensors import Array
 
 MOST_DISTINCT = 0.5
-"""Fields with more distinct values than this part of a batch's rows are multiplied row by row: where this was
-measured, both ways took the same time at 0.55."""
+"""Largest share of distinct values in a batch's rows; fields with more are multiplied row by row. Both ways
+took the same time at 0.55 in a measurement."""
 
 Call = tuple[Callable[..., None], *tuple[object, ...]]
 
 
 class Distinct:
-    """The distinct values of a batch, and what they are multiplied with."""
+    """The distinct values of a batch, and their products with the first layer's weights."""
 
     def __init__(self, settings: ModelSettings, features: Features) -> None:
-        """Make room for weights.
+        """Allocate memory for weights.
 
         Args:
-            settings: The model's.
-            features: The layout of its rows.
+            settings: The model's settings.
+            features: Layout of the model's rows.
         """
         self._threads, self._fields = settings.threads, len(features.categorical)
         self._single = np.flatnonzero(np.diff(features.slot_starts) == 1)
         self._slots = features.slot_starts[self._single]
         self._dense, self._units = features.dense_width, network_widths(settings, features)[1]
         inputs, units = -(-settings.factors // LANES) * LANES, padded(self._units)
-        # The gap keeps a panel's lines of many rows from falling into the same few places of a cache.
+        # The gap prevents cache conflicts between the lines of a panel in different rows.
         self._sizes = Sizes(0, settings.factors, inputs, units, units + LINE_FLOATS)
         per_field = settings.factors * units, units * inputs, inputs * units
         lengths = (0, 0, *(self._fields * size for size in per_field), units, PANEL)
@@ -62,12 +61,12 @@ class Distinct:
         """Find a batch's distinct values, and lay out weights if multiplying each once pays.
 
         Args:
-            touched: What the batch touches.
-            weights: The first layer's ``[inputs, units]``.
-            bias: ``[units]``.
+            touched: The rows that the batch touches.
+            weights: Weights of the first layer ``[inputs, units]``.
+            bias: Biases of the first layer ``[units]``.
 
         Returns:
-            What is left to be multiplied row by row; nothing if that is everything.
+            The inputs still to be multiplied row by row; None if those are all inputs.
         """
         rows, fields = len(touched.places), len(self._single)
         most = int(rows * MOST_DISTINCT)
@@ -89,11 +88,11 @@ class Distinct:
         return self._beside()
 
     def forward(self, touched: Touched, table: Array) -> list[Call]:
-        """The calls, one a thread, after which ``part`` has what distinct values add.
+        """Return the calls, one per thread, that compute the sums of distinct values for ``part``.
 
         Args:
-            touched: What the batch touches.
-            table: The embeddings.
+            touched: The rows that the batch touches.
+            table: Table of embeddings.
         """
         plan, sizes, numbers = self._plan, self._sizes, int(self._plan.bases[-1])
         self._memory = self._memory._replace(
@@ -110,17 +109,17 @@ class Distinct:
         ]
 
     def backward(self, sums: Array, weights: Array) -> list[Call]:
-        """The calls, one a thread, that add the gradients of distinct values and of their weights.
+        """Return the calls, one per thread, that add the gradients of distinct values and of their weights.
 
         Args:
-            sums: The gradients of the embeddings that the batch touches: ``[touched, factors]``.
-            weights: Those of the first layer's weights: ``[inputs, units]``.
+            sums: Gradients of the embeddings that the batch touches: ``[touched, factors]``.
+            weights: Gradients of the first layer's weights: ``[inputs, units]``.
         """
         edges = self._shares(len(self._plan.fields))
         return [(self._backward, thread, edges[thread], sums, weights) for thread in range(len(edges))]
 
     def part(self, start: int, stop: int) -> First:
-        """The first layer of some rows."""
+        """Return the first layer's arrays for a range of rows."""
         stride = self._sizes.stride
         whole = (self._room[name][start * stride : stop * stride] for name in First._fields)
         return First(*(one.reshape(-1, stride) for one in whole))
@@ -136,7 +135,7 @@ class Distinct:
             weights[first : first + sizes.factors] += found[: sizes.factors, : self._units]
 
     def _planned(self, columns: Array, counts: Array) -> Plan:
-        """A plan whose numbers are given out, but not yet to values."""
+        """Return a plan with the ranges of numbers assigned to fields, before ``arrange`` fills it in."""
         bases = np.cumsum([0, *(-(-counts // TALL) * TALL)])
         chosen, rows, numbers = len(columns), self._sizes.rows, int(bases[-1])
         return Plan(
@@ -150,7 +149,7 @@ class Distinct:
         )
 
     def _beside(self) -> Beside:
-        """Inputs of other fields come first, then dense features, and then those of chosen fields."""
+        """Return the order of inputs: fields multiplied row by row, dense features, then chosen fields."""
         factors = np.arange(self._sizes.factors)
         starts = np.arange(self._fields)[:, None] * len(factors)
         is_chosen = np.isin(np.arange(self._fields), self._plan.fields)
@@ -160,16 +159,16 @@ class Distinct:
         return Beside(np.concatenate([rest, dense]), np.argsort(order), len(rest))
 
     def _shares(self, count: int) -> list[tuple[int, int]]:
-        """Share out so many things among threads."""
+        """Divide ``count`` items among threads."""
         return list(pairwise(count * part // self._threads for part in range(self._threads + 1)))
 
     def _floats(self, name: str, *shape: int) -> Array:
-        """Memory that is used again for the next batch; it holds whatever was there."""
+        """Return uninitialised float32 memory that is reused for the next batch."""
         size = math.prod(shape)
         if name not in self._room or self._room[name].size < size:
             self._room[name] = aligned_zeros((size + size // 4,))
         return self._room[name][:size].reshape(shape)
 
     def _numbers(self, name: str, *shape: int) -> Array:
-        """The same, as uint32."""
+        """Return uninitialised uint32 memory that is reused for the next batch."""
         return self._floats(name, *shape).view(np.uint32)

@@ -1,7 +1,7 @@
 """The kernels of ``first_layer``: numbering, small products over distinct values, sums over rows.
 
-Vectors are written out here as in ``headrace.ctr.kernels.matrix_product``: a block of results stays in
-registers until it is whole. All arrays are float32 and of one dimension if nothing else is said.
+They use explicit vectors, as ``headrace.ctr.kernels.matrix_product`` does: a block of results stays in
+registers until it is complete. All arrays are one-dimensional float32 unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTOR
 from headrace.tensors import Array
 
 TALL = BLOCK_ROWS * VECTORS
-"""The rows of a block that is one vector wide, and what the numbers of distinct values are padded to."""
+"""Rows of a block that is one vector wide; the numbers of distinct values are padded to a multiple of it."""
 
 _SHORT = 4
-"""The rows of the blocks of weights' gradients, and what a field's inputs are padded to."""
+"""Rows of a block of weights' gradients, which divides the padded number of a field's inputs."""
 
 
 class Reach(NamedTuple):
@@ -32,9 +32,9 @@ class Reach(NamedTuple):
 
     Attributes:
         array: The array.
-        start: Where the matrix begins.
-        by_row: From one row to the next.
-        by_step: From one step of a sum to the next.
+        start: Index of the matrix's first element.
+        by_row: Distance from one row to the next.
+        by_step: Distance from one step of a sum to the next.
     """
 
     array: Array
@@ -44,12 +44,12 @@ class Reach(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """Numbers of rows in an array of uint32.
+    """A range of row numbers in a uint32 array.
 
     Attributes:
         array: The array.
-        start: The first one.
-        length: How many.
+        start: Index of the first number.
+        length: Number of row numbers.
     """
 
     array: Array
@@ -58,12 +58,13 @@ class Ids(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The values of all fields that have one in each row.
+    """The distinct values of all fields that have one value in each row.
 
     Attributes:
-        values: The place of each value's row among those that the batch touches: uint32 ``[fields, rows]``.
-        seen: The number that the value of each place was given last, or anything: uint32 ``[touched]``.
-        counts: How many values each field has: int64 ``[fields]``.
+        values: Place of each distinct value's row among those that the batch touches: uint32
+            ``[fields, rows]``.
+        seen: Number last assigned to the value of each place, uninitialised at first: uint32 ``[touched]``.
+        counts: Number of distinct values of each field: int64 ``[fields]``.
     """
 
     values: Array
@@ -72,18 +73,19 @@ class Found(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The distinct values of a batch, field by field, and who has them.
+    """The distinct values of a batch, field by field, and the rows that have them.
 
     Attributes:
-        fields: The fields by their numbers: int64 ``[chosen]``.
-        bases: The number of each one's first value, and how many numbers there are last: int64
-            ``[chosen + 1]``, multiples of ``TALL``.
-        counts: How many values each one has: int64 ``[chosen]``.
-        ids: Each row's values by their numbers: uint32 ``[rows * chosen]``.
-        order: Each field's rows, those of a value side by side: uint32 ``[chosen * rows]``.
-        edges: Where a value's rows begin and end in ``order``: value ``i``'s at ``i + field``, the field's
-            position among those chosen, and one further: int64 ``[numbers + chosen]``.
-        places: The number of each value's row among those that the batch touches: uint32 ``[numbers]``.
+        fields: Numbers of the chosen fields: int64 ``[chosen]``.
+        bases: Number of each field's first value, then the end of the numbers: int64 ``[chosen + 1]``,
+            multiples of ``TALL``.
+        counts: Number of distinct values of each field: int64 ``[chosen]``.
+        ids: Numbers of each row's values: uint32 ``[rows * chosen]``.
+        order: Rows of each field, grouped by value: uint32 ``[chosen * rows]``.
+        edges: Start and end of each value's rows in a field's part of ``order``: for value ``i`` at
+            ``i + field`` and the next index, where ``field`` is the position among the chosen fields: int64
+            ``[numbers + chosen]``.
+        places: Number of each value's row among those that the batch touches: uint32 ``[numbers]``.
     """
 
     fields: Array
@@ -96,16 +98,16 @@ class Plan(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the kernels work on.
+    """Working memory of the kernels.
 
     Attributes:
-        embeddings: The values' embeddings ``[numbers * inputs]``, zero where a number is nobody's.
-        towards: The gradients by them, of the same shape.
-        weights: The first layer's ``[fields * factors * units]``, units padded to panels.
-        turned: The same as the gradients read it: ``[fields * units * inputs]``.
-        gradients: The gradients of weights: ``[fields * inputs * units]``.
-        bias: ``[units]``.
-        zeros: A panel's.
+        embeddings: Embeddings of the values ``[numbers * inputs]``, zero for unused numbers.
+        towards: Gradients with respect to the embeddings, of the same shape.
+        weights: Weights of the first layer ``[fields * factors * units]``, units padded to panels.
+        turned: The weights, transposed for the gradients: ``[fields * units * inputs]``.
+        gradients: Gradients of the weights: ``[fields * inputs * units]``.
+        bias: Biases of the first layer ``[units]``.
+        zeros: A panel of zeros.
     """
 
     embeddings: Array
@@ -118,14 +120,14 @@ class Memory(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The lengths of dimensions.
+    """Lengths of dimensions.
 
     Attributes:
-        rows: Of the batch.
-        factors: A field's inputs to the network.
-        inputs: The same, padded to vectors.
-        units: Of the first layer, padded to panels.
-        stride: From one row of activations to the next.
+        rows: Rows of the batch.
+        factors: Inputs of the network per field.
+        inputs: Inputs of the network per field, padded to vectors.
+        units: Units of the first layer, padded to panels.
+        stride: Distance from one row of activations to the next.
     """
 
     rows: int
@@ -137,14 +139,14 @@ class Sizes(NamedTuple):
 
 @cached(**KERNEL)
 def number(places, slots, found, given, most):  # type: ignore[no-untyped-def]
-    """Number the values of each field in the order in which they come.
+    """Number the distinct values of each field in order of occurrence.
 
     Args:
-        places: uint32 ``[rows, slots]``.
-        slots: The slot of each field: int64 ``[fields]``.
-        found: Where the numbers go.
-        given: Each row's value: uint32 ``[fields, rows]``.
-        most: A field with more values is left where that shows.
+        places: Place of each value's row among those that the batch touches: uint32 ``[rows, slots]``.
+        slots: Slot of each field: int64 ``[fields]``.
+        found: Output for the distinct values.
+        given: Output for the number of each row's value: uint32 ``[fields, rows]``.
+        most: Limit of distinct values; a field is abandoned with a count of ``most + 1`` if it has more.
     """
     values, seen, counts = found.values, found.seen, found.counts
     for field in range(slots.shape[0]):
@@ -164,13 +166,13 @@ def number(places, slots, found, given, most):  # type: ignore[no-untyped-def]
 
 @cached(**KERNEL)
 def arrange(plan, found, given, columns):  # type: ignore[no-untyped-def]
-    """Fill in a plan but for its fields, bases and counts: a counting sort of each field's rows.
+    """Fill in a plan, except its fields, bases and counts, by a counting sort of each field's rows.
 
     Args:
         plan: The plan.
-        found: The places of each field's values.
-        given: Each row's value: uint32 ``[fields, rows]``.
-        columns: Which of these fields are the chosen ones: int64 ``[chosen]``.
+        found: Distinct values of each field.
+        given: Number of each row's value: uint32 ``[fields, rows]``.
+        columns: Indices of the chosen fields in ``given``: int64 ``[chosen]``.
     """
     chosen, rows = plan.fields.shape[0], given.shape[1]
     for at in range(chosen):
@@ -197,14 +199,14 @@ def arrange(plan, found, given, columns):  # type: ignore[no-untyped-def]
 
 @cached(**KERNEL)
 def fetch(plan, touched, table, memory, sizes):  # type: ignore[no-untyped-def]
-    """Copy the embeddings of all distinct values to where they lie side by side.
+    """Copy the embeddings of all distinct values to contiguous memory.
 
     Args:
         plan: The plan.
-        touched: The rows that the batch touches: uint32 ``[touched]``.
-        table: The embeddings: ``[rows, at least factors]``.
-        memory: Where they go.
-        sizes: The sizes.
+        touched: Rows that the batch touches: uint32 ``[touched]``.
+        table: Table of embeddings: ``[rows, at least factors]``.
+        memory: Working memory; ``embeddings`` is written.
+        sizes: Lengths of dimensions.
     """
     for at in range(plan.fields.shape[0]):
         base, count = read(plan.bases, at), read(plan.counts, at)
@@ -219,13 +221,13 @@ def fetch(plan, touched, table, memory, sizes):  # type: ignore[no-untyped-def]
 
 @cached(**KERNEL)
 def lay_out(weights, memory, sizes, inputs):  # type: ignore[no-untyped-def]
-    """Lay out the first layer's weights ``[fields * factors, units]`` as its products read them.
+    """Lay out the first layer's weights ``[inputs, units]`` for its products.
 
     Args:
         weights: The weights.
-        memory: Where they go.
-        sizes: The sizes.
-        inputs: How many of the first layer's inputs belong to fields.
+        memory: Working memory; ``weights`` and ``turned`` are written.
+        sizes: Lengths of dimensions.
+        inputs: Number of the first layer's inputs that belong to fields.
     """
     for place in range(inputs):
         field, factor = place // sizes.factors, place % sizes.factors
@@ -250,15 +252,15 @@ def add_embeddings(plan, memory, sizes, sums, edges):  # type: ignore[no-untyped
 
 @cached(**KERNEL)
 def forward(plan, memory, sizes, products, active, edges):  # type: ignore[no-untyped-def]
-    """Fill in the sums of some panels of the first layer's units: the bias, and what all values add.
+    """Compute the sums of some panels of the first layer's units: the bias and the products of all values.
 
     Args:
         plan: The plan.
-        memory: What it works on.
-        sizes: The sizes.
-        products: Room for a panel of the products of all values: ``[numbers * PANEL]``.
-        active: The sums: ``[rows * stride]``.
-        edges: The first panel, and the one after the last.
+        memory: Working memory.
+        sizes: Lengths of dimensions.
+        products: Scratch memory for a panel of the products of all values: ``[numbers * PANEL]``.
+        active: Output for the sums: ``[rows * stride]``.
+        edges: First panel, and the one after the last.
     """
     chosen = plan.fields.shape[0]
     for panel in range(edges[0], edges[1]):
@@ -290,15 +292,15 @@ def _multiply(plan, memory, sizes, products, which):  # type: ignore[no-untyped-
 
 @cached(**KERNEL)
 def backward(plan, memory, sizes, sums, towards, edges):  # type: ignore[no-untyped-def]
-    """Find the gradients of some fields' values and weights.
+    """Compute the gradients of some fields' values and weights.
 
     Args:
         plan: The plan.
-        memory: What it works on.
-        sizes: The sizes.
-        sums: Room for a panel of the sums over rows of one field's values.
-        towards: The gradients by the first layer's sums: ``[rows * stride]``.
-        edges: The first of the chosen fields, and the one after the last.
+        memory: Working memory; ``gradients`` and ``towards`` are written.
+        sizes: Lengths of dimensions.
+        sums: Scratch memory for a panel of the sums over rows of one field's values.
+        towards: Gradients with respect to the first layer's sums: ``[rows * stride]``.
+        edges: First of the chosen fields, and the one after the last.
     """
     for panel in range(sizes.units // PANEL):
         for at in range(edges[0], edges[1]):
@@ -345,7 +347,7 @@ def _values_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-def
 
 
 def _block(rows: int, vectors: int) -> Any:
-    """Make the product of so many rows with so many columns: ``y = x @ w``, or added to ``y``."""
+    """Create the product of a block of fixed size: ``y = x @ w``, or added to ``y``."""
 
     @intrinsic
     def block(_typing: Any, x: Any, w: Any, y: Any, steps: Any, fresh: Any) -> Any:
@@ -407,20 +409,20 @@ def _reach(context: Any, builder: Any, kind: Any, given: Any) -> tuple[Any, Any,
 
 
 def _register(builder: Any, vector: Any) -> Any:
-    """A variable, which LLVM keeps in a register."""
+    """Allocate a local variable, which LLVM keeps in a register."""
     allocate: Any = cgutils.alloca_once
     return allocate(builder, vector)
 
 
 def _vectors(builder: Any, start: Any, count: int) -> list[Any]:
-    """Pointers to so many vectors side by side."""
+    """Return pointers to ``count`` adjacent vectors."""
     word, kind = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES).as_pointer()
     return [builder.bitcast(builder.gep(start, [word(at * LANES)]), kind) for at in range(count)]
 
 
 @intrinsic
 def _sum_up(_typing: Any, source: Any, ids: Any, before: Any, result: Any) -> Any:
-    """A panel of a result: what was there before, and those of some rows of a source."""
+    """Write a panel of ``result``: that of ``before`` plus those of the rows ``ids`` of ``source``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)

@@ -1,8 +1,8 @@
-"""How models forget that learn in batches: what was added to their sums of squares halves in so many rows.
+"""Decay of sums of squares in models that learn in batches: contributions halve in a fixed number of rows.
 
-It is the forward decay of ``headrace.ctr.learning.pace``: what a batch adds counts the more the later it
-comes, and rows that are not touched stay as they are. Only the pace is fixed: what is measured there, of
-weights that move row by row, says nothing of batches, where what is frequent moves once for many rows.
+This is the forward decay of ``headrace.ctr.learning.pace``: later batches have a larger weight, and rows that
+are not touched stay unchanged. But the rate is fixed. The measurement there, on weights that move row by row,
+does not apply to batches, in which a frequent weight moves once for many rows.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ _SCALED_DOUBLINGS = round(math.log2(SCALED))
 
 
 class HalfLife:
-    """The weight of new squares, which doubles in so many rows."""
+    """The weight of new squares, which doubles in a fixed number of rows."""
 
     def __init__(self, rows: int) -> None:
-        """Start with nothing forgotten.
+        """Start with weight 1.
 
         Args:
-            rows: After how many an old square counts half of a new one.
+            rows: Half-life: the number of rows after which an old square counts half of a new one.
         """
         self._half_life = rows
         self._rows = np.zeros(1, np.int64)  # since the weight was 1
 
     @property
     def weight(self) -> float:
-        """What a new square counts."""
+        """Weight of a new square."""
         return float(2.0 ** (int(self._rows[0]) / self._half_life))
 
     def count(self, rows: int) -> float:
         """Count rows that were learnt from.
 
         Returns:
-            What all sums of squares are to be multiplied with: 1, but for once in a long time.
+            The factor by which to multiply all sums of squares: 1, except on a rare rescaling.
         """
         scalings, left = divmod(int(self._rows[0]) + rows, self._half_life * _SCALED_DOUBLINGS)
         self._rows[0] = left
         return float(SCALED**-scalings)
 
     def state(self) -> dict[str, Array]:
-        """Everything to go on from: its own array, not a copy."""
+        """Return the state needed to resume: the object's own array, not a copy."""
         return {_NAME: self._rows}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: It is another model's.
+            ConfigError: The array is missing or has another shape.
         """
         found = state.get(_NAME)
         if found is None or found.shape != self._rows.shape:
             raise ConfigError(
-                f"state: {_NAME!r}: expected how many rows were learnt from; go on with the settings that it "
-                "was saved with"
+                f"state: {_NAME!r}: expected the number of rows learnt from; resume with the settings that "
+                "it was saved with"
             )
         self._rows[:] = found

@@ -1,6 +1,6 @@
-"""Fresh weights: a function of the seed and the row alone.
+"""Initial weights, which depend only on the seed, the row and the column.
 
-So a table's row starts the same in a table of any size, and can be made fresh again when its value is gone.
+So a row starts with the same weights in a table of any size, and can be reinitialised when its value expires.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ _MASK = np.uint64(0xFFFF)
 
 
 def draw(out: Array, rows: Array, scale: float, seed: int) -> None:
-    """Draw fresh weights: bell-shaped (the sum of four even ones), mean 0.
+    """Draw initial weights: approximately normal (a sum of four uniform numbers), with mean 0.
 
     Args:
-        out: Where they go: float32 ``[rows, width]``, may be a view of the first columns of a wider table.
-        rows: The numbers of the rows in ``out`` to draw: int64. Row 0 stands for no value: leave it out.
-        scale: The standard deviation.
-        seed: What else they depend on.
+        out: Output: float32 ``[rows, width]``, which may be a view of the first columns of a wider table.
+        rows: Numbers of the rows in ``out`` to draw: int64. Exclude row 0, which stands for no value.
+        scale: Standard deviation.
+        seed: Random seed.
     """
-    # Four numbers below 2**16, each of variance (2**32 - 1) / 12.
+    # Four numbers below 2**16, each with variance (2**32 - 1) / 12.
     unit = scale / np.sqrt(4 * (2.0**32 - 1) / 12)
     _draw(out, rows, np.float32(unit), np.uint64(seed & (2**64 - 1)))
 
 
 @cached(nogil=True, forceinline=True)
 def _mix(value):  # type: ignore[no-untyped-def]
-    """Steele, Lea and Flood's SplitMix64."""
+    """Mix the bits of a number as in SplitMix64 by Steele, Lea and Flood."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

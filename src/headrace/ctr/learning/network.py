@@ -1,11 +1,10 @@
-"""A network of ReLU layers that learns: its products forward and backward, for a chunk of rows at a time.
+"""A learning network of ReLU layers: its products forward and backward, for a chunk of rows at a time.
 
-Products with weights are those of ``headrace.ctr.kernels.matrix_product``: they know no threads, add the
-bias and cut off what is negative while the sums are in registers, and were 10 % faster than OpenBLAS where
-this was measured; that weights must be laid out once a batch costs 1 %. Gradients of weights are
-products over rows: BLAS.
+Products with weights use ``headrace.ctr.kernels.matrix_product``, which has no threads of its own, and
+applies bias and ReLU while the sums are in registers. It was 10 % faster than OpenBLAS in a measurement;
+laying out the weights once per batch costs 1 %. Gradients of weights, which are products over rows, use BLAS.
 
-All memory is made once. A chunk is small enough for its activations to stay in the second or third cache.
+All memory is allocated once. A chunk is small enough for its activations to stay in the L2 or L3 cache.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from headrace.ctr.models.linear import sigmoid
 from headrace.tensors import Array
 
 CHUNK_ROWS = 512
-"""How many rows go through the network at once."""
+"""Number of rows that pass through the network at once."""
 
 
 class Exchange(NamedTuple):
-    """What passes between the kernels and the network, for the rows of a chunk: float32.
+    """Arrays exchanged between the kernels and the network, for the rows of a chunk: float32.
 
     Attributes:
-        inputs: ``[rows, stride]``.
-        gradients: The loss's derivatives by the first ones: ``[rows, stride]``.
-        logits: Of everything but the network: ``[rows]``.
-        errors: The loss's derivatives by the logits: ``[rows]``.
-        columns: Where each of the first layer's inputs is: int64 ``[inputs]``. Those of a field are side by
-            side, and so are the dense features.
-        wanted: How many inputs the network finds derivatives by.
+        inputs: Inputs of the network: ``[rows, stride]``.
+        gradients: The loss's derivatives with respect to the first ``wanted`` inputs: ``[rows, stride]``.
+        logits: Logits of everything outside the network: ``[rows]``.
+        errors: The loss's derivatives with respect to the logits: ``[rows]``.
+        columns: Column of each of the first layer's inputs: int64 ``[inputs]``. Those of a field are
+            adjacent, and so are the dense features.
+        wanted: Number of inputs whose gradients the network computes.
     """
 
     inputs: Array
@@ -51,12 +50,12 @@ class Exchange(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """Which of the first layer's inputs are multiplied row by row; ``first_layer`` does the others.
+    """The first layer's inputs that are multiplied row by row; ``first_layer`` multiplies the others.
 
     Attributes:
-        inputs: Their numbers, in the order in which they come: int64.
-        columns: Where each input comes, all of them: int64 ``[inputs]``.
-        wanted: How many of them, the first ones, need gradients.
+        inputs: Their numbers, in the order of their columns: int64.
+        columns: Column of each input, including the others: int64 ``[inputs]``.
+        wanted: Number of them, the first ones, that need gradients.
     """
 
     inputs: Array
@@ -65,11 +64,12 @@ class Beside(NamedTuple):
 
 
 class First(NamedTuple):
-    """A chunk of what lies ready for all rows of a batch: float32 ``[rows, at least units]``.
+    """The first layer's arrays for a chunk of a batch's rows: float32 ``[rows, at least units]``.
 
     Attributes:
-        active: The first layer's sums without what is multiplied row by row; becomes its activations.
-        towards: Where the gradients by these sums go.
+        active: Sums of the first layer without the inputs multiplied row by row; overwritten with its
+            activations.
+        towards: Output for the gradients with respect to these sums.
     """
 
     active: Array
@@ -77,24 +77,29 @@ class First(NamedTuple):
 
 
 class Layout:
-    """A network's weights as its products read them: laid out anew whenever they have moved.
+    """A network's weights in the layout of its products, laid out again for each batch.
 
     Attributes:
-        widths: The inputs of the first layer, then the units of each hidden one.
-        inputs: How many of the first layer's inputs need gradients.
-        heads: The units of the output.
-        beside: Those that are multiplied now.
-        sizes: The inputs of each layer that are multiplied now.
-        wanted: How many of them need gradients.
+        widths: Inputs of the first layer, then units of each hidden layer.
+        inputs: Number of the first layer's inputs that need gradients.
+        heads: Units of the output layer.
+        forward: Packed weights of each hidden layer.
+        backward: Packed transposed weights of each hidden layer.
+        biases: Padded biases of each hidden layer.
+        output: Weights of the output layer, flattened.
+        output_bias: Biases of the output layer.
+        beside: The first layer's inputs that are multiplied row by row in this batch.
+        sizes: Number of inputs of each hidden layer that are multiplied in this batch.
+        wanted: Number of these inputs that need gradients, for each hidden layer.
     """
 
     def __init__(self, widths: Sequence[int], inputs: int, heads: int = 1) -> None:
-        """Make room.
+        """Allocate memory.
 
         Args:
-            widths: The inputs of the first layer, then the units of each hidden one.
-            inputs: How many of the first layer's inputs need gradients: the first ones.
-            heads: How many units the output has.
+            widths: Inputs of the first layer, then units of each hidden layer.
+            inputs: Number of the first layer's inputs, the first ones, that need gradients.
+            heads: Units of the output layer.
         """
         self.widths, self.inputs, self.heads = tuple(widths), inputs, heads
         wanted = (inputs, *self.widths[1:-1])
@@ -109,12 +114,12 @@ class Layout:
         self.beside, self.sizes, self.wanted = self._all, self.widths[:-1], wanted
 
     def take(self, weights: Sequence[Array], biases: Sequence[Array], beside: Beside | None = None) -> None:
-        """Lay weights out.
+        """Lay out weights.
 
         Args:
-            weights: Each layer's ``[inputs, units]``, the output's last.
-            biases: Each layer's ``[units]``.
-            beside: Which of the first layer's inputs are multiplied row by row, if not all are.
+            weights: Weights of each layer ``[inputs, units]``, the output layer last.
+            biases: Biases of each layer ``[units]``.
+            beside: The first layer's inputs that are multiplied row by row; None for all.
         """
         self.beside = beside or self._all
         self.sizes = (len(self.beside.inputs), *self.widths[1:-1])
@@ -129,19 +134,19 @@ class Layout:
 
 
 class Passage:
-    """One thread's way through the network: activations, their gradients, and the sums of weights' gradients.
+    """One thread's pass through the network: activations, their gradients, and sums of weights' gradients.
 
     Attributes:
-        weights: The sums of the gradients of each layer's weights, the output's last.
-        biases: The same of biases.
+        weights: Sums of the gradients of each layer's weights, the output layer last.
+        biases: Sums of the gradients of each layer's biases.
     """
 
     def __init__(self, layout: Layout, rows: int) -> None:
-        """Make room.
+        """Allocate memory.
 
         Args:
             layout: The network.
-            rows: The most rows that come at once.
+            rows: Most rows of a chunk.
         """
         self._layout, widths = layout, layout.widths
         self._inputs = aligned_zeros((rows, -(-widths[0] // LINE_FLOATS) * LINE_FLOATS))
@@ -157,7 +162,7 @@ class Passage:
 
     @property
     def exchange(self) -> Exchange:
-        """What passes to and from the network."""
+        """The arrays exchanged with the kernels."""
         beside = self._layout.beside
         return Exchange(
             self._inputs, self._gradients, self._logits, self._errors, beside.columns, beside.wanted
@@ -167,8 +172,8 @@ class Passage:
         """Compute the activations of rows from ``exchange.inputs``.
 
         Args:
-            rows: How many.
-            first: What the first layer's sums begin with, if it is not the bias.
+            rows: Number of rows.
+            first: Partial sums of the first layer; None to start from the bias.
         """
         self._active[0], self._towards[0] = first or self._own
         sources, layout = (self._inputs, *self._active), self._layout
@@ -179,35 +184,35 @@ class Passage:
             multiply(_rows(sources[layer]), weights, _rows(self._active[layer]), padded(units), rows, True)
 
     def finish(self, labels: Array, weights: Array, probabilities: Array) -> None:
-        """Add the network's logits, predict, and find the errors and what they mean to the output's weights.
+        """Add the network's logits, predict, and compute the errors and the output layer's gradients.
 
         Args:
             labels: float32 ``[rows]``.
-            weights: float32 ``[rows]``; empty for one each.
-            probabilities: Where they go: float32 ``[rows]``.
+            weights: float32 ``[rows]``; empty for 1 each.
+            probabilities: Output: float32 ``[rows]``.
         """
         output = Output(self._layout.output, self._layout.output_bias, self.weights[-1], self.biases[-1])
         _finish(output, self.last, self.exchange, labels, weights, probabilities)
 
     @property
     def last(self) -> tuple[Array, Array, Array]:
-        """The last hidden layer's activations, where their gradients go, and those of its biases."""
+        """The last hidden layer's activations, the output for their gradients, and that for its biases'."""
         return self._active[-1], self._towards[-1], self.biases[-2]
 
     @property
     def output(self) -> tuple[Array, Array]:
-        """The output's weights ``[units * heads]`` and biases ``[heads]``."""
+        """The output layer's weights ``[units * heads]`` and biases ``[heads]``."""
         return self._layout.output, self._layout.output_bias
 
     def backward(self, rows: int) -> None:
-        """Add to the weights' gradients, and write ``exchange.gradients``."""
+        """Add to the hidden layers' gradients, and write ``exchange.gradients``."""
         layout = self._layout
         sources, targets = (self._inputs, *self._active), (self._gradients, *self._towards)
         for layer, (size, units) in reversed([*enumerate(zip(layout.sizes, layout.widths[1:], strict=True))]):
             towards = self._towards[layer]
             product = self._products[layer][: size * units].reshape(size, units)
-            # OpenBLAS may read beyond a matrix, harmlessly; NumPy would warn of what lies there. Weights that
-            # have really gone astray are noticed by whoever checks the predictions.
+            # OpenBLAS may harmlessly read beyond a matrix, and NumPy would warn of invalid values there.
+            # The learner detects a diverged model by its predictions.
             with np.errstate(invalid="ignore"):
                 np.matmul(sources[layer][:rows, :size].T, towards[:rows, :units], out=product)
             if size == len(self.weights[layer]):
@@ -225,7 +230,7 @@ class Passage:
 
 
 class Output(NamedTuple):
-    """The last layer, of one unit, and its gradients: float32, one dimension but for ``gradients``."""
+    """The output layer, of one unit, and its gradients: float32, one-dimensional except ``gradients``."""
 
     weights: Array
     bias: Array
@@ -263,7 +268,7 @@ def _finish(output, last, exchange, labels, weights, probabilities):  # type: ig
 
 @cached(**KERNEL)
 def _mask(active, towards, bias_gradient):  # type: ignore[no-untyped-def]
-    """Only units that were not cut off pass on gradients."""
+    """Apply ReLU's derivative to gradients, and add them to the bias's gradient."""
     for row in range(active.shape[0]):
         one_by_one()
         for unit in range(bias_gradient.shape[0]):
@@ -283,7 +288,7 @@ def _spread(bias, active):  # type: ignore[no-untyped-def]
 
 @cached(**KERNEL)
 def _pack(weights, used, packed):  # type: ignore[no-untyped-def]
-    """As ``headrace.ctr.kernels.matrix_product.pack`` does, into memory that is there."""
+    """Pack rows of weights as ``headrace.ctr.kernels.matrix_product.pack`` does, into existing memory."""
     inputs, units = used.shape[0], weights.shape[1]
     for first in range(0, units, PANEL):
         for row in range(inputs):
@@ -297,7 +302,7 @@ def _pack(weights, used, packed):  # type: ignore[no-untyped-def]
 
 @cached(**KERNEL)
 def _pack_transposed(weights, used, packed):  # type: ignore[no-untyped-def]
-    """The same of some rows' transpose."""
+    """Pack the transpose of rows of weights into existing memory."""
     units, wanted = weights.shape[1], used.shape[0]
     for first in range(0, wanted, PANEL):
         for column in range(PANEL):

@@ -1,8 +1,9 @@
-"""lr, fm, fwfm and ffm that learn from each row before they predict the next.
+"""Online learning: lr, fm, fwfm and ffm that learn from each row before they predict the next.
 
-One thread is repeatable to the bit. Several (``threads``) take a part of each block each and change the same
-tables without locks, as Hogwild does: where two change a weight at once, one of the changes may be lost,
-which costs little where rows rarely share values, and the result depends on how the threads were scheduled.
+With one thread, results are reproducible to the bit. With several (``threads``), each takes a part of each
+block, and all change the same tables without locks, as in Hogwild. If two threads change a weight at once,
+one change may be lost, which costs little where rows rarely share values. The result then depends on the
+scheduling of the threads.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ _LEAST_ROWS_A_THREAD = 64
 
 
 class OnlineModel(LearningModel):
-    """A model whose every row is learnt from at once."""
+    """A model that learns from each row at once."""
 
     def __init__(self, settings: ModelSettings, features: Features) -> None:
-        """Make a fresh model.
+        """Create an untrained model.
 
         Args:
-            settings: What it is; ``settings.online`` holds.
-            features: The layout of its rows.
+            settings: The model's settings; ``settings.online`` must be true.
+            features: Layout of the model's rows.
 
         Raises:
-            ConfigError: The settings do not fit the features.
+            ConfigError: The settings are not those of an online model, or do not fit the features.
         """
         if not settings.online:
-            raise ConfigError(f"{settings.kind} with these optimizers learns in batches; take BatchedModel")
+            raise ConfigError(f"{settings.kind} with these optimizers learns in batches; use BatchedModel")
         self.settings, self.features = settings, features
         linear_code, embedding_code = code_of(settings.linear), code_of(settings.embeddings)
         self._shape = shape_of(settings, features)._replace(
@@ -72,7 +73,7 @@ class OnlineModel(LearningModel):
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
 
     def learn(self, block: Block) -> Array:
-        """Predict each row of a block, and learn from it before the next is predicted."""
+        """Predict each row of a block, and learn from it before the next one is predicted."""
         block = block.averaged()
         rows = Rows(
             fixed(block.indices),
@@ -93,7 +94,7 @@ class OnlineModel(LearningModel):
         return made
 
     def _learn(self, rows: Rows, made: Array) -> None:
-        """Predict rows and learn from them, in as many threads as there are."""
+        """Predict rows and learn from them, in several threads if configured."""
         rules = self._rules(1.0 if self._pace is None else self._pace.weight)
         parts = min(self.settings.threads, max(1, len(made) // _LEAST_ROWS_A_THREAD))
         if self._threads is None or parts == 1:
@@ -115,40 +116,40 @@ class OnlineModel(LearningModel):
             one.result()
 
     def predict(self, block: Block) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
         scorer = WeightsScorer(self.settings, self.features, self._groups.live())
         return scorer.predict(block.indices, block.dense)
 
     def forget(self, rows: Array) -> None:
-        """Make rows of the tables fresh; interactions of their values keep what they have learnt."""
+        """Reinitialise rows of the tables; interactions of their values keep their weights."""
         self._groups.forget(rows)
         if self._pace is not None:
             self._pace.forget(rows)
 
     def state(self) -> dict[str, Array]:
-        """Everything that learning goes on from: weights with their optimizers' numbers."""
+        """Return the arrays needed to resume learning: weights, optimizers' state and pace."""
         own = {} if self._pace is None else self._pace.state()
         return {name: table.values for name, table in self._groups.tables.items()} | own
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         self._groups.restore(state)
         if self._pace is not None:
             self._pace.restore(state)
 
     def _rules(self, weight: float) -> Rules:
-        """How weights move where a new square counts so much."""
+        """Return the update rules with a given weight of new squares."""
         if self._weight != weight:
             self._weight = weight
             self._weighed = Rules._make(weighed(one, weight) for one in self._weighed)
         return self._weighed
 
     def strip(self) -> Weights:
-        """A copy of what predictions depend on."""
+        """Return a copy of the weights without the optimizers' state."""
         return self._groups.strip()
 
 

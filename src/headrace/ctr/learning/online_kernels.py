@@ -1,6 +1,7 @@
 """The kernel of the models that learn from each row before they predict the next.
 
-``learner`` compiles it for a shape: when it is called first; it is kept on disk (``headrace.compiled``).
+The kernel that ``learner`` returns is compiled for a shape on its first call, and cached on disk
+(``headrace.compiled``).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from headrace.tensors import Array
 
 
 class Rules(NamedTuple):
-    """How each group of weights moves."""
+    """Update rules of the groups of weights."""
 
     bias: Rule
     linear: Rule
@@ -48,15 +49,15 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
 
 @functools.cache
 def learner(shape: Shape) -> LearnKernel:
-    """The kernel that predicts each row, writes the probability, and learns from it at once.
+    """Return the kernel that predicts each row, writes the probability, and learns from the row at once.
 
-    Where sums of squares forget, it then watches what was predicted.
+    Where sums of squares decay, the kernel then updates the measurement of their rate (``pace.watch``).
     """
 
     @cached(**KERNEL)
     def learn(work, served, rules, probabilities, watched):  # type: ignore[no-untyped-def]
         labels, weights = work.rows.labels, work.rows.weights
-        # Here, not in a function of their own: from there LLVM does not take them.
+        # Inline, because LLVM ignores the assumptions in a function of their own.
         assume(work.rows.indices.shape[1] == shape.slots)
         assume(work.rows.crossed.shape[1] == shape.crossed)
         assume(work.rows.dense.shape[1] == shape.dense)

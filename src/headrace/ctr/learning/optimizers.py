@@ -1,14 +1,12 @@
-"""How groups of weights move against a whole batch's gradient: every optimizer, over rows or flat arrays.
+"""Updates of groups of weights by a whole batch's gradient: every optimizer, over rows or flat arrays.
 
-A group is a LearningTable: a row's weights, then its optimizer's numbers. What a batch touched is moved by
-``touched_mover`` (a few rows of a table), by ``all_mover`` (Adam: every row's moments and weights move, as
-Keras's and torch's do) or by ``flat_mover`` (one long row, such as a layer). Lazy Adam leaves rows alone that
-a batch did not touch, moments and all; its bias correction counts all batches, as LazyAdam of TensorFlow's
-Addons does.
+A group is a LearningTable: a row's weights, then its optimizer's state. ``touched_mover`` updates the rows of
+a table that a batch touched. ``all_mover`` is for Adam, which moves every row's moments and weights, as in
+Keras and PyTorch. ``flat_mover`` updates one long row, such as a layer. Lazy Adam leaves untouched rows and
+their moments unchanged; its bias correction counts all batches, as LazyAdam of TensorFlow Addons does.
 
-SGD and Adam take the gradient of the mean over a batch, as they do elsewhere. The others take the sum:
-they measure steps by the sums of squares that rows have left behind, and so one learning rate fits one row at
-a time and thousands.
+SGD and Adam use the gradient of the mean over a batch, as is usual. The others use the sum: their steps are
+divided by accumulated sums of squares, so one learning rate fits both single rows and thousands.
 """
 
 from __future__ import annotations
@@ -30,24 +28,24 @@ from headrace.ctr.settings import Optimizer
 from headrace.tensors import Array
 
 ADAM = 8
-"""The code of Adam, lazy or not; below it are the codes of ``headrace.ctr.learning.update_rules``."""
+"""Code of Adam, lazy or not; lower codes are those of ``headrace.ctr.learning.update_rules``."""
 
 _AHEAD = 8
-"""How many touched rows ahead memory is asked for."""
+"""Prefetch distance, in touched rows."""
 
 _MOMENTS = ("adam", "lazy_adam")
 
 
 class Step(NamedTuple):
-    """What one step of a group's optimizer needs, as kernels take it.
+    """Parameters of one step of a group's optimizer, in the form that kernels take.
 
     Attributes:
-        rule: The numbers of the rules that know no moments.
-        scale: What summed gradients are multiplied with.
+        rule: Parameters of the rules without moments.
+        scale: Factor of summed gradients.
         rate: Adam's learning rate with its bias correction.
         fresh1: 1 - beta1.
         fresh2: 1 - beta2.
-        epsilon: What is added to the root of the second moment.
+        epsilon: Constant added to the root of the second moment.
     """
 
     rule: Rule
@@ -59,24 +57,24 @@ class Step(NamedTuple):
 
 
 def code_of(optimizer: Optimizer) -> int:
-    """Which branch of the kernels is an optimizer's."""
+    """Return the code of an optimizer's branch in the kernels."""
     return ADAM if optimizer.kind in _MOMENTS else update_rules.code_of(optimizer)
 
 
 def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
-    """What the optimizer's numbers behind a weight start from."""
+    """Return the initial state of an optimizer for one weight."""
     return (0.0, 0.0) if optimizer.kind in _MOMENTS else update_rules.fresh_state(optimizer)
 
 
 def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True, weight: float = 1.0) -> Step:
-    """The numbers of one step.
+    """Return the parameters of one step.
 
     Args:
-        optimizer: The settings.
-        step: The number of this batch, from 1.
-        rows: How many rows it has.
-        pulled: Whether l1 and l2 pull these weights to zero.
-        weight: What a new square counts, where sums forget.
+        optimizer: Settings of the optimizer.
+        step: Number of this batch, from 1.
+        rows: Number of rows in the batch.
+        pulled: Whether the L1 and L2 penalties apply to these weights.
+        weight: Weight of a new square, where sums of squares decay.
     """
     corrected = math.sqrt(1 - optimizer.beta2**step) / (1 - optimizer.beta1**step)
     summed = optimizer.kind in ("adagrad", "forgetting", "ftrl")
@@ -121,15 +119,15 @@ FlatMover = Callable[[Step, Array, Array], None]
 
 @functools.cache
 def touched_mover(code: int, width: int) -> TouchedMover:
-    """The kernel that moves the rows that a batch touched.
+    """Return the kernel that moves the rows that a batch touched.
 
     Args:
-        code: The optimizer's.
-        width: How many weights a row has.
+        code: Code of the optimizer.
+        width: Number of weights in a row.
 
     Returns:
         A function of the step, the table, the touched rows (uint32 ``[touched]``), their gradients
-        (float32 ``[touched, width]``), and the first and the last of them to move.
+        (float32 ``[touched, width]``), and the first of them to move and the end of the range.
     """
 
     @cached(**KERNEL)
@@ -150,14 +148,15 @@ def touched_mover(code: int, width: int) -> TouchedMover:
 
 @functools.cache
 def all_mover(width: int) -> AllMover:
-    """The kernel that moves all rows by Adam, whether a batch touched them or not.
+    """Return the kernel that moves all rows by Adam, whether a batch touched them or not.
 
     Args:
-        width: How many weights a row has.
+        width: Number of weights in a row.
 
     Returns:
-        A function of the step, the table, the touched rows, their gradients, and for every row of the table
-        where it may be among those touched (uint32), and the first and the last row of the table to move.
+        A function of the step, the table, the touched rows, their gradients, the positions of the table's
+        rows in ``Coalescer.positions`` (uint32), and the first row of the table to move and the end of the
+        range.
     """
 
     @cached(**KERNEL)
@@ -179,10 +178,10 @@ def all_mover(width: int) -> AllMover:
 
 @functools.cache
 def flat_mover(code: int) -> FlatMover:
-    """The kernel that moves one long row, such as a layer's weights.
+    """Return the kernel that moves one long row, such as a layer's weights.
 
     Args:
-        code: The optimizer's.
+        code: Code of the optimizer.
 
     Returns:
         A function of the step, the table of one row, and its gradient (float32, one dimension).

@@ -1,16 +1,16 @@
-"""How fast a model forgets: as fast as its own errors say that the world turns.
+"""Decay of Adagrad's sums of squares, at a rate measured from the model's own errors.
 
-Adagrad's sums of squares grow for as long as the stream lasts, and its steps shrink. Here what a row adds to
-the sums counts more the later it comes (``weight``, which only grows), and a step is divided by the sum
-measured in that weight: the sum forgets, rows that are not touched stay as they are, and nobody has to keep
-when they were touched last. That is forward decay (Cormode and others, 2009), here of Adagrad's sums.
+Adagrad's sums of squares grow as long as the stream lasts, and its steps shrink. Here the contribution of a
+row to the sums has a weight that grows with time, and a step is divided by the sum relative to the current
+weight. So the sum decays, rows that are not touched stay unchanged, and no time of the last touch is stored.
+This is forward decay (Cormode and others, 2009), applied to Adagrad's sums.
 
-How fast the weight grows is measured. For a sample of the tables' rows, of which a row of the stream touches
-about one, ``Pace`` keeps by how much their linear weights would be off now if they had been moved ``_FASTER``
-times as far at each touch, with all other weights as they are. Where those would have predicted better than
-the model did, its memory is too long, and the weight grows; where worse, it stays, and the memory with it. So
-in a world that stands still this is Adagrad. (An expert beside the learner, as of Herbster and Warmuth, 1998;
-judged on a sample, since a second model would cost as much as the first.)
+The growth of the weight is measured. ``Pace`` samples the tables' rows such that a row of the stream touches
+about one of them. For each sampled row it tracks by how much its linear weight would differ if each of its
+steps had been ``_FASTER`` times as long, with all other weights unchanged. If these weights would have
+predicted better than the model, its memory is too long, and the weight grows. Otherwise the weight stays. So
+on stationary data this is Adagrad. (The tracked weights are an expert beside the learner, as in Herbster and
+Warmuth, 1998. They are a sample, because a second model would cost as much as the first.)
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ from headrace.errors import ConfigError
 from headrace.tensors import Array
 
 DECISION_ROWS = 1024
-"""After how many rows it is decided how much the weight grows."""
+"""Number of rows between decisions on the growth of the weight."""
 
 SCALED = 2.0**64
-"""By how much the weight is divided, and the sums with it, before it gets too large for a float32."""
+"""Divisor of the weight and the sums when they are rescaled, before they overflow a float32."""
 
 _LEAST_ONE_IN = 8
 _FASTER = np.float32(1.25)
-_MEMORY_ROWS = 20_000  # how long a row's evidence counts
+_MEMORY_ROWS = 20_000  # time constant of the decay of evidence
 _KEPT = math.exp(-DECISION_ROWS / _MEMORY_ROWS)
 _SCALED_DOUBLINGS = math.log2(SCALED)
-_DOUBT = -0.5  # how many standard deviations the evidence may be against faster steps, and still count for it
-_GAIN = 0.1  # how many times the weight doubles at a decision for each standard deviation of evidence
+_DOUBT = -0.5  # evidence, in standard deviations, above which the weight grows
+_GAIN = 0.1  # doublings of the weight at a decision, per standard deviation of evidence above _DOUBT
 _MOST_DEVIATIONS = 20.0
-_HEAVIEST = np.float32(2**20)  # what a row may count here; all sums have room for it
-_TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0
+_HEAVIEST = np.float32(2**20)  # limit of a row's weight here, so that no sum overflows
+_TINY = np.float32(1e-20)  # makes 0 / sqrt(0) 0
 
 _CLOCK, _DOUBLED, _EVIDENCE, _SPREAD = range(4)
 
 
 class Watched(NamedTuple):
-    """What a kernel keeps of sampled values: one in ``2**shift`` of the shape that it is compiled for.
+    """A kernel's measurements of sampled rows of the tables, one in ``2**shift`` (see ``Shape``).
 
     Attributes:
-        sample: For each its sum of squares, and by how much its weight would be off: float32
-            ``[values, 2]``.
-        found: The numbers of a call's values that are sampled: uint32, one longer than all of its values.
-        numbers: The clock, how many times the weight has doubled, the evidence for more, and its spread; of
-            other threads than the first the last two only.
+        sample: Sum of squares of each sampled row, and the offset of its weight under faster steps: float32
+            ``[sampled rows, 2]``.
+        found: Positions of the sampled values in a call's indices: uint32, longer by one than the indices.
+        numbers: The clock in rows, the doublings of the weight, the evidence for more, and its spread;
+            threads after the first use only the last two.
     """
 
     sample: Array
@@ -65,28 +65,28 @@ class Watched(NamedTuple):
 
 
 UNWATCHED = Watched(np.zeros((0, 2), np.float32), np.zeros(0, np.uint32), np.zeros(0))
-"""For kernels that watch nothing."""
+"""Placeholder for kernels that measure nothing."""
 
 
 def shift_of(slots: int) -> int:
-    """The base-2 logarithm of how many values one is sampled of.
+    """Return the base-2 logarithm of the number of values per sampled one.
 
     Args:
-        slots: How many a row has.
+        slots: Number of slots of a row.
     """
     return (max(_LEAST_ONE_IN, slots) - 1).bit_length()
 
 
 class Pace:
-    """The weight of new squares, and the evidence for making it grow."""
+    """The weight of new squares, and the evidence for its growth."""
 
     def __init__(self, rows: int, slots: int, threads: int = 1) -> None:
-        """Start with nothing forgotten.
+        """Start with weight 1.
 
         Args:
-            rows: How many rows the tables have.
-            slots: How many of them a row of the stream touches.
-            threads: How many kernels run at once.
+            rows: Number of rows of the tables.
+            slots: Number of them that a row of the stream touches.
+            threads: Number of kernels that run at once.
         """
         self._numbers = np.zeros(4)
         self._shift = shift_of(slots)
@@ -97,22 +97,22 @@ class Pace:
 
     @property
     def weight(self) -> float:
-        """What a new square counts."""
+        """Weight of a new square."""
         return float(2.0 ** self._numbers[_DOUBLED])
 
     def parts(self, rows: int) -> Iterable[tuple[int, int]]:
-        """Cut so many coming rows where something is decided, so that it does not matter how they come."""
+        """Split the next ``rows`` rows at decisions, so that results do not depend on the size of blocks."""
         due = DECISION_ROWS - int(self._numbers[_CLOCK]) % DECISION_ROWS
         return pairwise((0, *range(due, rows, DECISION_ROWS), rows))
 
     def count(self, rows: int) -> float:
-        """Count rows that were learnt from, and decide whether they are due.
+        """Count rows that were learnt from, and decide on the growth of the weight when a decision is due.
 
         Args:
-            rows: One of ``parts``, which a kernel has watched.
+            rows: Number of rows of one of ``parts``, after the kernels have learnt from them.
 
         Returns:
-            What all sums of squares are to be multiplied with: 1, but for once in a long time.
+            The factor by which to multiply all sums of squares: 1, except on a rare rescaling.
         """
         for other in self.watched[1:]:
             self._numbers += other.numbers
@@ -130,25 +130,25 @@ class Pace:
         return factor
 
     def forget(self, rows: Array) -> None:
-        """Start afresh with rows of the tables."""
+        """Reset the measurements of rows of the tables."""
         self._sample[rows[rows % (1 << self._shift) == 0] >> self._shift] = 0
 
     def state(self) -> dict[str, Array]:
-        """Everything to go on from: its own arrays, not copies."""
+        """Return the state needed to resume: the object's own arrays, not copies."""
         return {"pace": self._numbers, "pace.sample": self._sample}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         for name, array in self.state().items():
             found = state.get(name)
             if found is None or found.shape != array.shape:
                 raise ConfigError(
                     f"state: {name!r}: expected an array of the shape {array.shape}, got "
-                    f"{'nothing' if found is None else found.shape}; go on with the settings and the schema "
+                    f"{'nothing' if found is None else found.shape}; resume with the settings and the schema "
                     "that it was saved with"
                 )
         for name, array in self.state().items():
@@ -156,11 +156,11 @@ class Pace:
 
 
 def doublings(evidence: float, spread: float) -> float:
-    """How many times the weight doubles at a decision.
+    """Return the number of doublings of the weight at a decision, which need not be an integer.
 
     Args:
-        evidence: The sum of what faster steps would have saved, in nats.
-        spread: The sum of the squares of what a row adds to it.
+        evidence: Sum of the loss that faster steps would have saved, in nats.
+        spread: Sum of the squares of each row's first-order contribution to it.
     """
     deviations = evidence / math.sqrt(spread) if spread > 0 else 0.0
     return _GAIN * min(max(deviations - _DOUBT, 0.0), _MOST_DEVIATIONS) if spread > 0 else 0.0
@@ -168,20 +168,20 @@ def doublings(evidence: float, spread: float) -> float:
 
 @numba.njit(**PART)
 def watch(shape, rule, rows, probabilities, watched):  # type: ignore[no-untyped-def]
-    """Add up what the sampled weights' faster steps would have saved, and make those steps.
+    """Sum up the loss that faster steps of the sampled weights would have saved, and take those steps.
 
     Args:
-        shape: What the kernel is compiled for.
-        rule: How the sampled weights move.
-        rows: Those that were learnt from.
-        probabilities: What had been predicted.
-        watched: What is kept: ``Watched``.
+        shape: Compile-time constants of the kernel.
+        rule: Update rule of the sampled weights.
+        rows: The rows that were learnt from.
+        probabilities: Their predictions.
+        watched: The measurements: ``Watched``.
     """
     sample, found, shift = watched.sample, watched.found, np.uint32(shape.shift)
     indices, slots = rows.indices, np.uint32(shape.slots)
     first, count = np.uint64(0), _find(shape, indices, found)
     numbers = watched.numbers
-    evidence, spread = numbers[_EVIDENCE], numbers[_SPREAD]  # the same sum however rows come
+    evidence, spread = numbers[_EVIDENCE], numbers[_SPREAD]  # add in order of rows, whatever the block size
     while first < count:
         row, off, last = read(found, first) // slots, np.float32(0), first
         while last < count and read(found, last) // slots == row:
@@ -209,10 +209,11 @@ def watch(shape, rule, rows, probabilities, watched):  # type: ignore[no-untyped
 
 @numba.njit(**PART)
 def _find(shape, indices, found):  # type: ignore[no-untyped-def]
-    """Write down which values are sampled, without a branch, which no processor could foresee; count them.
+    """List the sampled values without a branch, which would be mispredicted; return their number.
 
-    A value is sampled if its lowest ``shift`` bits are zero, and others are not. With the former in front of
-    the latter that is one comparison. (Two of them, or two numbers to write, take twice as long.)
+    A value is sampled if its lowest ``shift`` bits are zero, and another bit is not. With the low bits
+    rotated to the top, that is one comparison. (Two comparisons, or two numbers to write, take twice as
+    long.)
     """
     low, high = np.uint64(64 - shape.shift), np.uint64(shape.shift)
     count, place = np.uint64(0), np.uint32(0)

@@ -1,7 +1,7 @@
-"""The groups of weights of a model that learns: fresh ones, their state, and what is published.
+"""The groups of weights of a learning model: initialisation, state, and published weights.
 
-Every group is a learning table. Those of rows are ``linear`` and ``embeddings``; all others have one row, as
-long as the array that they become when they are stripped.
+Each group is a learning table. The groups ``linear`` and ``embeddings`` have many rows. All others have one
+row, as long as the array that it becomes when it is stripped.
 """
 
 from __future__ import annotations
@@ -29,20 +29,23 @@ WIDE = ("linear", "embeddings")
 
 
 class Groups:
-    """A model's weights with their optimizers' numbers.
+    """A model's weights with their optimizers' state.
 
     Attributes:
-        tables: The groups by name.
-        shapes: The shape that each group of one row is published in.
+        tables: The groups, by name.
+        shapes: Published shape of each group of one row, by name.
     """
 
     def __init__(self, settings: ModelSettings, features: Features, interaction_rows: int) -> None:
-        """Make fresh ones.
+        """Create fresh weights.
 
         Args:
-            settings: The model's.
-            features: The layout.
-            interaction_rows: How many rows of ``linear`` belong to interactions.
+            settings: The model's settings.
+            features: Layout of the rows.
+            interaction_rows: Number of rows of ``linear`` that belong to interactions.
+
+        Raises:
+            ConfigError: The network would have no inputs.
         """
         self._settings = settings
         fields = len(features.categorical)
@@ -61,40 +64,40 @@ class Groups:
         self._draw_alone(fields)
 
     def optimizer(self, name: str) -> Optimizer:
-        """How a group learns."""
+        """Return the optimizer of a group."""
         if name.startswith("layer"):
             return self._settings.network
         return self._settings.embeddings if name in ("embeddings", "pairs") else self._settings.linear
 
     def array(self, name: str) -> Array:
-        """The weights of a group of one row, in the shape of their publication: a view."""
+        """Return a view of the weights of a group of one row, in its published shape."""
         array: Array = self.tables[name].weights[0].reshape(self.shapes[name])
         return array
 
     def begin_at(self, bias: float) -> None:
-        """Let the bias begin somewhere; FTRL makes a weight anew of what stands behind it, at each step."""
+        """Set the initial bias; FTRL's state is set too, as FTRL recomputes weights from it at each step."""
         values, optimizer = self.tables["bias"].values[0], self.optimizer("bias")
         values[0] = bias
         if optimizer.kind == "ftrl":
             values[1] = -bias * math.sqrt(optimizer.initial) / optimizer.learning_rate
 
     def wide(self) -> dict[str, LearningTable]:
-        """The groups with many rows."""
+        """Return the groups with many rows."""
         return {name: table for name, table in self.tables.items() if name in WIDE}
 
     def alone(self) -> dict[str, LearningTable]:
-        """The groups of one row."""
+        """Return the groups of one row."""
         return {name: table for name, table in self.tables.items() if name not in WIDE}
 
     def network(self) -> tuple[list[Array], list[Array]]:
-        """Each layer's weights and biases, as views."""
+        """Return each layer's weights, and each layer's biases, as views."""
         layers = range(len(self._settings.hidden) + 1)
         kinds = ("weights", "bias")
         weights, biases = ([self.array(f"layer{layer}.{kind}") for layer in layers] for kind in kinds)
         return weights, biases
 
     def served(self) -> Served:
-        """The groups that kernels read, where they are."""
+        """Return the groups in the form that kernels take, without copies."""
         plain = {name: Table.of(table.values) for name, table in self.tables.items()}
         return Served(
             plain["linear"],
@@ -105,7 +108,7 @@ class Groups:
         )
 
     def forget(self, rows: Array) -> None:
-        """Make rows of the tables fresh."""
+        """Reinitialise rows of the tables."""
         for name, table in self.wide().items():
             fresh = (0.0, *fresh_state(self.optimizer(name)))
             table.values[rows] = np.repeat(fresh, table.width).astype(np.float32)
@@ -113,10 +116,10 @@ class Groups:
             self._draw(rows)
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take over a state's arrays.
+        """Copy in the arrays of a state.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         for name, table in self.tables.items():
             found = state.get(name)
@@ -124,28 +127,28 @@ class Groups:
                 got = "nothing" if found is None else f"{found.shape}"
                 raise ConfigError(
                     f"state: {name!r}: expected an array of the shape {table.values.shape}, got {got}; "
-                    "go on with the settings and the schema that it was saved with"
+                    "resume with the settings and the schema that it was saved with"
                 )
         for name, table in self.tables.items():
             table.values[:] = state[name]
 
     @property
     def forget_squares(self) -> bool:
-        """Whether any group's sums of squares forget."""
+        """Whether any group's sums of squares decay."""
         return any(table.optimizer == "forgetting" for table in self.tables.values())
 
     def scale_squares(self, factor: float) -> None:
-        """Multiply the sums of squares that forget."""
+        """Multiply the decaying sums of squares by a factor."""
         for table in self.tables.values():
             if table.optimizer == "forgetting":
                 table.values[:, table.width :] *= np.float32(factor)
 
     def strip(self) -> Weights:
-        """A copy without the optimizers' numbers."""
+        """Return a copy of the weights without the optimizers' state."""
         return Weights({name: self.tables[name].strip() for name in self.wide()}, self._alone())
 
     def live(self) -> Weights:
-        """The same, but tables as they are: good until the next batch."""
+        """Return the weights with tables not copied, valid until the next batch."""
         return Weights({name: self.tables[name].as_table() for name in self.wide()}, self._alone())
 
     def _alone(self) -> dict[str, Array]:
@@ -158,7 +161,7 @@ class Groups:
         optimizer = self.optimizer(name)
         values = aligned_zeros((rows, width * (1 + STATE_PER_WEIGHT[optimizer.kind])))
         for number, value in enumerate(fresh_state(optimizer), 1):
-            if value:  # memory that is not written is not there yet
+            if value:  # leave zero pages untouched, so that they stay unallocated
                 values[:, width * number : width * (number + 1)] = value
         return LearningTable(values, width, optimizer.kind)
 
@@ -166,7 +169,7 @@ class Groups:
         draw(self.tables["embeddings"].weights, rows, self._settings.initial_scale, self._settings.seed)
 
     def _draw_alone(self, fields: int) -> None:
-        """Pairs start from 1, as an FM does; layers as He and others draw them for ReLU."""
+        """Initialise pairs to 1, as in an FM, and layers by He and others' scheme for ReLU."""
         if "pairs" in self.shapes:
             self.array("pairs")[:] = 1 - np.eye(fields, dtype=np.float32)
         random = np.random.default_rng(self._settings.seed)
@@ -181,12 +184,12 @@ class Groups:
 
 
 def row_width(settings: ModelSettings, fields: int) -> int:
-    """How many numbers a row of the embeddings has."""
+    """Return the number of weights in a row of the embeddings."""
     return settings.factors * (fields if settings.kind in FIELD_AWARE else 1)
 
 
 def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ...]:
-    """The inputs of the network's first layer, then the units of its hidden ones; nothing without one.
+    """Return the inputs of the network's first layer, then the units of its hidden layers; () without one.
 
     Raises:
         ConfigError: The network would have no inputs.
@@ -196,13 +199,13 @@ def network_widths(settings: ModelSettings, features: Features) -> tuple[int, ..
     inputs = pair_inputs(settings, features) + features.dense_width
     if not inputs:
         raise ConfigError(
-            f"kind: a {settings.kind} of one categorical field alone has a network without inputs; "
-            "take lr, which is the same"
+            f"kind: a {settings.kind} of a single categorical field has a network without inputs; "
+            "use lr, which is equivalent"
         )
     return (inputs, *settings.hidden)
 
 
 def pair_inputs(settings: ModelSettings, features: Features) -> int:
-    """How many of the network's inputs come of the embeddings."""
+    """Return the number of the network's inputs that come from the embeddings."""
     fields = len(features.categorical)
     return fields * settings.factors if settings.kind in POOLED else fields * (fields - 1) // 2

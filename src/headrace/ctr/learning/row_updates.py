@@ -1,6 +1,6 @@
-"""How the weights that one row touched move: linear ones, embeddings, and fwfm's weights of pairs.
+"""Updates of the weights that one row touched: linear weights, embeddings, and fwfm's weights of pairs.
 
-Functions for the kernel that learns online; how one weight moves is said in ``update_rules``.
+These are parts of the online learning kernel; ``update_rules`` has the update of a single weight.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _update_row(shape, rule, values, towards, which, error):  # type: ignore[no-
 
 @numba.njit(**PART)
 def update_pairs(shape, rule, pairs, room, error):  # type: ignore[no-untyped-def]
-    """Move the weights of all pairs; those of a field with itself are zero and stay so."""
+    """Move the weights of all pairs; those of a field with itself stay zero."""
     size = shape.fields * shape.fields
     for place in range(size):
         move(shape.embedding_code, rule, pairs, (0, size, place), error * read(room.products, place))

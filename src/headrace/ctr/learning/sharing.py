@@ -1,14 +1,15 @@
-"""How far weights move that forget, by how many of them a row moves.
+"""Scaling of learning rates by the number of weights that a row moves, where sums of squares decay.
 
-All weights that a row touches move against the same error. Where their sums of squares forget, those that are
-seen rarely keep taking the long steps that they began with, and the more of them there are, the further the
-row's prediction moves: with 26 fields, the rates that are right for six move it too far. So a row's values
-share what six fields move together. What every row touches has long forgotten its first steps, and shares
-nothing: the bias, and fwfm's weights of pairs, which move further even, for their gradients are small. Nor do
-ffm's embeddings, each of which is for one other field: more fields are more of them, not more for each.
+All weights that a row touches move against the same error. Where their sums of squares decay, rare weights
+keep taking steps as long as their first ones. The more of them a row has, the further its prediction moves:
+with 26 fields, the rates that suit six move it too far. So a row's values share the total step of six fields.
 
-In batches what is frequent moves once for many rows, and linear weights are better off if they share less: by
-the root of how many there are (decision 0016).
+Weights that every row touches are past their first steps and do not share: the bias, and fwfm's weights of
+pairs, which even move further because their gradients are small. ffm's embeddings do not share either: each
+is for one other field, so more fields mean more embeddings, not more steps for each.
+
+In batches, frequent weights move once for many rows, and linear weights do better with the square root of the
+share (decision 0016).
 """
 
 from __future__ import annotations
@@ -21,48 +22,49 @@ from headrace.ctr.settings import FIELD_AWARE, ModelSettings, Optimizer
 from headrace.stream.features import Features
 
 PAIRS_STEP = 4.0
-"""How many times as far as embeddings fwfm's weights of pairs move."""
+"""Learning rate of fwfm's weights of pairs, as a multiple of that of embeddings."""
 
 _FIELDS = 6
-"""For so many fields, and fewer, rates are what they say."""
+"""Number of fields up to which learning rates are not scaled."""
 
 
 def share_of(settings: ModelSettings, features: Features) -> float:
-    """What each of a row's values moves, of what it would alone: at most 1.
+    """Return the factor of the learning rate of each of a row's values: at most 1.
 
     Args:
-        settings: The model's.
-        features: The layout; a field whose values are averaged counts once, summed ones each.
+        settings: The model's settings.
+        features: Layout of the rows; a field with averaged values counts once, one with summed values once
+            per value.
     """
     fields = sum(1 if one.pooling == "mean" else one.values for one in features.categorical)
     return min(1.0, _FIELDS / max(fields + len(settings.interactions), 1))
 
 
 def embeddings_share(settings: ModelSettings, share: float) -> float:
-    """What an embedding moves, of what it would alone.
+    """Return the factor of the learning rate of an embedding.
 
     Args:
-        settings: The model's.
-        share: What ``share_of`` says.
+        settings: The model's settings.
+        share: Result of ``share_of``.
     """
     return 1.0 if settings.kind in FIELD_AWARE else share
 
 
 def sharing(optimizer: Optimizer, share: float) -> Optimizer:
-    """The optimizer with a part of its rate, if it is one that forgets; else as it is."""
+    """Return the optimizer with its rate multiplied by ``share`` if it is ``forgetting``, else unchanged."""
     if optimizer.kind != "forgetting":
         return optimizer
     return msgspec.structs.replace(optimizer, learning_rate=optimizer.learning_rate * share)
 
 
 def shared(optimizer: Optimizer, name: str, settings: ModelSettings, features: Features) -> Optimizer:
-    """How a group of weights learns, of what is said for it.
+    """Return the optimizer of a group of weights with its scaled learning rate.
 
     Args:
-        optimizer: What is said.
-        name: The group's.
-        settings: The model's.
-        features: The layout.
+        optimizer: Configured optimizer of the group.
+        name: Name of the group.
+        settings: The model's settings.
+        features: Layout of the rows.
     """
     share = share_of(settings, features)
     linear = share if settings.online else math.sqrt(share)
@@ -72,5 +74,5 @@ def shared(optimizer: Optimizer, name: str, settings: ModelSettings, features: F
 
 
 def _longest(features: Features) -> int:
-    """The numbers of the longest vector: against one error all of them move."""
+    """Return the length of the longest vector, all of whose weights move against one error."""
     return max((field.size for field in features.numeric), default=1)

@@ -1,8 +1,8 @@
-"""Which rows of the tables a batch touches, each once, so that an optimizer moves each once.
+"""The distinct rows of the tables that a batch touches, so that an optimizer moves each once.
 
 Rows are numbered in the order in which a batch touches them, and gradients are summed under these numbers. A
-row's number is looked up in ``positions``, which is never cleared: an entry counts only if the row that has
-that number in this batch is the same one.
+row's number is looked up in ``positions``, which is never cleared: an entry is valid only if that number
+belongs to the same row in this batch.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from headrace.ctr.kernels.intrinsics import prefetch, read, write
 from headrace.tensors import Array
 
 _AHEAD = 4
-"""How many rows of the block ahead positions are asked for."""
+"""Prefetch distance of positions, in rows of the block."""
 
 
 class Touched(NamedTuple):
     """The rows that a batch touches.
 
     Attributes:
-        rows: uint32 ``[touched]``; row 0 first, which stands for no value and is never learnt; then those of
-            the tables, then those of interactions.
-        embedded: How many of them belong to tables, with row 0.
-        places: The number of each value's row in ``rows``: uint32 ``[rows, slots]``.
-        crossed: The same of interactions: uint32 ``[rows, interactions]``.
+        rows: Touched rows: uint32 ``[touched]``; first row 0, which stands for no value and is never learnt,
+            then those of the tables, then those of interactions.
+        embedded: Number of them that belong to tables, including row 0.
+        places: Number of each value's row in ``rows``: uint32 ``[rows, slots]``.
+        crossed: Number of each interaction's row in ``rows``: uint32 ``[rows, interactions]``.
     """
 
     rows: Array
@@ -39,23 +39,23 @@ class Touched(NamedTuple):
 
 
 class Coalescer:
-    """Finds out which rows batches touch; its arrays are used again for the next one.
+    """Numbering of the rows that a batch touches; its arrays are reused for the next batch.
 
     Attributes:
-        positions: Where each row may be among those touched: uint32 ``[rows]``.
+        positions: Possible number of each row among those touched: uint32 ``[rows]``.
     """
 
     def __init__(self, rows: int) -> None:
-        """Make room.
+        """Allocate memory.
 
         Args:
-            rows: How many rows the linear table has.
+            rows: Number of rows of the linear table.
         """
         self.positions = np.zeros(rows, np.uint32)
         self._found = np.zeros(1, np.uint32)
 
     def touched_by(self, indices: Array, crossed: Array) -> Touched:
-        """The rows that a batch touches; valid until the next call.
+        """Return the rows that a batch touches; valid until the next call.
 
         Args:
             indices: Rows of the tables: uint32 ``[rows, slots]``.
@@ -73,7 +73,7 @@ class Coalescer:
 
 @cached(**KERNEL)
 def _number(indices, positions, found, places, count):  # type: ignore[no-untyped-def]
-    """Number the rows that were not touched before; how many there are now."""
+    """Number the rows that were not touched before; return the total number of touched rows."""
     for row in range(indices.shape[0]):
         coming = min(row + _AHEAD, indices.shape[0] - 1)
         for slot in range(indices.shape[1]):

@@ -1,8 +1,7 @@
-"""How one weight moves against its gradient: SGD, Adagrad (forgetting or not) and FTRL, for kernels.
+"""Update rules of one weight: SGD, Adagrad (with or without decay) and FTRL, as parts of kernels.
 
-The rule's code is an argument that is constant where a kernel is compiled, so that only its own branch is
-left in the machine code. A row of a learning table is its weights, then the optimizer's numbers: see
-``headrace.ctr.tables``.
+The rule's code is a compile-time constant of a kernel, so only its own branch is left in the machine code. A
+row of a learning table is its weights, then the optimizer's state: see ``headrace.ctr.tables``.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from headrace.ctr.kernels.intrinsics import read, write
 from headrace.ctr.settings import Optimizer
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
-"""The codes of rules; the power 0.5, a square root, is one of its own."""
+"""Codes of the rules. The power 0.5, a square root, has codes of its own."""
 
 FORGETTING_CODES = (FORGETTING, FORGETTING_POWER)
 
 _STEEPEST = np.float32(2**20)
-"""The largest gradient where sums forget: its square counts up to 2**64 times, and a float32 has room for
-2**24 of those. (An infinite sum would make the weight no number, and then all others.) To have a larger one
-takes a number, or a row's weight, of more than a million."""
+"""Largest gradient where sums of squares decay. Its square is weighted by up to 2**64, and a float32 has
+room for 2**24 of those. (An infinite sum would make the weight NaN, and then all others.) Only a feature or a
+row weight above a million yields a larger gradient."""
 
-_TINY = np.float32(1e-20)  # keeps 0 / sqrt(0) at 0, and is lost in any sum that matters
+_TINY = np.float32(1e-20)  # makes 0 / sqrt(0) 0; negligible in any other sum
 _ZERO = np.float32(0)
 
 
 class Rule(NamedTuple):
-    """An optimizer's numbers, as kernels take them: float32 each.
+    """An optimizer's parameters in the form that kernels take: float32 each.
 
-    ``weight`` is what a new square counts where sums forget (see ``headrace.ctr.learning.pace``), ``scale``
-    one by that.
+    ``weight`` is the weight of a new square where sums of squares decay (see ``headrace.ctr.learning.pace``),
+    and ``scale`` its reciprocal.
     """
 
     learning_rate: np.float32
@@ -48,11 +47,11 @@ class Rule(NamedTuple):
 
 
 def rule_of(optimizer: Optimizer, *, pulled: bool = True) -> Rule:
-    """An optimizer's numbers for kernels.
+    """Return an optimizer's parameters for kernels.
 
     Args:
-        optimizer: The settings.
-        pulled: Whether l1 and l2 pull these weights to zero; they never pull the bias.
+        optimizer: Settings of the optimizer.
+        pulled: Whether the L1 and L2 penalties apply to these weights; they never apply to biases.
     """
     own = optimizer
     numbers = (own.learning_rate, own.power, own.l1 * pulled, own.l2 * pulled, own.initial, 1.0, 1.0)
@@ -60,12 +59,12 @@ def rule_of(optimizer: Optimizer, *, pulled: bool = True) -> Rule:
 
 
 def weighed(rule: Rule, weight: float) -> Rule:
-    """The rule where a new square counts so much."""
+    """Return the rule with another weight of new squares."""
     return rule._replace(weight=np.float32(weight), scale=np.float32(1 / weight))
 
 
 def code_of(optimizer: Optimizer) -> int:
-    """Which branch of ``move`` is an optimizer's."""
+    """Return the code of an optimizer's branch in ``move``."""
     if optimizer.kind == "adagrad":
         return ADAGRAD if optimizer.power == 0.5 else ADAGRAD_POWER
     if optimizer.kind == "forgetting":
@@ -74,14 +73,14 @@ def code_of(optimizer: Optimizer) -> int:
 
 
 def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
-    """What the optimizer's numbers behind a weight start from."""
+    """Return the initial state of an optimizer for one weight."""
     initial = optimizer.initial
     return {"sgd": (), "adagrad": (initial,), "forgetting": (0.0,), "ftrl": (0.0, initial)}[optimizer.kind]
 
 
 @numba.njit(**PART)
 def bounded(code, gradient):  # type: ignore[no-untyped-def]
-    """A gradient, or what it is a multiple of, that leaves room in sums that forget; others as they are."""
+    """Clip a gradient, or a factor of it, where sums of squares decay; return others unchanged."""
     if code in FORGETTING_CODES:
         return min(max(gradient, -_STEEPEST), _STEEPEST)
     return gradient
@@ -92,11 +91,11 @@ def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
     """Move one weight of a learning table against its gradient.
 
     Args:
-        code: The rule's code.
-        rule: The optimizer's numbers.
+        code: Code of the rule.
+        rule: The optimizer's parameters.
         values: The learning table: float32 ``[rows, width * (1 + state per weight)]``.
-        place: The weight's row, the width (how many weights a row has), and the weight's column.
-        gradient: The loss's derivative by the weight: float32.
+        place: The weight's row, the width (the number of weights in a row), and the weight's column.
+        gradient: The loss's derivative with respect to the weight: float32.
     """
     row, width, column = place
     if code == FTRL:
@@ -123,7 +122,7 @@ def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _move_ftrl(rule, values, place, gradient):  # type: ignore[no-untyped-def]
-    """McMahan's per-coordinate FTRL-proximal; behind the weight are z, then the sum of squares n."""
+    """Move one weight by McMahan's per-coordinate FTRL-Proximal; its state is z, then sum of squares n."""
     row, width, column = place
     before = read(values, (row, 2 * width + column))
     after = before + gradient * gradient

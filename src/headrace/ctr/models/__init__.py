@@ -1,1 +1,1 @@
-"""What each kind computes, as functions for kernels: a file a kind, and what several have in common."""
+"""The computation of each kind, as parts of kernels: one file per kind, and shared parts."""

@@ -1,4 +1,4 @@
-"""What kernels are given: what they are compiled for, rows, weights, and working memory."""
+"""Arguments of kernels: compile-time constants, rows, weights, and working memory."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from headrace.stream.features import Features
 from headrace.tensors import Array
 
 LR, FM, FWFM, FFM = range(4)
-"""The codes of kinds."""
+"""Codes of the kinds without a network."""
 
 KIND_CODES = {"lr": LR, "fm": FM, "fwfm": FWFM, "ffm": FFM}
 
 
 class Shape(NamedTuple):
-    """What a kernel is compiled for: constants in its machine code, so that loops become vectors.
+    """Compile-time constants of a kernel, so that its loops are vectorised.
 
     Attributes:
-        kind: The kind's code.
-        fields: How many categorical fields there are.
-        factors: How many numbers an embedding has.
-        width: How many numbers a row of the table of embeddings has.
+        kind: Code of the kind.
+        fields: Number of categorical fields.
+        factors: Length of an embedding.
+        width: Length of a row of the embeddings table.
         single: Whether every field has one value.
-        scaled: Whether tables are in 16 or 8 bits.
-        linear_code: The rule of linear weights: see ``headrace.ctr.learning.update_rules``.
-        embedding_code: The rule of embeddings.
-        slots: How many values a row has; like the next ones for the kernel that learns online only, else 0.
-        dense: How many dense features there are.
-        crossed: How many interactions there are.
-        linear_width: How many numbers a row of the linear learning table has.
-        shift: Where sums of squares forget, one value in ``2**shift`` is watched: see
+        scaled: Whether tables are quantized to 16 or 8 bits.
+        linear_code: Update rule of linear weights: see ``headrace.ctr.learning.update_rules``.
+        embedding_code: Update rule of embeddings.
+        slots: Number of slots. This and the following are set only for the online learning kernel, else 0.
+        dense: Number of dense features.
+        crossed: Number of interactions.
+        linear_width: Length of a row of the linear learning table.
+        shift: One value in ``2**shift`` is sampled where sums of squares decay: see
             ``headrace.ctr.learning.pace``.
     """
 
@@ -61,7 +61,7 @@ class Rows(NamedTuple):
         crossed: Rows of the interactions: uint32 ``[rows, interactions]``.
         dense: Dense features: float32 ``[rows, dense_width]``.
         labels: float32 ``[rows]``; empty where rows are only predicted.
-        weights: float32 ``[rows]``; empty for one each.
+        weights: float32 ``[rows]``; empty for 1 each.
     """
 
     indices: Array
@@ -71,7 +71,7 @@ class Rows(NamedTuple):
     weights: Array
 
     def part(self, start: int, stop: int) -> Rows:
-        """Some of the rows, as views."""
+        """Return a range of the rows, as views."""
         return Rows(*(one[start:stop] for one in self))
 
 
@@ -83,8 +83,8 @@ class Slots(NamedTuple):
     """The layout of slots.
 
     Attributes:
-        starts: The first slot of each field, and the number of slots last: int64 ``[fields + 1]``.
-        mean: Which fields are pooled by their mean: bool ``[fields]``.
+        starts: First slot of each field, then the number of slots: int64 ``[fields + 1]``.
+        mean: Whether each field is pooled by its mean: bool ``[fields]``.
     """
 
     starts: Array
@@ -92,7 +92,7 @@ class Slots(NamedTuple):
 
     @classmethod
     def of(cls, features: Features) -> Slots:
-        """The layout of features."""
+        """Return the layout of a model's slots."""
         return cls(features.slot_starts, features.mean_pooled)
 
 
@@ -100,11 +100,11 @@ class Room(NamedTuple):
     """One thread's working memory for one row: float32.
 
     Attributes:
-        shares: What each field's values are multiplied with ``[fields]``; only where fields have many.
-        pooled: The fields' embeddings ``[fields * width]``.
-        towards: The logit's gradient by each ``[fields * width]``.
-        columns: fwfm's embeddings, transposed ``[width * fields]``.
-        products: fwfm's dot products of all pairs ``[fields * fields]``.
+        shares: Factor of each field's values ``[fields]``; used only if a field has several values.
+        pooled: The fields' pooled embeddings ``[fields * width]``.
+        towards: The logit's gradient with respect to ``pooled`` ``[fields * width]``.
+        columns: fwfm: the pooled embeddings, transposed ``[width * fields]``; fm: their sum ``[factors]``.
+        products: fwfm: the dot products of all pairs ``[fields * fields]``.
     """
 
     shares: Array
@@ -115,13 +115,13 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Room:
-        """Make some."""
+        """Allocate working memory."""
         fields, size = shape.fields, shape.fields * shape.width
         return cls(*(aligned_zeros((count,)) for count in (fields, size, size, size, fields * fields)))
 
 
 class Work(NamedTuple):
-    """One call's rows, their layout, and memory to work in."""
+    """The rows of one call, their layout, and working memory."""
 
     rows: Rows
     slots: Slots
@@ -129,14 +129,14 @@ class Work(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The weights that kernels read, and the learning one changes.
+    """The weights that kernels read, and that the online learning kernel updates.
 
     Attributes:
-        linear: The linear table.
-        embeddings: The embeddings; for lr the linear table again.
+        linear: Table of linear weights.
+        embeddings: Table of embeddings; for lr, the linear table again.
         bias: float32 ``[1, 1]`` or wider.
-        dense: The linear weights of dense features: float32 ``[1, dense_width]`` or wider.
-        pairs: fwfm's: float32 ``[1, fields * fields]`` or wider, symmetric.
+        dense: Linear weights of dense features: float32 ``[1, dense_width]`` or wider.
+        pairs: fwfm's weights of pairs: float32 ``[1, fields * fields]`` or wider, symmetric.
     """
 
     linear: Table
@@ -147,7 +147,7 @@ class Served(NamedTuple):
 
 
 def shape_of(settings: ModelSettings, features: Features) -> Shape:
-    """What the kernels of a kind without a network are compiled for."""
+    """Return the compile-time constants of the kernels of a kind without a network."""
     code = KIND_CODES[settings.kind]
     fields, factors = len(features.categorical), settings.factors if code else 0
     width = factors * fields if settings.kind == "ffm" else factors

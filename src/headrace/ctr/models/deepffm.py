@@ -1,6 +1,6 @@
-"""DeepFFM: a field-aware factorization machine beside a network, whose inputs are the pairs' dot products.
+"""DeepFFM: a field-aware factorization machine and a network whose inputs are the pairs' dot products.
 
-The network itself is where ``headrace.ctr.models.deepfm`` says.
+``headrace.ctr.models.deepfm`` names the modules of the network itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 
 @numba.njit(**PART)
 def write_products(shape, room, inputs, row):  # type: ignore[no-untyped-def]
-    """The dot products of all field pairs of a field-aware model."""
+    """Write the dot products of all field pairs to the network's inputs."""
     factors, number = shape.factors, 0
     for first in range(shape.fields):
         for second in range(first + 1, shape.fields):
@@ -28,7 +28,7 @@ def write_products(shape, room, inputs, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def weigh_products(shape, room, gradients, which):  # type: ignore[no-untyped-def]
-    """Make ``towards`` the loss's derivative by the pooled embeddings: pair terms and network."""
+    """Set ``towards`` to the gradient with respect to the pooled embeddings: pair terms plus network."""
     row, error = which
     factors, number = shape.factors, 0
     for first in range(shape.fields):

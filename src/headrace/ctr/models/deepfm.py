@@ -1,7 +1,7 @@
-"""DeepFM: a factorization machine beside a network, whose inputs are the fields' pooled embeddings.
+"""DeepFM: a factorization machine and a network whose inputs are the fields' pooled embeddings.
 
-The network itself is ``headrace.ctr.learning.network`` as it learns, ``headrace.ctr.serving.context`` as it
-answers requests.
+The network itself is in ``headrace.ctr.learning.network`` for learning, and in
+``headrace.ctr.serving.context`` for serving.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 
 @numba.njit(**PART)
 def read_pooled(shape, room, network, row):  # type: ignore[no-untyped-def]
-    """Find the pooled embeddings again, among the network's inputs."""
+    """Copy the pooled embeddings back from the network's inputs."""
     for field in range(shape.fields):
         one_by_one()
         place, column = field * shape.width, read(network.columns, field * shape.width)
@@ -24,7 +24,7 @@ def read_pooled(shape, room, network, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def add_network(shape, room, network, which):  # type: ignore[no-untyped-def]
-    """Make ``towards`` the loss's derivative by the pooled embeddings: pair terms and network."""
+    """Set ``towards`` to the gradient with respect to the pooled embeddings: pair terms plus network."""
     row, error = which
     for field in range(shape.fields):
         one_by_one()

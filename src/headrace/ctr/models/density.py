@@ -1,12 +1,12 @@
-"""A mixture of Beta distributions over a click rate: what the last layer of a mixture density network says.
+"""A mixture of Beta distributions over a click rate, the output of a mixture density network.
 
-The network gives 1 + 3 K numbers for a row, its heads: a logit that all components share, then for each of K
+The network outputs 1 + 3 K numbers for a row, its heads: a logit shared by all components, then for each of K
 components a weight (before the softmax), an offset of the logit, and the logarithm of a concentration. With
-the mean m and the concentration s, a component is Beta(m s, (1 - m) s), so that k clicks in n views have the
-likelihood of a mixture of beta-binomials: Bishop, "Mixture density networks" (1994), section 3, with these
-for Gaussians. Rates lie between 0 and 1, and counts need no approximation.
+mean m and concentration s, a component is Beta(m s, (1 - m) s). The likelihood of k clicks in n views is then
+a mixture of beta-binomials: Bishop, "Mixture density networks" (1994), section 3, with these in place of
+Gaussians. Rates are between 0 and 1, and counts need no approximation.
 
-Everything is counted in float64, a row at a time: a row's answer is the same to the bit alone and in a batch.
+Everything is computed in float64, one row at a time: a row's result is bit-identical alone and in a batch.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from headrace.ctr.kernels.compiling import kernel, part
 from headrace.tensors import Array
 
 LEAST_CONCENTRATION, MOST_CONCENTRATION = math.exp(-3.0), math.exp(12.0)
-"""What concentrations are cut to: that of a rate which is mostly 0 or 1, and of one known to a thousandth."""
+"""Bounds of concentrations: of a rate that is mostly 0 or 1, and of one known to a thousandth."""
 
 SCRATCH_COLUMNS = 6
-"""How many numbers the kernels need for each component: float64 ``[components, SCRATCH_COLUMNS]``."""
+"""Columns of the kernels' scratch array: float64 ``[components, SCRATCH_COLUMNS]``."""
 
 _LEAST, _MOST = -3.0, 12.0
 _FARTHEST_LOGIT = 30.0
-_MULTIPLIED = 16  # so many factors are multiplied, or inverses added, before a gamma function pays
-_SHIFTED = 10.0  # from here on the series of digamma has twelve digits
+_MULTIPLIED = 16  # number of factors above which gamma functions are faster than a product or sum
+_SHIFTED = 10.0  # the series of digamma has twelve digits from here on
 _CLOSE = 1e-8
 _MOST_STEPS = 100
 _MOST_FRACTIONS = 5000
@@ -36,11 +36,11 @@ _TINY = 1e-300
 
 
 class Moments(NamedTuple):
-    """What a mixture comes to: float64 ``[rows]`` each.
+    """Moments of mixtures: float64 ``[rows]`` each.
 
     Attributes:
-        mean: The click rate to be expected.
-        variance: How far rates lie about it.
+        mean: Expected click rate.
+        variance: Variance of the click rate.
     """
 
     mean: Array
@@ -48,17 +48,17 @@ class Moments(NamedTuple):
 
 
 def heads_of(components: int) -> int:
-    """How many numbers the network gives for a row."""
+    """Return the number of heads of a row."""
     return 1 + 3 * components
 
 
 def scratch_of(components: int) -> Array:
-    """Memory for one call of a kernel."""
+    """Allocate the scratch array for one call of a kernel."""
     return np.empty((components, SCRATCH_COLUMNS))
 
 
 def first_biases(components: int) -> Array:
-    """What the output's biases start from: components side by side, an unknown rate's worth of views each.
+    """Return the output layer's initial biases: spaced logit offsets, and concentrations of 8 (views).
 
     Returns:
         float32 ``[heads]``.
@@ -75,7 +75,7 @@ def first_biases(components: int) -> Array:
 
 @part()
 def digamma(x: float) -> float:
-    """The derivative of ln Γ at x > 0: DLMF 5.5.2 upwards, then the series 5.11.2."""
+    """Return the derivative of ln Γ at x > 0: the recurrence DLMF 5.5.2 upwards, then the series 5.11.2."""
     found = 0.0
     while x < _SHIFTED:
         found -= 1.0 / x
@@ -87,7 +87,7 @@ def digamma(x: float) -> float:
 
 @part()
 def log_rising(x: float, count: int) -> float:
-    """Give ln Γ(x + count) - ln Γ(x)."""
+    """Return ln Γ(x + count) - ln Γ(x)."""
     if count > _MULTIPLIED:
         return math.lgamma(x + count) - math.lgamma(x)
     product = 1.0
@@ -98,7 +98,7 @@ def log_rising(x: float, count: int) -> float:
 
 @part()
 def slope_rising(x: float, count: int) -> float:
-    """The derivative of ``log_rising`` by x."""
+    """Return the derivative of ``log_rising`` with respect to x."""
     if count > _MULTIPLIED:
         return float(digamma(x + count) - digamma(x))
     total = 0.0
@@ -119,7 +119,7 @@ def _cut(value: float, least: float, most: float) -> float:
 
 @part()
 def _mix(heads: Array, row: int, scratch: Array) -> None:
-    """Write each component's weight, mean, what is left of it to 1, and concentration."""
+    """Write each component's weight, mean, 1 - mean, and concentration to the scratch array."""
     components = scratch.shape[0]
     top = -np.inf
     for one in range(components):
@@ -138,7 +138,7 @@ def _mix(heads: Array, row: int, scratch: Array) -> None:
 
 @part()
 def _beta_fraction(a: float, b: float, x: float) -> float:
-    """The continued fraction of the incomplete Beta function: DLMF 8.17.22, by Lentz's method."""
+    """Evaluate the continued fraction of the incomplete Beta function: DLMF 8.17.22, by Lentz's method."""
     c, d = 1.0, 1.0 - (a + b) * x / (a + 1.0)
     d = 1.0 / (d if abs(d) > _TINY else _TINY)
     found = d
@@ -159,7 +159,7 @@ def _beta_fraction(a: float, b: float, x: float) -> float:
 
 @part()
 def _below(a: float, b: float, log_beta: float, x: float) -> float:
-    """How much of Beta(a, b) lies below x; ``log_beta`` is ln B(a, b)."""
+    """Return the distribution function of Beta(a, b) at x; ``log_beta`` is ln B(a, b)."""
     if x <= 0.0:
         return 0.0
     if x >= 1.0:
@@ -172,7 +172,7 @@ def _below(a: float, b: float, log_beta: float, x: float) -> float:
 
 @part()
 def _quantile(scratch: Array, wanted: float, start: float) -> float:
-    """Where so much of a mixture lies below: Newton's steps, halving where they would leave the bracket."""
+    """Return a quantile of a mixture: Newton's method, with bisection where it would leave the bracket."""
     low, high, x = 0.0, 1.0, start
     for _ in range(_MOST_STEPS):
         below, density = -wanted, 0.0
@@ -201,14 +201,14 @@ def _quantile(scratch: Array, wanted: float, start: float) -> float:
 def learn_heads(
     heads: Array, counts: tuple[Array, Array, Array], scratch: Array, gradients: Array, means: Array
 ) -> None:
-    """The gradient of the rows' negative log likelihood by their heads.
+    """Compute the gradient of the rows' negative log likelihood with respect to their heads.
 
     Args:
         heads: float32 ``[rows, heads]``.
-        counts: Clicks, views, and how much each row counts (empty for one each): float32 ``[rows]`` each.
-        scratch: As ``scratch_of`` makes it.
-        gradients: Becomes the gradient: float32 ``[rows, heads]``.
-        means: Becomes the mean rates: float32 ``[rows]``.
+        counts: Clicks, views, and weights of the rows (empty for 1 each): float32 ``[rows]`` each.
+        scratch: Scratch array of ``scratch_of``.
+        gradients: Output for the gradient: float32 ``[rows, heads]``.
+        means: Output for the mean rates: float32 ``[rows]``.
     """
     clicks, views, weights = counts
     components = scratch.shape[0]
@@ -247,14 +247,14 @@ def learn_heads(
 
 @kernel()
 def log_likelihoods(heads: Array, clicks: Array, views: Array, scratch: Array, found: Array) -> None:
-    """The logarithm of the probability of k clicks in n views.
+    """Compute the logarithm of the probability of k clicks in n views.
 
     Args:
         heads: float32 ``[rows, heads]``.
         clicks: float32 ``[rows]``.
         views: float32 ``[rows]``.
-        scratch: As ``scratch_of`` makes it.
-        found: Becomes the logarithms: float64 ``[rows]``.
+        scratch: Scratch array of ``scratch_of``.
+        found: Output for the logarithms: float64 ``[rows]``.
     """
     for row in range(heads.shape[0]):
         k, n = int(clicks[row]), int(views[row])
@@ -273,12 +273,12 @@ def log_likelihoods(heads: Array, clicks: Array, views: Array, scratch: Array, f
 
 @kernel()
 def mean_logits(heads: Array, scratch: Array, logits: Array) -> None:
-    """The logits of the mean rates.
+    """Compute the logits of the mean rates.
 
     Args:
         heads: float32 ``[rows, heads]``.
-        scratch: As ``scratch_of`` makes it.
-        logits: Becomes the logits: float32 ``[rows]``.
+        scratch: Scratch array of ``scratch_of``.
+        logits: Output for the logits: float32 ``[rows]``.
     """
     for row in range(heads.shape[0]):
         _mix(heads, row, scratch)
@@ -318,14 +318,14 @@ def _quantiles(heads: Array, shares: Array, scratch: Array, found: Array) -> Non
             found[row, column] = _quantile(scratch, shares[row, column], _cut(mean, 1e-6, 1.0 - 1e-6))
 
 
-# ---- For whoever has heads -----------------------------------------------------------------------
+# ---- Functions of heads --------------------------------------------------------------------------
 
 
 def moments(heads: Array) -> Moments:
-    """The means and variances of mixtures.
+    """Return the means and variances of mixtures.
 
     Args:
-        heads: float32 ``[rows, heads]``, C-contiguous; components are as many as fit.
+        heads: float32 ``[rows, heads]``, C-contiguous; their number determines that of the components.
     """
     made = Moments(np.empty(len(heads)), np.empty(len(heads)))
     _moments(heads, scratch_of(components_of(heads)), *made)
@@ -333,13 +333,14 @@ def moments(heads: Array) -> Moments:
 
 
 def quantiles(heads: Array, shares: Array) -> Array:
-    """Where so much of each row's mixture lies below, to 1e-7.
+    """Return quantiles of each row's mixture, accurate to 1e-7.
 
-    The distribution function grows, so there is one place; it is found by Newton's method within a bracket.
+    The distribution function is increasing, so each quantile is unique; Newton's method within a bracket
+    finds it.
 
     Args:
         heads: float32 ``[rows, heads]``, C-contiguous.
-        shares: How much: float64 ``[rows, wanted]``, between 0 and 1, exclusive.
+        shares: Probabilities: float64 ``[rows, wanted]``, between 0 and 1, exclusive.
 
     Returns:
         float64 ``[rows, wanted]``.
@@ -350,5 +351,5 @@ def quantiles(heads: Array, shares: Array) -> Array:
 
 
 def components_of(heads: Array) -> int:
-    """How many components heads ``[rows, heads]`` are of."""
+    """Return the number of mixture components of heads ``[rows, heads]``."""
     return int(heads.shape[1] - 1) // 3

@@ -1,9 +1,9 @@
-"""Embeddings, for all kinds that have them: a row's are pooled by field, and pairs of fields multiplied.
+"""Embeddings: pooling by field, and the terms of field pairs, for all kinds that have them.
 
-The terms of field pairs of fm, fwfm and ffm have one form: half the sum over the fields of the dot products
-of the field's pooled embedding with what it is drawn towards, which is a sum over the other fields'
-embeddings. That same vector is the logit's gradient by the pooled embedding. So a kind says only how
-``towards`` is made of ``pooled`` (``headrace.ctr.models.fm``, ``fwfm``, ``ffm``); the rest is here.
+The pair terms of fm, fwfm and ffm share one form: half the sum, over the fields, of the dot product of the
+field's pooled embedding with a vector ``towards``, which is a sum over the other fields' embeddings. This
+vector is also the logit's gradient with respect to the pooled embedding. So each kind only defines
+``towards`` (``headrace.ctr.models.fm``, ``fwfm``, ``ffm``); the rest is here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @numba.njit(**PART)
 def weight_at(shape, table, row, column):  # type: ignore[no-untyped-def]
-    """One weight of a Table: float32."""
+    """Return one weight of a Table: float32."""
     if shape.scaled:
         scale = read(table.scales, row >> np.uintp(table.shift))
         return np.float32(read(table.values, (row, column))) * scale
@@ -29,7 +29,7 @@ def weight_at(shape, table, row, column):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def count_values(shape, work, row):  # type: ignore[no-untyped-def]
-    """Find what each field's values are multiplied with: one by their number where they are averaged."""
+    """Compute the factor of each field's values: 1 / count where they are averaged, else 1."""
     starts = work.slots.starts
     for field in range(shape.fields):
         count = 0
@@ -41,7 +41,7 @@ def count_values(shape, work, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def pool(shape, table, work, row):  # type: ignore[no-untyped-def]
-    """Fill in ``room.pooled``; row 0 of a table is zero, so that no value adds nothing."""
+    """Fill in ``room.pooled``; row 0 of a table is zero, so an empty slot adds nothing."""
     indices, pooled, starts = work.rows.indices, work.room.pooled, work.slots.starts
     for field in range(shape.fields):
         one_by_one()
@@ -62,7 +62,7 @@ def pool(shape, table, work, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def half_dot(shape, room):  # type: ignore[no-untyped-def]
-    """The terms of all pairs: half of ``pooled`` times ``towards``, because each pair is in it twice."""
+    """Return the sum of all pair terms: half of ``pooled`` times ``towards``, which has each pair twice."""
     total = _ZERO
     for place in range(shape.fields * shape.width):
         total += read(room.pooled, place) * read(room.towards, place)
@@ -71,13 +71,13 @@ def half_dot(shape, room):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def prefetch_rows(values, indices, row, columns):  # type: ignore[no-untyped-def]
-    """Ask for every line of the rows of a table that a coming row needs.
+    """Prefetch the cache lines of the table rows that a later row needs.
 
     Args:
         values: The table.
         indices: Rows of the table ``[rows, slots]``.
-        row: The coming row.
-        columns: How many columns of the table are needed.
+        row: The later row.
+        columns: Number of columns of the table to prefetch.
     """
     for slot in range(indices.shape[1]):
         place = read(indices, (row, slot))

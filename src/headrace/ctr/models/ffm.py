@@ -1,4 +1,4 @@
-"""Field-aware factorization machines: a value has an embedding for each other field, side by side."""
+"""Field-aware factorization machines: a value has an embedding for each other field, stored in one row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 
 @numba.njit(**PART)
 def towards(shape, room):  # type: ignore[no-untyped-def]
-    """A field is drawn towards the embeddings that the others have for it; its own for itself stay zero."""
+    """Write the other fields' embeddings for each field to ``towards``; a field's own block stays zero."""
     fields, factors, width = shape.fields, shape.factors, shape.width
     for field in range(fields):
         for other in range(fields):

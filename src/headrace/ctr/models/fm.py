@@ -13,7 +13,7 @@ _ZERO = np.float32(0)
 
 @numba.njit(**PART)
 def towards(shape, room):  # type: ignore[no-untyped-def]
-    """A field is drawn towards the sum of the other fields' embeddings."""
+    """Write the sum of the other fields' embeddings to ``towards``, for each field."""
     factors = shape.factors
     for factor in range(factors):
         write(room.columns, factor, _ZERO)

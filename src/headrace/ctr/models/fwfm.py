@@ -1,7 +1,7 @@
-"""Field-weighted factorization machines: each pair of fields has a weight, which its dot product is times.
+"""Field-weighted factorization machines: each pair of fields has a weight that multiplies its dot product.
 
-The pairs' weights lie in a learning table of one row, as ``[fields, fields]``; those of a pair are there
-twice, above and below the diagonal, and move alike, so that a field's weights lie side by side.
+The weights of pairs are a learning table of one row, as ``[fields, fields]``. A pair's weight is stored
+twice, above and below the diagonal, and both copies move alike, so that a field's weights are adjacent.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _ZERO = np.float32(0)
 
 @numba.njit(**PART)
 def towards(shape, room, pairs):  # type: ignore[no-untyped-def]
-    """A field is drawn towards the other fields' embeddings, each times the pair's weight.
+    """Write the sum of the other fields' embeddings, times the pairs' weights, to ``towards``.
 
-    The pairs' dot products are left in ``room.products``, on the diagonal zeros.
+    The pairs' dot products are left in ``room.products``, with zeros on the diagonal.
     """
     fields, factors = shape.fields, shape.factors
     for field in range(fields):

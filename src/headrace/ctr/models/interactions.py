@@ -1,4 +1,4 @@
-"""Interactions: which weight each combination of two fields' values has."""
+"""Interactions: the linear weight of each combination of two fields' values."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ODD_TOO = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Crossing(NamedTuple):
-    """A model's interactions, as kernels take them.
+    """A model's interactions in the form that kernels take.
 
     Attributes:
-        slots: The slots of the two fields: int64 ``[interactions, 2]``.
-        starts: The first weight's row in the linear table: uint64 ``[interactions]``.
-        buckets: How many weights: uint64 ``[interactions]``.
+        slots: Slots of the two fields: int64 ``[interactions, 2]``.
+        starts: Row of the first weight in the linear table: uint64 ``[interactions]``.
+        buckets: Number of weights: uint64 ``[interactions]``.
     """
 
     slots: Array
@@ -32,11 +32,11 @@ class Crossing(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows of the linear table belong to interactions."""
+        """Number of rows of the linear table that belong to interactions."""
         return int(self.buckets.sum())
 
     def of(self, indices: Array) -> Array:
-        """The rows of the linear table: uint32 ``[rows, interactions]``; 0 where one of both values is none.
+        """Return the rows of the linear table: uint32 ``[rows, interactions]``; 0 where a value is missing.
 
         Args:
             indices: Rows of the tables: uint32 ``[rows, slots]``.
@@ -48,22 +48,22 @@ class Crossing(NamedTuple):
 
 
 def crossing(settings: ModelSettings, features: Features) -> Crossing:
-    """Lay out a model's interactions behind the tables' rows, in the order of the settings.
+    """Lay out a model's interactions after the tables' rows, in the order of the settings.
 
     Raises:
-        ConfigError: A field is not there, not categorical, or may have several values; or there are more
-            rows than can be numbered.
+        ConfigError: A field does not exist, is not categorical, or may have several values; or there are
+            more rows than can be numbered.
     """
     slots = [[_slot(features, name) for name in one.fields] for one in settings.interactions]
     buckets = np.array([one.buckets for one in settings.interactions], np.uint64)
     starts = features.rows + np.concatenate([[0], np.cumsum(buckets)]).astype(np.uint64)
     if starts[-1] > np.uint64(2**32 - 1):
-        raise ConfigError(f"interactions: {starts[-1]} linear weights; at most 2**32 - 1 can be numbered")
+        raise ConfigError(f"interactions: expected at most 2**32 - 1 linear weights, got {starts[-1]}")
     return Crossing(np.array(slots, np.int64).reshape(-1, 2), starts[:-1], buckets)
 
 
 def interaction_name(interaction: Interaction) -> str:
-    """What an interaction is called in explanations."""
+    """Return the name of an interaction in explanations."""
     return " * ".join(interaction.fields)
 
 
@@ -74,7 +74,7 @@ def _slot(features: Features, name: str) -> int:
                 raise ConfigError(f"interactions: {name!r} may have {field.values} values; expected one")
             return int(start)
     raise ConfigError(
-        f"interactions: {name!r} is no categorical field; there are "
+        f"interactions: {name!r} is not a categorical field; there are "
         + (", ".join(field.name for field in features.categorical) or "none")
     )
 

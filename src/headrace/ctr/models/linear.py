@@ -1,4 +1,4 @@
-"""The linear part of every kind, as functions for kernels: fields, interactions, dense features, the bias."""
+"""The linear part of every kind, as parts of kernels: fields, interactions and dense features."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 @numba.njit(**PART)
 def sigmoid(logit):  # type: ignore[no-untyped-def]
-    """The probability of a logit: float32."""
+    """Return the probability of a logit: float32."""
     return _ONE / (_ONE + np.float32(math.exp(-logit)))
 
 
 @numba.njit(**PART)
 def linear_sum(shape, table, work, row):  # type: ignore[no-untyped-def]
-    """What the fields and the interactions of a row add to its logit."""
+    """Return the contribution of a row's fields and interactions to its logit."""
     indices, crossed, starts = work.rows.indices, work.rows.crossed, work.slots.starts
     total = _ZERO
     for field in range(shape.fields):
@@ -40,7 +40,7 @@ def linear_sum(shape, table, work, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def dense_sum(weights, dense, row):  # type: ignore[no-untyped-def]
-    """What the dense features of a row add to its logit; ``weights`` ``[1, at least dense_width]``."""
+    """Return the contribution of a row's dense features; ``weights`` is ``[1, at least dense_width]``."""
     total = _ZERO
     for column in range(dense.shape[1]):
         total += read(weights, (0, column)) * read(dense, (row, column))

@@ -1,8 +1,8 @@
-"""One row's logit by lr, fm, fwfm and ffm: the linear part, and half of what fields are drawn towards.
+"""The logit of one row in lr, fm, fwfm and ffm: the linear part and the pair terms.
 
-What learns online goes through here, and so does ``headrace.ctr.serving.scoring``. What learns in batches has
-a logit of its own of the same parts; what answers requests has another implementation of the same sums, for
-many candidates at once: ``headrace.ctr.serving.context``.
+Online learning and ``headrace.ctr.serving.scoring`` use this module. Learning in batches has its own logit,
+made of the same parts. Serving has another implementation of the same sums, for many candidates at once:
+``headrace.ctr.serving.context``.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from headrace.ctr.models.embeddings import count_values, half_dot, pool, prefetc
 from headrace.ctr.models.linear import dense_sum, linear_sum
 
 AHEAD = 8
-"""How many rows ahead the lines of linear weights are asked for."""
+"""Prefetch distance of linear weights, in rows."""
 
 AHEAD_WIDE = 2
-"""The same of embeddings, which may be many lines each."""
+"""Prefetch distance of embeddings, in rows; each may span many cache lines."""
 
 
 @numba.njit(**PART)
 def prefetch_coming(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """Ask for the rows of the tables that a coming row needs, with their optimizer's numbers."""
+    """Prefetch the table rows that a later row needs, with their optimizer's state."""
     indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
     coming = min(row + AHEAD, last)
     prefetch_rows(served.linear.values, indices, coming, 1)
@@ -36,7 +36,7 @@ def prefetch_coming(shape, work, served, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def logit(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """The logit of a row; what it was made of is left in ``work.room``."""
+    """Return the logit of a row; leave its intermediate results in ``work.room``."""
     if not shape.single:
         count_values(shape, work, row)
     total = served.bias[0, 0] + dense_sum(served.dense, work.rows.dense, row)

@@ -1,8 +1,8 @@
-"""Vectors that are missing, as an mdn knows them: a flag of its own for each vector field.
+"""Flags for missing vectors in an mdn, one for each vector field.
 
-A vector of zeros is none: null in a stream is read as zeros, an input that a request leaves out is zeros, and
-no encoder gives them. So nothing but the numbers themselves has to be kept equal between a stream and a
-request. What a missing vector means is learnt: by the flag's linear weight, and its row of the first layer.
+A vector of zeros counts as missing: null in a stream is read as zeros, an input omitted from a request is
+zeros, and no encoder produces them. So streams and requests need only agree on the numbers themselves. The
+model learns the effect of a missing vector in the flag's linear weight and its row of the first layer.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from headrace.stream.schema import Field
 from headrace.tensors import Array
 
 LEVEL = "level"
-"""The input of a request that says how sure an interval shall be."""
+"""Name of the request input that sets an interval's confidence level."""
 
 
 class Missing(NamedTuple):
-    """Makes the flags.
+    """Computes the flags of missing vectors.
 
     Attributes:
-        edges: Where each vector starts and ends among the dense columns.
+        edges: First column and end of each vector among the dense columns.
     """
 
     edges: tuple[tuple[int, int], ...]
 
     @classmethod
     def of(cls, settings: ModelSettings, features: Features) -> Missing | None:
-        """What makes the flags of a model; None where it has none.
+        """Return the flags of a model, or None if it has none.
 
         Args:
-            settings: What the model is.
-            features: The layout of the rows that it is given.
+            settings: The model's settings.
+            features: Layout of the model's rows.
         """
         edges, column = [], 0
         for field in features.numeric:
@@ -46,7 +46,7 @@ class Missing(NamedTuple):
         return cls(tuple(edges)) if edges and settings.kind == "mdn" else None
 
     def flag(self, dense: Array) -> Array:
-        """Dense features with the flags behind them, 1 for a vector of zeros.
+        """Append the flags to dense features, 1 for a vector of zeros.
 
         Args:
             dense: float32 ``[rows, dense_width]``.
@@ -63,23 +63,25 @@ class Missing(NamedTuple):
 
 
 def check_names(settings: ModelSettings, features: Features) -> None:
-    """Check that no field has a name that an mdn needs.
+    """Check that no field has a name that an mdn reserves.
 
     Raises:
-        ConfigError: One has.
+        ConfigError: A field has a reserved name.
     """
     if settings.kind == "mdn" and any(
         one.name == LEVEL for one in (*features.categorical, *features.numeric)
     ):
-        raise ConfigError(f"schema: {LEVEL!r} is what asks an mdn for an interval; rename the field")
+        raise ConfigError(
+            f"schema: {LEVEL!r} is reserved by an mdn for requesting an interval; rename the field"
+        )
 
 
 def flagged(settings: ModelSettings, features: Features) -> Features:
-    """The layout of dense features with the flags, as the weights of a model see it.
+    """Return the layout that a model's weights are for: with the flags after the dense features.
 
     Args:
-        settings: What the model is.
-        features: The layout of the rows that it is given.
+        settings: The model's settings.
+        features: Layout of the model's rows.
 
     Raises:
         ConfigError: A field has the name of a flag.
@@ -92,7 +94,7 @@ def flagged(settings: ModelSettings, features: Features) -> Features:
             name = f"{field.name} (missing)"
             if name in features.schema.by_name:
                 raise ConfigError(
-                    f"schema: {name!r} is what an mdn calls a flag of its own; rename the field"
+                    f"schema: {name!r} is reserved by an mdn for a flag of its own; rename the field"
                 )
             flags.append(Field(name=name, role="dense"))
     return Features(features.schema, features.categorical, (*features.numeric, *flags))

@@ -1,9 +1,9 @@
-"""Tables without collisions: each value that is seen often enough gets a row of its own, and may lose it.
+"""Tables without collisions: each value that occurs often enough gets a row of its own, and may lose it.
 
-The table is its own hash table: a key lies where linear probing from its hash finds room, and that place is
-its row. So a lookup needs one array of keys beside the weights, and nothing moves when values come and go: a
-row is never emptied, only given to another value, so that a probe may stop at the first row that is nobody's.
-Row 0 of a table stays the row of all values that are missing or not admitted.
+The table is its own hash table with linear probing: a key's position is its row. So a lookup needs only an
+array of keys beside the weights, and nothing moves when values come and go. A row is never freed, only
+reassigned to another value, so a probe may stop at the first unassigned row. Row 0 of a table is shared by
+all values that are missing or not admitted.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from headrace.stream.schema import MOST_ADMIT
 from headrace.tensors import Array
 
 LONGEST_PROBE = 64
-"""How many rows are looked at before a value counts as not there, or a table as full."""
+"""Number of rows probed before a value counts as absent, or a table as full."""
 
 _COUNTERS_PER_ROW = 8
 GONE = np.uint64(2**64 - 1)
-"""The key of published rows whose value has expired: probes pass over it."""
+"""Key of published rows whose value has expired, a tombstone: probes pass over it."""
 
 _NEVER = np.iinfo(np.int64).max
 
 
 class KeyTable(NamedTuple):
-    """The keys of one table, as kernels take them.
+    """The keys of one table in the form that kernels take.
 
     Attributes:
-        keys: Whose each row is: uint64 ``[buckets]``; 0 for nobody's. Row 0 is never anybody's.
-        seen: The number of the stream's row in which each key was seen last: int64 ``[buckets]``.
-        counts: How often values without a row were seen: uint8 ``[8 * buckets]``, two counters a value, by
-            its hash, of which the lower one counts. Values that share both are admitted a little early.
-        counted: How many values were counted since the counts were halved: int64 ``[1]``. They are halved
-            after as many as the table has rows, or else they would fill up with values that never come again,
-            and in the end admit everybody.
+        keys: Key of each row: uint64 ``[buckets]``; 0 for an unassigned row. Row 0 is never assigned.
+        seen: Number of the stream's row in which each key was last seen: int64 ``[buckets]``.
+        counts: Count-min sketch of values without a row: uint8 ``[8 * buckets]``. A value's hash selects two
+            counters, and the lower one is its count. Values that share both are admitted early.
+        counted: Number of values counted since the counts were last halved: int64 ``[1]``. The counts are
+            halved after as many values as the table has rows. Otherwise rare values would fill them up, and
+            every value would be admitted.
     """
 
     keys: Array
@@ -51,13 +51,13 @@ class KeyTable(NamedTuple):
 
 
 class Vocabulary:
-    """Who has which row, for every exact table of a model."""
+    """The assignment of rows to values, for every exact table of a model."""
 
     def __init__(self, features: Features) -> None:
-        """Start with nobody in.
+        """Create empty tables.
 
         Args:
-            features: The layout; some of its fields are exact.
+            features: Layout of the rows; some of its fields are exact.
         """
         self.features = features
         self._tables: dict[str, KeyTable] = {}
@@ -76,14 +76,14 @@ class Vocabulary:
             )
 
     def admit(self, block: Block) -> tuple[Block, Array]:
-        """Find the rows of a block's exact values, and give rows to those that have come often enough.
+        """Look up the rows of a block's exact values, and assign rows to values that occurred often enough.
 
         Args:
-            block: A block with keys; it is left as it is.
+            block: A block with keys; not modified.
 
         Returns:
-            The block with all indices filled in, and the rows of the tables that now belong to another value
-            than before: int64, distinct.
+            The block with all indices filled in, and the rows of the tables that were reassigned to another
+            value: int64, distinct.
         """
         indices, taken = block.indices.copy(), np.zeros(0, np.int64)
         for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
@@ -95,11 +95,11 @@ class Vocabulary:
         return replace(block, indices=indices), taken
 
     def look_up(self, block: Block, now: int) -> Block:
-        """Find the rows of a block's exact values, as ``living_keys`` would; the block is left as it is.
+        """Look up the rows of a block's exact values, ignoring expired ones as ``living_keys`` does.
 
         Args:
-            block: A block with keys.
-            now: The number of the stream's next row to learn.
+            block: A block with keys; not modified.
+            now: Number of the stream's next row to learn.
         """
         indices = block.indices.copy()
         for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
@@ -109,10 +109,10 @@ class Vocabulary:
         return replace(block, indices=indices)
 
     def living_keys(self, now: int) -> dict[str, Array]:
-        """A copy of the keys, ``GONE`` instead of those that have expired: what is published.
+        """Return a copy of the keys for publication, with expired ones replaced by ``GONE``.
 
         Args:
-            now: The number of the stream's next row to learn.
+            now: Number of the stream's next row to learn.
         """
         living = {}
         for name, table in self._tables.items():
@@ -121,7 +121,7 @@ class Vocabulary:
         return living
 
     def state(self) -> dict[str, Array]:
-        """Everything, by name: the vocabulary's own arrays."""
+        """Return the vocabulary's own arrays, not copies, by name."""
         return {
             f"vocabulary.{name}.{part}": array
             for name, table in self._tables.items()
@@ -129,10 +129,10 @@ class Vocabulary:
         }
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Take over the arrays of a state.
+        """Copy in the arrays of a state.
 
         Raises:
-            ConfigError: One is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         for name, own in self.state().items():
             if name not in state or state[name].shape != own.shape:
@@ -144,10 +144,10 @@ def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indice
     """Fill in the rows of exact values, for predictions.
 
     Args:
-        features: The layout.
-        keys: Whose each row is, by the table's name.
+        features: Layout of the rows.
+        keys: Key of each row, by the table's name.
         wanted: The values' keys: uint64 ``[rows, exact slots]``; 0 for no value.
-        indices: Where the rows go: uint32 ``[rows, slots]``; only slots of exact fields are written.
+        indices: Output for the rows: uint32 ``[rows, slots]``; only slots of exact fields are written.
     """
     for column, values in zip(features.exact_columns, wanted.T, strict=True):
         _find(keys[column.field.table_name], values, indices[:, column.slot])
@@ -161,9 +161,9 @@ def _keys(block: Block) -> Array:
 
 
 def _place(indices: Array, column: ExactColumn) -> None:
-    """Turn rows of one table (0 for not there, in place) into rows of all tables.
+    """Turn rows of one table (0 for absent) into rows of all tables, in place.
 
-    Values that are not there share the table's row 0; further values of a field that has many are left out.
+    An absent value maps to the table's row 0. In further slots of a field with several values it is dropped.
     """
     rows = indices[:, column.slot]
     if column.first:
@@ -179,7 +179,7 @@ def _home(key: np.uint64, rows: int) -> int:
 
 @cached(nogil=True)
 def _probe(keys: Array, key: np.uint64) -> int:
-    """The row of a key; 0 if it has none."""
+    """Return the row of a key; 0 if it has none."""
     rows = len(keys)
     place: int = _home(key, rows)
     for _ in range(LONGEST_PROBE):
@@ -208,7 +208,7 @@ def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out
 
 @cached(nogil=True)
 def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
-    """A row near a key's home that is nobody's, or whose value has expired; 0 if there is none."""
+    """Return a row near a key's home that is unassigned or has expired; 0 if there is none."""
     rows = len(table.keys)
     place: int = _home(key, rows)
     for _ in range(LONGEST_PROBE):
@@ -227,28 +227,28 @@ def _counters(counts: Array, key: np.uint64) -> tuple[int, int]:
 
 @cached(nogil=True)
 def _counted(table: KeyTable, key: np.uint64) -> int:
-    """Count a value that has no row; how often it has come now."""
+    """Count an occurrence of a value without a row, and return its count."""
     if table.counted[0] >= len(table.keys):
         table.counted[0] = 0
         table.counts[:] >>= np.uint8(1)
     table.counted[0] += 1
     one, two = _counters(table.counts, key)
     count = min(int(table.counts[one]) + 1, int(table.counts[two]) + 1, MOST_ADMIT)
-    for counter in (one, two):  # no counter tells more than it has to
+    for counter in (one, two):  # conservative update: raise no counter more than needed
         table.counts[counter] = max(int(table.counts[counter]), count)
     return count
 
 
 @cached(nogil=True)
 def _uncount(table: KeyTable, key: np.uint64, count: int) -> None:
-    """Take a value's own share out of its counters: it has a row now."""
+    """Subtract a value's count from its counters, now that it has a row."""
     for counter in _counters(table.counts, key):
         table.counts[counter] = max(0, int(table.counts[counter]) - count)
 
 
 @cached(nogil=True)
 def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int], out: Array) -> Array:
-    """Find or give rows; returns the rows that had another value before."""
+    """Look up or assign rows; return the rows that were reassigned."""
     admit, expire_rows = rule
     fresh = np.empty(len(wanted), np.int64)
     taken = 0
@@ -270,6 +270,6 @@ def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int]
                 taken += 1
             table.keys[place] = key
             _uncount(table, key, count)
-        table.seen[place] = max(now, table.seen[place])  # slots of a field come one after the other
+        table.seen[place] = max(now, table.seen[place])  # an earlier slot may have seen later rows
         out[row] = place
     return np.unique(fresh[:taken])

@@ -1,1 +1,1 @@
-"""How models predict and explain: weights laid out for candidates that share a context."""
+"""Predictions and explanations, with weights laid out for candidates that share a context."""

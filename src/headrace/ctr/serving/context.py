@@ -1,12 +1,12 @@
-"""Predictions for many candidates of one request: what depends on the context alone is computed once.
+"""Predictions for many candidates of a request; terms that depend on the context alone are computed once.
 
-Neighbouring rows whose context is equal form a group, wherever they come from: a request that sent its
-context once, one that repeated it, or several requests merged in a batch. For each group the linear part, the
-sums of the pair terms and the first layer's product with the context are computed once; for each row only
-what its candidate adds.
+Adjacent rows with equal context form a group, wherever they come from: a request that sent its context once,
+one that repeated it, or several requests merged in a batch. For each group, the linear part, the sums of the
+pair terms and the first layer's product with the context are computed once. For each row, only the
+candidate's terms are added.
 
-A row's logit is the same sum in the same order whether its neighbours share its context or not: to the bit
-the same alone, in a group and in a batch.
+A row's logit is the same sum in the same order whether or not its neighbours share its context. It is
+bit-identical alone, in a group and in a batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from headrace.stream.features import Features
 from headrace.tensors import Array
 
 _MOST_LANES = 32
-"""How much of an embedding is read at once, at the most: what fits a few registers."""
+"""Most numbers of an embedding read at once, such that they fit in a few registers."""
 
 _NOTHING = fixed(np.empty((0, 0), np.uint32))
 
@@ -39,9 +39,9 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
     """Lay out a model's weights for serving.
 
     Args:
-        settings: What it is.
-        features: The layout of its rows.
-        weights: Its weights; tables are taken as they are, everything else is copied.
+        settings: The model's settings.
+        features: Layout of the model's rows.
+        weights: The model's weights; tables are not copied, all other arrays are.
     """
     sizes = _sizes(settings, features, weights.tables)
     parts = [_alone(settings, features, weights.dense)]
@@ -61,13 +61,13 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
 
 
 def _plain(table: Table) -> Table:
-    """The same memory as a plain array of one dimension: kernels know no mapped ones."""
+    """Return a table over the same memory with one-dimensional arrays of plain type, not memory-mapped."""
     values = np.asarray(table.values)
     return Table(fixed(values.reshape(-1)), fixed(np.asarray(table.scales)), int(table.shift))
 
 
 def _alone(settings: ModelSettings, features: Features, dense: Mapping[str, Array]) -> Array:
-    """The weights outside of the network, one after the other."""
+    """Return the weights outside the network, one after the other."""
     parts = [dense["bias"].reshape(-1)]
     if features.dense_width:
         parts.append(dense["dense"].reshape(-1))
@@ -77,7 +77,7 @@ def _alone(settings: ModelSettings, features: Features, dense: Mapping[str, Arra
 
 
 def _joined(parts: list[Array]) -> Array:
-    """All weights in one array, each part from the start of a cache line on."""
+    """Return all weights in one array, each part aligned to a cache line."""
     whole = aligned(sum(_lines(len(part)) for part in parts))
     start = 0
     for part in parts:
@@ -124,17 +124,17 @@ def _sizes(settings: ModelSettings, features: Features, tables: Mapping[str, Tab
 
 
 def network_inputs(settings: ModelSettings, features: Features, *, context: bool) -> list[int]:
-    """Which of the network's inputs depend on the context alone, or which do not, in their order.
+    """Return the network's inputs that depend on the context alone, or those that do not, in order.
 
     Args:
-        settings: A deep model.
-        features: The layout of its rows.
-        context: Which of the two.
+        settings: Settings of a deep model.
+        features: Layout of the model's rows.
+        context: Whether to return the inputs that depend on the context alone.
     """
     fields, of_context = len(features.categorical), features.context_fields
     if settings.kind in POOLED:
         alone = [field < of_context for field in range(fields) for _ in range(settings.factors)]
-    else:  # a pair's later field decides: fields of the context come first
+    else:  # a pair is of the context if its second field is, as context fields come first
         alone = [second < of_context for first in range(fields) for second in range(first + 1, fields)]
     alone += [column < features.context_dense for column in range(features.dense_width)]
     return [index for index, whether in enumerate(alone) if whether is context]
@@ -169,32 +169,32 @@ def _lay_out_network(
 
 
 class GroupedScorer:
-    """A click model laid out for serving. Immutable; may be called by many threads at once."""
+    """A click model laid out for serving. Immutable; safe to call from several threads at once."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Lay it out.
+        """Lay out a model.
 
         Args:
-            settings: What it is.
-            features: The layout of its rows.
-            weights: Its weights.
+            settings: The model's settings.
+            features: Layout of the model's rows.
+            weights: The model's weights.
         """
         self._missing = Missing.of(settings, features)
         prepared = prepare(settings, flagged(settings, features), weights)
         self._components = settings.components if settings.kind == "mdn" else 0
         self._model = Standing(prepared)
         self._crossing = crossing(settings, features) if settings.interactions else None
-        self._scratch: list[Array] = []  # what no call is using; its methods are atomic
+        self._scratch: list[Array] = []  # free scratch arrays; list methods are atomic
         self._scratch_size = scratch_size(prepared)
 
     def predict(self, indices: Array, dense: Array) -> Array:
-        """The probabilities of a click: float32 ``[rows]``; see ``logits``."""
+        """Return the probabilities of a click: float32 ``[rows]``; see ``logits``."""
         out = self.logits(indices, dense)
         to_probabilities(out)
         return out
 
     def heads(self, indices: Array, dense: Array) -> Array:
-        """What the distributions of an mdn are made of: see ``headrace.ctr.models.density``.
+        """Return the heads of an mdn's distributions; see ``headrace.ctr.models.density``.
 
         Args:
             indices: As for ``logits``.
@@ -208,7 +208,7 @@ class GroupedScorer:
         return out
 
     def logits(self, indices: Array, dense: Array) -> Array:
-        """The logits of rows: float32 ``[rows]``.
+        """Return the logits of rows: float32 ``[rows]``.
 
         Args:
             indices: Rows of the tables: uint32 ``[rows, slots]``, all below ``features.rows``.

@@ -1,7 +1,7 @@
-"""The kernels of ``context``: rows go through in tiles, from their table rows to their logits.
+"""The kernels of ``context``, which process rows in tiles from their table rows to their logits.
 
-They own no memory and count no references: everything between the inputs and the answers lies in one array
-that the caller lends, at places that are computed once.
+They allocate no memory and count no references. All intermediate results are in one scratch array of the
+caller, at offsets that are computed once.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from headrace.standing import Standing, given
 from headrace.tensors import Array
 
 TILE_ROWS = 48
-"""How many rows go through together: their activations fit the second cache, a block's fit the first."""
+"""Number of rows in a tile: their activations fit in the L2 cache, those of a block in the L1 cache."""
 
 
 class Tile(NamedTuple):
-    """Where the parts of a tile begin in the scratch array.
+    """Offsets of a tile's parts in the scratch array.
 
     Attributes:
-        first: The columns of the first layer; 0 without a network.
-        products: The first layer's products with the groups' contexts.
-        activations: The layers' results.
-        candidates: The network's inputs that differ within a group.
-        contexts: The others.
-        states: What the groups' candidates need.
-        marks: For each row of this tile and the next, whether a group begins with it.
-        pooled: Embeddings that are needed for one row only.
+        first: Number of columns of the first layer, not an offset; 0 without a network.
+        products: Products of the first layer with the groups' contexts.
+        activations: Activations of the layers.
+        candidates: Network inputs that depend on the candidate.
+        contexts: Network inputs that depend on the context alone.
+        states: States of the groups for their candidates.
+        marks: For each row of this tile and the next, whether it starts a group.
+        pooled: Temporary embeddings of one row.
     """
 
     first: int
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 def scratch_size(prepared: Prepared) -> int:
-    """How many numbers the kernels need for what lies between a tile's inputs and its logits."""
+    """Return the size of the scratch array, in numbers."""
     sizes = prepared.sizes
     widths = [int(columns) for columns in prepared.layers[1:-1, 3]] if len(prepared.layers) else []
     first = widths[0] if widths else 0
@@ -73,13 +73,13 @@ def score(
     """Predict rows, tile by tile.
 
     Args:
-        model: What predicts.
-        indices: As in Rows, and so are the next two. A tuple of them would cost more than it is worth.
-        dense: Dense features.
-        crossed_rows: What interactions add.
-        scratch: Room for ``scratch_size`` numbers: float32.
-        out: The logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit first, and zeros
-            where the others go.
+        model: The model.
+        indices: As in Rows, like the next two; unpacking a tuple of them would be slow.
+        dense: Dense features, as in Rows.
+        crossed_rows: Rows of the interactions, as in Rows.
+        scratch: Scratch array of ``scratch_size`` numbers: float32.
+        out: Output for the logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit
+            first. The other heads must be zero on entry.
     """
     prepared, rows = given(model), Rows(indices, dense, crossed_rows)
     sizes = prepared.sizes
@@ -90,7 +90,7 @@ def score(
     for start in range(0, count, TILE_ROWS):
         stop = min(start + TILE_ROWS, count)
         known = 1 if groups > 0 else 0
-        if known > 0:  # the last group may go on
+        if known > 0:  # the last group may continue in this tile
             last = groups - 1
             _move(scratch, tile.states + last * sizes.state, tile.states, sizes.state)
             _move(scratch, tile.products + last * tile.first, tile.products, tile.first)
@@ -118,23 +118,20 @@ def score(
 
 @kernel()
 def to_probabilities(logits: Array) -> None:
-    """Make probabilities of logits, in their place."""
+    """Convert logits to probabilities in place."""
     for row in range(len(logits)):
         logits[row] = np.float32(1) / (np.float32(1) + np.exp(-logits[row]))
 
 
 @part(inline="always")
 def _begins(scratch: Array, tile: Tile, row: int) -> bool:
-    """Whether a group begins with a row of this tile or the next, as ``_ask`` has found out."""
+    """Return whether a row of this tile or the next starts a group, as noted by ``_ask``."""
     return bool(read(scratch, tile.marks + row % (2 * TILE_ROWS)) != 0)
 
 
 @part()
 def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -> None:
-    """Note whether a group begins, and ask memory for the rows of the tables that this row will need.
-
-    This is done a tile before they are needed.
-    """
+    """Note whether a row starts a group, and prefetch its table rows, one tile ahead."""
     sizes = prepared.sizes
     shared = row > 0 and same_context(sizes, rows, row)
     write(scratch, tile.marks + row % (2 * TILE_ROWS), np.float32(0 if shared else 1))
@@ -149,7 +146,7 @@ def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -
 
 @part()
 def _tile(prepared: Prepared) -> Tile:
-    """Lay out the scratch array; what products are added to comes first: its rows are whole cache lines."""
+    """Lay out the scratch array; products and activations come first, as their rows are whole cache lines."""
     sizes, layers = prepared.sizes, prepared.layers
     first = layers[0, 3] if len(layers) > 0 else 0
     activations = (TILE_ROWS + 1) * first
@@ -166,9 +163,9 @@ def _tile(prepared: Prepared) -> Tile:
 def _contexts(
     prepared: Prepared, rows: Rows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
 ) -> int:
-    """Compute what the groups that begin in a tile have in common; returns how many there are with the known.
+    """Compute the states of the groups that start in a tile; return the number of groups with ``known`` ones.
 
-    All of a tile come before its candidates: their product is then one of many rows.
+    All groups of a tile come before its candidates, so that their product with the first layer has many rows.
     """
     sizes, layers, groups = prepared.sizes, prepared.layers, known
     for row in range(part[0], part[1]):
@@ -201,7 +198,7 @@ def _move(scratch: Array, start: int, to: int, count: int) -> None:
 
 @part()
 def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
-    """Put a bias under each of some rows."""
+    """Initialise each of some rows with a bias."""
     for row in range(rows):
         for at in range(count):
             write(scratch, to + row * count + at, read(weights, start + at))
@@ -209,7 +206,7 @@ def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows:
 
 @part()
 def _network(prepared: Prepared, scratch: Array, tile: Tile, out: Array, part: tuple[int, int]) -> None:
-    """Add the network's output to a tile's logits; the context's part of the first layer is there already."""
+    """Add the network's output to a tile's logits; the first layer already has the context's products."""
     weights, layers, rows = prepared.weights, prepared.layers, part[1] - part[0]
     start, width = tile.candidates, prepared.sizes.candidate_inputs
     at = tile.activations

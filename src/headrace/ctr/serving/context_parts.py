@@ -1,4 +1,4 @@
-"""What ``context_kernels`` is made of: one row's context, and what one candidate adds to it."""
+"""Parts of ``context_kernels``: the terms of one row's context, and those that a candidate adds."""
 
 from __future__ import annotations
 
@@ -25,34 +25,35 @@ from headrace.ctr.tables import Table
 from headrace.tensors import Array
 
 PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
-"""The kinds in the order of their numbers in kernels."""
+"""The kinds, in the order of their codes in kernels."""
 
 _LR, _FM, _FWFM, _FFM, _DEEPFM, _DEEPFFM = range(len(PLACES))
 FLAGS = {"contract", "reassoc", "nsz", "arcp"}
-"""What LLVM may assume of sums: their order is free, but not that nothing is NaN or infinite."""
+"""Optimisations allowed to LLVM: sums may be reordered, but NaN and infinity keep their meaning."""
 
 
 class Sizes(NamedTuple):
-    """The numbers that a model's kernels are called with.
+    """Sizes of a model, as its kernels take them.
 
     Attributes:
-        kind: Its place in ``PLACES``; a kind with the same sums as another has that one's.
-        factors: As long as an embedding, for each other field where it is field-aware: as part of the type,
-            so that kernels are compiled for it and their loops over it become a few vector operations.
-        lanes: As long as the part of an embedding that is read at once: the whole, unless that is very long.
-        width: The numbers in an embedding, or of all that a row of a field-aware table has.
-        stride: The numbers in a row of the table of embeddings: more where an optimizer has some there.
-        linear_stride: The same of the linear table.
+        kind: Index in ``PLACES``; an mdn has that of deepfm, whose sums it shares.
+        factors: Tuple as long as an embedding (field-aware: for one other field). The length is part of the
+            type, so that kernels are compiled for it, and loops over it become a few vector operations.
+        lanes: Tuple as long as the part of an embedding that is read at once: the whole, unless it is very
+            long.
+        width: Numbers in a row's embedding; for field-aware kinds, in all embeddings of a row.
+        stride: Numbers in a row of the embeddings table, including an optimizer's state.
+        linear_stride: Numbers in a row of the linear table, including an optimizer's state.
         single: 1 if every field has one slot, otherwise 0.
-        fields: How many categorical fields.
-        context_fields: How many of them are of the context.
-        context_slots: How many slots those have.
-        dense: How many dense columns.
-        context_dense: How many of them are of the context.
-        context_inputs: How many of the network's inputs depend on the context alone.
-        candidate_inputs: How many others.
-        state: How many numbers are kept of a group for its candidates.
-        heads: How many numbers there are of each row in the end: the logit, and what a mixture needs besides.
+        fields: Number of categorical fields.
+        context_fields: Number of them in the context.
+        context_slots: Number of slots of the context's fields.
+        dense: Number of dense columns.
+        context_dense: Number of them in the context.
+        context_inputs: Number of the network's inputs that depend on the context alone.
+        candidate_inputs: Number of the network's other inputs.
+        state: Numbers kept of a group for its candidates.
+        heads: Outputs per row: the logit, and the other heads of an mdn.
     """
 
     kind: int
@@ -74,12 +75,12 @@ class Sizes(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What is predicted.
+    """The rows to predict.
 
     Attributes:
         indices: Rows of the tables: uint32 ``[rows, slots]``.
         dense: Dense features: float32 ``[rows, dense_width]``.
-        crossed: Rows of the linear table that interactions add: uint32 ``[rows, interactions]``.
+        crossed: Rows of the interactions in the linear table: uint32 ``[rows, interactions]``.
     """
 
     indices: Array
@@ -88,13 +89,13 @@ class Rows(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where something lies in the scratch array.
+    """Offsets in the scratch array.
 
     Attributes:
-        state: What a group's candidates need: the linear part with the pair terms among the context, then
-            what candidates are paired with (fm, deepfm: the sums, and the sums of squares, by factor).
-        inputs: The network's inputs.
-        pooled: Embeddings that are needed for one row only.
+        state: State of a group for its candidates: the logit of the context, then the values with which
+            candidates are paired (fm, deepfm: the sums, and the sums of squares, by factor).
+        inputs: Inputs of the network.
+        pooled: Temporary embeddings of one row.
     """
 
     state: int
@@ -103,18 +104,18 @@ class Places(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A model as kernels take it.
+    """A model in the form that kernels take.
 
     Attributes:
-        sizes: Its numbers.
+        sizes: Sizes of the model.
         slot_starts: As in Features.
         mean_pooled: As in Features.
-        linear: The table of linear weights.
-        embeddings: The table of embeddings; for lr, the linear one again.
+        linear: Table of linear weights.
+        embeddings: Table of embeddings; for lr, the linear table again.
         weights: The bias, the weights of dense columns, those of field pairs, then the network: float32.
-        layers: Where the network lies in ``weights``: int64 ``[layers + 1, 4]``, each with the start of its
-            weights and of its bias, its inputs and its columns. The first layer is there twice, for the
-            inputs of the context and for the others; the last row is the output's.
+        layers: Layout of the network in ``weights``: int64 ``[layers + 1, 4]``, each row with the start of
+            the weights, the start of the bias, the inputs and the columns. The first layer has two rows, for
+            the inputs of the context and for the others; the last row is the output's.
     """
 
     sizes: Sizes
@@ -128,7 +129,7 @@ class Prepared(NamedTuple):
 
 @part(fastmath=FLAGS, inline="always")
 def dot(left: Array, left_start: int, right: Array, right_start: int, count: int) -> np.float32:
-    """The dot product of two stretches of arrays."""
+    """Return the dot product of ``count`` elements of two arrays."""
     found = np.float32(0)
     for at in range(count):
         found += read(left, left_start + at) * read(right, right_start + at)
@@ -144,7 +145,7 @@ def _linear_weight(prepared: Prepared, index: int) -> np.float32:
 
 @part(fastmath=FLAGS)
 def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: int) -> np.float32:
-    """The linear part of the fields ``first`` to ``last``; row 0 of a table, no value, is zero."""
+    """Return the linear part of the fields ``first`` to ``last``; row 0, for no value, is zero."""
     found = np.float32(0)
     if prepared.sizes.single:
         for slot in range(first, last):
@@ -163,7 +164,7 @@ def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: i
 
 @part(fastmath=FLAGS, inline="always")
 def _weights_from(prepared: Prepared, index: int, column: int) -> Vector:
-    """A vector of an embedding's numbers, from a column on."""
+    """Load a vector of an embedding's numbers, starting at a column."""
     values, scales, shift = prepared.embeddings
     found = load(values, index * prepared.sizes.stride + column, prepared.sizes.lanes)
     return found if is_float(values) else times(found, read(scales, index >> shift))
@@ -171,7 +172,7 @@ def _weights_from(prepared: Prepared, index: int, column: int) -> Vector:
 
 @part(fastmath=FLAGS, inline="always")
 def _embedding(prepared: Prepared, rows: Rows, row: int, field: int, column: int) -> Vector:
-    """A vector of the numbers of one row's field, from a column on, pooled where it has several values."""
+    """Return a vector of a field's embedding in a row, starting at a column, pooled over several values."""
     if prepared.sizes.single:
         return _weights_from(prepared, np.int64(read(rows.indices, (row, field))), column)
     found, count = zeros(prepared.sizes.lanes), 0
@@ -186,7 +187,7 @@ def _embedding(prepared: Prepared, rows: Rows, row: int, field: int, column: int
 
 @part(fastmath=FLAGS)
 def _pool(prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], out: Array, at: int) -> None:
-    """Write the embeddings of some fields, one after the other."""
+    """Write the pooled embeddings of a range of fields, one after the other."""
     width, lanes = prepared.sizes.width, len(prepared.sizes.lanes)
     for field in range(fields[0], fields[1]):
         for column in range(0, width, lanes):
@@ -206,7 +207,7 @@ def _linear_and_dense(
 
 @part()
 def same_context(sizes: Sizes, rows: Rows, row: int) -> bool:
-    """Whether a row's context is that of the row before; without an early end, so that it is vectorized."""
+    """Return whether a row has the previous row's context; no early exit, so that it is vectorised."""
     indices, dense = rows.indices.reshape(-1), rows.dense.reshape(-1)
     at, before = row * rows.indices.shape[1], (row - 1) * rows.indices.shape[1]
     other = np.uint32(0)
@@ -228,10 +229,10 @@ def _add(
     scratch: Array,
     at: tuple[int, int, int],
 ) -> None:
-    """Add some fields' embeddings to the sums by factor, and to those of squares that lie behind them.
+    """Add some fields' embeddings to the sums by factor, and to the sums of squares that follow them.
 
-    Deepfm's are written down, too: they are inputs of its network. ``at`` is where the sums so far lie in the
-    scratch array, where to put what they become, and where to put the inputs.
+    For deepfm, also write the embeddings, which are inputs of its network. ``at`` has three offsets in the
+    scratch array: of the sums so far, of the new sums, and of the inputs.
     """
     sizes, (before, after, inputs) = prepared.sizes, at
     factors = len(sizes.factors)
@@ -251,7 +252,7 @@ def _add(
 
 @part(fastmath=FLAGS)
 def _pairs_of_sums(prepared: Prepared, scratch: Array, at: int) -> np.float32:
-    """The terms of all pairs of fm and deepfm: half of the squares of sums less the sums of squares."""
+    """Return the pair terms of fm and deepfm: half of the squares of sums minus the sums of squares."""
     lanes, factors, found = prepared.sizes.lanes, len(prepared.sizes.factors), np.float32(0)
     for column in range(0, factors, len(lanes)):
         sums, squares = load(scratch, at + column, lanes), load(scratch, at + factors + column, lanes)
@@ -261,7 +262,7 @@ def _pairs_of_sums(prepared: Prepared, scratch: Array, at: int) -> np.float32:
 
 @part(fastmath=FLAGS)
 def context(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> None:
-    """Compute what a group has in common."""
+    """Compute the state of a group, and the context's part of the network's inputs."""
     state, inputs, pooled = places
     sizes = prepared.sizes
     kind, of_context = sizes.kind, sizes.context_fields
@@ -289,7 +290,7 @@ def context(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Pl
 
 @part(fastmath=FLAGS)
 def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> tuple[np.float32, int]:
-    """The pairs among the context; what candidates' fields are paired with goes to the state."""
+    """Compute the pairs within the context; copy the embeddings that pair with candidates to the state."""
     state, inputs, pooled = places
     sizes = prepared.sizes
     factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
@@ -314,7 +315,7 @@ def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> 
 
 @part(fastmath=FLAGS)
 def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> np.float32:
-    """Fwfm's pairs among the context; each candidate field's weighted sum of the context goes to ``sums``."""
+    """Return fwfm's pair terms of the context; write its weighted sums per candidate field to ``sums``."""
     sizes = prepared.sizes
     factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
     pairs = 1 + sizes.dense
@@ -340,7 +341,7 @@ def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int
 
 @part(fastmath=FLAGS)
 def candidate(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> np.float32:
-    """Compute what a candidate adds: returns the logit but for the network, whose inputs are written."""
+    """Return a row's logit without the network and interactions; write the candidate's network inputs."""
     state, inputs, pooled = places
     sizes = prepared.sizes
     kind, fields, of_context = sizes.kind, sizes.fields, sizes.context_fields
@@ -384,7 +385,7 @@ def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: i
 def _field_aware(
     prepared: Prepared, scratch: Array, pooled: int, state: int, inputs: int
 ) -> tuple[np.float32, int]:
-    """The pairs with a candidate's fields, in order of (first, second); deepffm's become inputs."""
+    """Compute the pairs with a candidate's fields, in order of (first, second), also as deepffm's inputs."""
     sizes = prepared.sizes
     factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
     logit, at = np.float32(0), inputs
@@ -405,7 +406,7 @@ def _field_aware(
 
 @part(fastmath=FLAGS)
 def crossed(prepared: Prepared, rows: Rows, row: int) -> np.float32:
-    """The weights of a row's interactions."""
+    """Return the sum of the weights of a row's interactions."""
     values, scales, shift = prepared.linear
     logit = np.float32(0)
     for column in range(rows.crossed.shape[1]):

@@ -1,4 +1,4 @@
-"""Kinds with a network as they predict, and as they explain themselves."""
+"""Predictions and explanations of deepfm and deepffm."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from headrace.tensors import Array
 
 
 class DeepForm:
-    """deepfm and deepffm: their logits are those of serving; a network explains itself as locally linear.
+    """Form of deepfm and deepffm: the logits of serving, and explanations by local linearity.
 
-    Around a row, a network of ReLU units is linear: an input contributes itself times the gradient, and what
-    is left is of no field. For deepfm these inputs are the fields' embeddings, for deepffm the pairs' terms.
+    A network of ReLU units is linear around a row: an input contributes its value times the gradient, and the
+    remainder belongs to no field. The inputs are the fields' embeddings (deepfm) or the pairs' terms
+    (deepffm), then the dense features.
     """
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Take weights; see ``headrace.ctr.serving.scoring.WeightsScorer``."""
+        """Create a form from weights; see ``headrace.ctr.serving.scoring.WeightsScorer``."""
         self._settings, self._weights = settings, weights
         self._features = flagged(settings, features)
         self._scorer = GroupedScorer(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
-        """The logits of rows: float32 ``[rows]``."""
+        """Return the logits of rows: float32 ``[rows]``."""
         return self._scorer.logits(indices, dense)
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
-        """What each field adds to the logit of one row."""
+        """Return the contribution of each field to one row's logit."""
         return self._explain(
             indices, dense, self._weights.dense[f"layer{len(self._settings.hidden)}.weights"]
         )
 
     def _explain(self, indices: Array, dense: Array, output: Array) -> list[Contribution]:
-        """What each field adds to one row's logit, with the last layer's weights: ``[units, 1]``."""
+        """Return the contribution of each field to one row's logit, given output weights ``[units, 1]``."""
         about = self._settings, self._features, self._weights, indices
         products = pair_products(*about)
         linear = explain_linear(*about, dense)
@@ -81,7 +82,7 @@ class DeepForm:
         return np.concatenate([pooled.reshape(-1), dense.astype(np.float64)])
 
     def _network(self, inputs: Array, output: Array) -> tuple[float, Array]:
-        """The network's logit, and its gradient by the inputs."""
+        """Return the network's logit, and its gradient with respect to the inputs."""
         arrays, values, active = self._weights.dense, inputs, []
         layers = [arrays[f"layer{number}.weights"] for number in range(len(self._settings.hidden))] + [output]
         for number, weights in enumerate(layers):
@@ -95,7 +96,7 @@ class DeepForm:
         return float(values[0]), gradient
 
     def _slot_effects(self, indices: Array, gradients: Array) -> list[float]:
-        """What each value adds through its part of its field's embedding."""
+        """Return the contribution of each value through its share of its field's embedding."""
         table, shares = self._weights.tables["embeddings"], field_shares(self._features, indices)
         fields = np.repeat(np.arange(len(gradients)), np.diff(self._features.slot_starts))
         values = table_rows(table, indices)[:, : self._settings.factors]
@@ -111,7 +112,7 @@ class DeepForm:
 
 
 def _raised(one: Contribution, more: float) -> Contribution:
-    """A contribution with the network's part."""
+    """Return a contribution with the network's part added."""
     whole = one.contribution + more
     weight = whole / one.value if one.value and one.field != BIAS else whole
     return Contribution(one.field, one.index, one.value, weight, whole)

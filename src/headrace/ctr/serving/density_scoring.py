@@ -1,4 +1,4 @@
-"""An mdn as it explains itself: what each field adds to the logit of the mean rate."""
+"""Explanations of an mdn: the contribution of each field to the logit of the mean rate."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from headrace.tensors import Array
 
 
 class DensityForm(DeepForm):
-    """mdn: its logits are those of the mean rates.
+    """Form of mdn, whose logits are those of the mean rates.
 
-    Around a row, the network is linear, and the mean's logit is by its derivatives by the heads: each field
-    adds what that says, and the rest is of no field.
+    The network is linear around a row, and the logit of the mean is linearised by its derivatives with
+    respect to the heads. Each field contributes accordingly, and the remainder belongs to no field.
     """
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Take weights; see ``headrace.ctr.serving.scoring.WeightsScorer``."""
+        """Create a form from weights; see ``headrace.ctr.serving.scoring.WeightsScorer``."""
         super().__init__(settings, features, weights)
         self._missing = Missing.of(settings, features)
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
-        """What each field adds to the logit of one row."""
+        """Return the contribution of each field to one row's logit."""
         heads = self._scorer.heads(indices.reshape(1, -1), dense.reshape(1, -1))[0].astype(np.float64)
         logit, slopes = _slopes(heads, self._settings.components)
         output = self._weights.dense[f"layer{len(self._settings.hidden)}.weights"].astype(np.float64)
         if self._missing is not None:
             dense = self._missing.flag(dense.reshape(1, -1))[0]
-        # As if the heads were one logit, which moves the mean's by the first slope.
+        # Combine the heads into one logit by their slopes relative to the first; rescale below.
         found = self._explain(indices, dense, (output @ (slopes / slopes[0])).reshape(-1, 1))
         bias, *others = (_scaled(one, float(slopes[0])) for one in found)
         rest = logit - sum(one.contribution for one in others)
@@ -39,7 +39,7 @@ class DensityForm(DeepForm):
 
 
 def _slopes(heads: Array, components: int) -> tuple[float, Array]:
-    """The logit of a row's mean rate, and its derivatives by the row's heads."""
+    """Return the logit of a row's mean rate, and its derivatives with respect to the row's heads."""
     weights = np.exp(heads[1 : 1 + components] - heads[1 : 1 + components].max())
     weights /= weights.sum()
     logits = np.clip(heads[0] + heads[1 + components : 1 + 2 * components], -30, 30)

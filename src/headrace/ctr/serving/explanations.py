@@ -1,6 +1,6 @@
-"""What each field adds to a logit: the parts that kinds have in common, in NumPy, for one row at a time.
+"""Contributions of fields to a logit: the parts shared by all kinds, in NumPy, for one row at a time.
 
-Sums are in float64: what is shown adds up to the logit of the kernels but for their rounding.
+Sums are in float64, so contributions sum to the logit of the kernels except for its rounding.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headrace.stream.features import Features
 from headrace.tensors import Array
 
 BIAS = "(bias)"
-"""What the part of no field is called."""
+"""Name of the contribution that belongs to no field."""
 
 
 def explain_linear(
     settings: ModelSettings, features: Features, weights: Weights, indices: Array, dense: Array
 ) -> list[Contribution]:
-    """The bias, the linear weights of fields and interactions, and the dense features of one row.
+    """Return the linear contributions to one row: the bias, fields, interactions and dense features.
 
     Args:
-        settings: The model's.
-        features: The layout.
-        weights: The weights.
-        indices: The row's: uint32 ``[slots]``.
-        dense: The row's: float32 ``[dense_width]``.
+        settings: The model's settings.
+        features: Layout of the model's rows.
+        weights: The model's weights.
+        indices: Indices of the row: uint32 ``[slots]``.
+        dense: Dense features of the row: float32 ``[dense_width]``.
     """
     bias = float(weights.dense["bias"].reshape(-1)[0])
     made = [Contribution(BIAS, -1, 1.0, bias, bias)]
@@ -61,7 +61,7 @@ def explain_linear(
 
 
 def pooled_embeddings(features: Features, table: Table, width: int, indices: Array) -> Array:
-    """The pooled embeddings of one row's fields: float64 ``[fields, width]``."""
+    """Return the pooled embeddings of one row's fields: float64 ``[fields, width]``."""
     weighed = table_rows(table, indices)[:, :width] * field_shares(features, indices)[:, None]
     starts = features.slot_starts
     return np.array([weighed[start:stop].sum(axis=0) for start, stop in pairwise(starts)]).reshape(
@@ -72,7 +72,7 @@ def pooled_embeddings(features: Features, table: Table, width: int, indices: Arr
 def explain_pairs(
     settings: ModelSettings, features: Features, weights: Weights, indices: Array
 ) -> list[Contribution]:
-    """The terms of all pairs of fields of one row: one contribution each, as ``a * b``."""
+    """Return the pair terms of one row, one contribution for each pair of fields, as ``a * b``."""
     names = [field.name for field in features.categorical]
     products = pair_products(settings, features, weights, indices)
     made = []
@@ -83,7 +83,7 @@ def explain_pairs(
 
 
 def pair_products(settings: ModelSettings, features: Features, weights: Weights, indices: Array) -> Array:
-    """What each pair of fields adds, above the diagonal: float64 ``[fields, fields]``."""
+    """Return the term of each pair of fields, above the diagonal: float64 ``[fields, fields]``."""
     fields, factors = len(features.categorical), settings.factors
     field_aware = settings.kind in FIELD_AWARE
     width = factors * fields if field_aware else factors
@@ -96,12 +96,12 @@ def pair_products(settings: ModelSettings, features: Features, weights: Weights,
 
 
 def pairs_of(fields: int) -> Iterator[tuple[int, int]]:
-    """All pairs of fields, in order of (first, second)."""
+    """Return an iterator over all pairs of fields, in order of (first, second)."""
     return ((first, second) for first in range(fields) for second in range(first + 1, fields))
 
 
 def field_shares(features: Features, indices: Array) -> Array:
-    """What the value in each of one row's slots is multiplied with: float64 ``[slots]``."""
+    """Return the factor of the value in each slot of one row: float64 ``[slots]``."""
     shares = np.ones(features.slots)
     for number, mean in enumerate(features.mean_pooled):
         start, stop = features.slot_starts[number : number + 2]
@@ -112,7 +112,7 @@ def field_shares(features: Features, indices: Array) -> Array:
 
 
 def table_rows(table: Table, rows: Array) -> Array:
-    """Some rows of a table: float64 ``[rows, columns]``."""
+    """Return rows of a table: float64 ``[rows, columns]``."""
     scales = table.scales[rows.astype(np.uint64) >> np.uint64(table.shift)]
     found: Array = table.values[rows].astype(np.float64) * scales[:, None]
     return found

@@ -1,6 +1,6 @@
-"""Requests whose values came joined, as buckets: checked, and turned into rows of all tables.
+"""Requests with joined values, as buckets: checks, and conversion to rows of all tables.
 
-Arrays are passed one by one: a tuple of them would be taken apart through Python's own interface.
+Arrays are passed one by one, because numba unpacks tuples slowly through Python's C API.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _PADDING = 2**32 - 1
 
 @kernel()
 def join(context: Array, candidate: Array, starts: Array, buckets: Array, indices: Array) -> bool:
-    """Put the context's rows before the candidates'; returns whether all buckets are ones of their tables.
+    """Join the context's rows and the candidates'; return whether all buckets are within their tables.
 
     Args:
-        context: Buckets of the context: uint32 ``[rows, slots]``, 2**32 - 1 for a place without a value.
-        candidate: Buckets of the candidates.
-        starts: The first row of each slot's table: int64.
-        buckets: How many rows it has: int64.
-        indices: Becomes rows of the tables.
+        context: Buckets of the context: uint32 ``[rows, slots]``, 2**32 - 1 for a slot without a value.
+        candidate: Buckets of the candidates, likewise.
+        starts: First row of each slot's table: int64.
+        buckets: Number of rows of each slot's table: int64.
+        indices: Output for the rows of the tables: uint32.
     """
     bad = 0
     for row in range(len(indices)):
@@ -34,7 +34,7 @@ def join(context: Array, candidate: Array, starts: Array, buckets: Array, indice
 
 @part()
 def _place(came: Array, row: int, tables: tuple[Array, Array], indices: Array, first: int) -> int:
-    """Turn a row's buckets into rows of all tables, from a slot on; returns how many are wrong."""
+    """Turn a row's buckets into rows of all tables, from slot ``first`` on; return how many are invalid."""
     starts, buckets = tables
     bad = 0
     for column in range(came.shape[1]):
@@ -47,12 +47,12 @@ def _place(came: Array, row: int, tables: tuple[Array, Array], indices: Array, f
 
 @kernel()
 def join_numbers(context: Array, candidate: Array, dense: Array) -> bool:
-    """Put the context's numbers before the candidates'; returns whether all are finite.
+    """Join the context's numbers and the candidates'; return whether all are finite.
 
     Args:
         context: Numbers of the context: float32 ``[rows, columns]``.
-        candidate: Numbers of the candidates.
-        dense: Becomes the dense columns.
+        candidate: Numbers of the candidates, likewise.
+        dense: Output for the dense columns.
     """
     bad = 0
     for row in range(len(dense)):
@@ -63,7 +63,7 @@ def join_numbers(context: Array, candidate: Array, dense: Array) -> bool:
 
 @part()
 def _copy(came: Array, row: int, dense: Array, first: int) -> int:
-    """Copy a row's numbers; returns how many are not finite."""
+    """Copy a row's numbers; return how many are not finite."""
     bad = 0
     for column in range(came.shape[1]):
         number = read(came, (row, column))
@@ -74,11 +74,11 @@ def _copy(came: Array, row: int, dense: Array, first: int) -> int:
 
 @kernel()
 def transpose(columns: Array, dense: Array) -> bool:
-    """Make rows of columns of numbers; returns whether all are finite.
+    """Transpose columns of numbers; return whether all are finite.
 
     Args:
         columns: float32 ``[columns, rows]``.
-        dense: Becomes the same as ``[rows, columns]``.
+        dense: Output: float32 ``[rows, columns]``.
     """
     bad = 0
     for row in range(len(dense)):

@@ -1,7 +1,7 @@
-"""Predictions and their explanations, of weights of any kind; nothing here learns.
+"""Predictions and explanations from the weights of any kind, without learning.
 
-A table of functions says for each kind where its logits come from; kinds with a network have theirs in
-``headrace.ctr.serving.deep_scoring``.
+The kinds without a network are here; those with one are in ``headrace.ctr.serving.deep_scoring`` and
+``headrace.ctr.serving.density_scoring``.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ PredictKernel = Callable[[Work, Served, Array], None]
 
 
 class Form(Protocol):
-    """How a kind predicts and explains itself."""
+    """Logits and explanations of a kind."""
 
     def logits(self, indices: Array, dense: Array) -> Array:
-        """The logits of rows: float32 ``[rows]``."""
+        """Return the logits of rows: float32 ``[rows]``."""
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
-        """What each field adds to the logit of one row: uint32 ``[slots]``, float32 ``[dense_width]``."""
+        """Return each field's contribution to one row, uint32 ``[slots]`` and float32 ``[dense_width]``."""
 
 
 class WeightsScorer:
-    """A click model that only predicts. Immutable; may be called by many threads at once."""
+    """A click model that only predicts. Immutable; safe to call from several threads at once."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Take weights as they are; only small arrays are copied.
+        """Create a scorer from weights; tables are not copied.
 
         Args:
-            settings: What kind of model they are of.
-            features: The layout of rows.
-            weights: The weights; tables may be wider than their weights, as learning ones are.
+            settings: Settings of the model.
+            features: Layout of the rows.
+            weights: The weights; tables may be wider than their weights, as learning tables are.
 
         Raises:
             ConfigError: The weights do not fit the settings and features.
@@ -59,36 +59,36 @@ class WeightsScorer:
         self._form = form_of(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
-        """The logits of rows: float32 ``[rows]``."""
+        """Return the logits of rows: float32 ``[rows]``."""
         return self._form.logits(indices, dense)
 
     def predict(self, indices: Array, dense: Array) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
         return probabilities(self._form.logits(indices, dense))
 
     def explain(self, indices: Array, dense: Array) -> list[list[Contribution]]:
-        """What each field adds to each row's logit; a row's contributions add up to its logit."""
+        """Return each field's contribution to each row's logit; a row's contributions sum to its logit."""
         return [self._form.explain(*row) for row in zip(indices, dense, strict=True)]
 
 
 def form_of(settings: ModelSettings, features: Features, weights: Weights) -> Form:
-    """Where a kind's logits and explanations come from."""
+    """Create the form of a kind."""
     if settings.kind == "mdn":
-        from headrace.ctr.serving.density_scoring import DensityForm  # noqa: PLC0415 - as below
+        from headrace.ctr.serving.density_scoring import DensityForm  # noqa: PLC0415 - compiled kernels, only when used
 
         return DensityForm(settings, features, weights)
     if settings.kind in DEEP:
-        from headrace.ctr.serving.deep_scoring import DeepForm  # noqa: PLC0415 - its kernels only where they are used
+        from headrace.ctr.serving.deep_scoring import DeepForm  # noqa: PLC0415 - as above
 
         return DeepForm(settings, features, weights)
     return PlainForm(settings, features, weights)
 
 
 class PlainForm:
-    """The kinds without a network: lr, fm, fwfm and ffm."""
+    """Form of the kinds without a network: lr, fm, fwfm and ffm."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Take weights; see WeightsScorer."""
+        """Create a form from weights; see WeightsScorer."""
         self._settings, self._features, self._weights = settings, features, weights
         scaled = any(one.values.dtype != np.float32 for one in weights.tables.values())
         self._shape = shape_of(settings, features)._replace(scaled=scaled)
@@ -98,7 +98,7 @@ class PlainForm:
         self._own = threading.local()
 
     def logits(self, indices: Array, dense: Array) -> Array:
-        """The logits of rows: float32 ``[rows]``."""
+        """Return the logits of rows: float32 ``[rows]``."""
         crossed = self._crossing.of(indices)
         rows = Rows(fixed(indices), fixed(crossed), fixed(dense), NOTHING, NOTHING)
         room: Room | None = getattr(self._own, "room", None)
@@ -109,7 +109,7 @@ class PlainForm:
         return logits
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
-        """What each field adds to the logit of one row."""
+        """Return the contribution of each field to one row's logit."""
         about = self._settings, self._features, self._weights, indices
         linear = explain_linear(*about, dense)
         return linear if self._settings.kind == "lr" else linear + explain_pairs(*about)
@@ -129,7 +129,7 @@ class PlainForm:
 
 @functools.cache
 def predictor(shape: Shape) -> PredictKernel:
-    """The kernel that writes the logits of rows."""
+    """Return the kernel that writes the logits of rows."""
 
     @cached(**KERNEL)
     def predict(work, served, logits):  # type: ignore[no-untyped-def]
@@ -142,7 +142,7 @@ def predictor(shape: Shape) -> PredictKernel:
 
 
 def probabilities(logits: Array) -> Array:
-    """The probabilities of logits: float32 ``[rows]``."""
+    """Return the probabilities of logits: float32 ``[rows]``."""
     made = np.empty(len(logits), np.float32)
     _sigmoids(logits, made)
     return made

@@ -1,4 +1,4 @@
-"""How much waits in a queue, for those who must not wait for it to say so."""
+"""Queue depths measured in the background, for callers that must not wait for the queue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _GONE_SECONDS = 60.0
 
 
 class Depths:
-    """Asks a queue in the background, whenever somebody wants to know and the last answer is old."""
+    """Measures the depth of a queue in a thread, when it is requested and the last result is old."""
 
     def __init__(self, queue: Queue) -> None:
-        """Ask for the first time.
+        """Start the thread and the first measurement.
 
         Args:
-            queue: Closed after this.
+            queue: The queue; close it after this.
         """
         self._queue = queue
         self._last: Depth | None = None
@@ -34,7 +34,7 @@ class Depths:
         self._thread.start()
 
     def latest(self) -> Depth | None:
-        """The last answer; None where there is none of the last minute. The next one is asked for."""
+        """Return the last depth, or None if it is over a minute old; request a new one if it is old."""
         now = time.monotonic()
         if now - self._asked > _GOOD_SECONDS:
             self._asked = now
@@ -42,7 +42,7 @@ class Depths:
         return self._last if now - self._answered < _GONE_SECONDS else None
 
     def close(self) -> None:
-        """End the thread; a call that is under way is waited for."""
+        """End the thread, after waiting for a measurement in progress."""
         self._closed = True
         self._wanted.set()
         self._thread.join()
@@ -54,6 +54,6 @@ class Depths:
                 self._last = self._queue.depth()
                 self._answered = time.monotonic()
             except HeadraceError as error:
-                _log.debug("the queue does not say how much waits: %s", error.message)
-            except Exception:  # noqa: BLE001 - the boundary of the thread: metrics go on without
-                _log.exception("the queue cannot say how much waits")
+                _log.debug("the queue did not report its depth: %s", error.message)
+            except Exception:  # noqa: BLE001 - the boundary of the thread: metrics continue without depths
+                _log.exception("the depth of the queue cannot be determined")

@@ -1,4 +1,4 @@
-"""What the archive says of itself: its spaces, their versions, and what lookups came to."""
+"""The description of an archive: its spaces, their versions, and their lookup counts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from headrace.archive.columns import described
 
 
 def spaces(archive: Archive, space: str = "") -> list[dict[str, object]]:
-    """Describe spaces; by the names of the fields of the message ``Space``.
+    """Describe spaces, with the field names of the message ``Space``.
 
     Args:
         archive: The archive.
-        space: Which one; all if empty.
+        space: Name of the space; "" for all.
 
     Raises:
         NotFound: There is no such space.

@@ -1,4 +1,4 @@
-"""The Door: what the archive's codecs ask; nothing here waits in the serving thread, or keeps it long."""
+"""The Door, which the archive's codecs call; nothing here blocks the serving thread or uses it for long."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ _THREADS = 4
 _MOST_WAITING = 64
 _LONGEST_SECONDS = 30.0
 _LONGEST_CALLER = 200
-# What is kept of a caller's time for the answer itself: one that comes too late is an error to him.
+# Part of the caller's time that is kept for the answer itself, as one after the deadline is worthless.
 _TO_ANSWER_SECONDS, _TO_ANSWER_SHARE = 0.005, 0.1
 CALLER_HEADER = b"headrace-caller"
-"""The header, or the key of metadata, by which a caller says who he is; quotas are kept by it."""
+"""The header, or the key of metadata, that holds the caller's name for quotas."""
 
 
 Values = Array | Mapping[str, Array]
-"""Vectors, or the values of columns by their names."""
+"""Vectors, or the values of columns by name."""
 
 
 class Door:
-    """Where an archive is asked over the network. Serving thread only.
+    """The archive as clients reach it over the network. Serving thread only.
 
     Attributes:
         archive: The archive.
-        answering: What answers a lookup, by space and version; see ``Archive.answering``.
-        reader: A space version, by both; see ``Archive.reader``.
-        limits: What a request may cost.
-        lane: Where long lookups and large bodies are done in slices.
+        answering: Finds the reader that answers a lookup, by space and version; see ``Archive.answering``.
+        reader: Finds the reader of a space version; see ``Archive.reader``.
+        limits: Limits on the cost of a request.
+        lane: Runs long lookups and decodes large bodies in slices.
         is_admin: Whether clients may invalidate and forget.
-        most_keys: The most keys that any space takes at once.
-        longest_key: How many bytes of UTF-8 the longest key of any space may have.
+        most_keys: Largest number of keys in one request to any space.
+        longest_key: Length of the longest key of any space, in bytes of UTF-8.
     """
 
     def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
-        """Stand before an archive.
+        """Serve an archive.
 
         Args:
-            archive: Closed by the caller, after this.
-            limits: What a request may cost.
-            lane: The server's.
+            archive: The archive; the caller closes it after this.
+            limits: Limits on the cost of a request.
+            lane: The server's lane.
             is_admin: Whether clients may invalidate and forget.
         """
         self.archive, self.limits, self.lane, self.is_admin = archive, limits, lane, is_admin
-        # Handed through rather than wrapped: lookups go this way.
+        # Assigned rather than wrapped: every lookup calls these.
         self.answering, self.reader = archive.answering, archive.reader
         self.most_keys = max(space.max_keys for space in archive.config.spaces.values())
         self.longest_key = max(space.max_key_bytes for space in archive.config.spaces.values())
@@ -81,28 +81,28 @@ class Door:
         self._working = 0
 
     def close(self) -> None:
-        """End the threads; what they do is waited for."""
+        """End the threads, after waiting for their current work."""
         self._threads.shutdown(cancel_futures=True)
 
     def described(self, space: str = "") -> list[dict[str, object]]:
-        """What the archive says of itself; see ``describing.spaces``."""
+        """Describe spaces; see ``describing.spaces``."""
         return describing.spaces(self.archive, space)
 
     # --- looking up ---
 
     def quick(self, reader: SpaceReader, keys: list[str], call: Call) -> Lookup | None:
-        """Look few keys up that need no waiting.
+        """Look up few keys without waiting.
 
         Args:
-            reader: Of the space version.
-            keys: Texts.
-            call: Whose they are.
+            reader: Reader of the space version.
+            keys: The keys.
+            call: The call that asks for them.
 
         Returns:
-            The answer; None where ``lookup`` must be asked instead. It may have waits.
+            The result, which may have ``waits``; None if there are too many keys and ``lookup`` is needed.
 
         Raises:
-            InvalidRequest: A key is none, or there are too many.
+            InvalidRequest: A key is invalid, or there are too many.
         """
         count = len(keys)
         if count > _AT_ONCE_KEYS or count * reader.version.dimension * 4 > _AT_ONCE_BYTES:
@@ -112,19 +112,19 @@ class Door:
     async def lookup(
         self, reader: SpaceReader, keys: list[str], call: Call, timeout_seconds: float, allowance: Allowance
     ) -> Lookup:
-        """Look any number of keys up: in slices, with others answered in between.
+        """Look up any number of keys, in slices, with other requests answered in between.
 
         Args:
-            reader: Of the space version.
-            keys: Texts.
-            call: Whose they are.
-            timeout_seconds: How long to wait for a store that is elsewhere; 0 for the usual time.
-            allowance: Holds the bytes of the answer.
+            reader: Reader of the space version.
+            keys: The keys.
+            call: The call that asks for them.
+            timeout_seconds: Longest wait for a remote store in seconds; 0 for the default.
+            allowance: Charged with the bytes of the answer.
 
         Raises:
-            InvalidRequest: A key is none, or there are too many.
+            InvalidRequest: A key is invalid, or there are too many.
             TooLarge: The answer would be too large.
-            Overloaded: All requests together would hold too many bytes.
+            Overloaded: The byte budget of all requests is exhausted.
         """
         if len(keys) <= _AT_ONCE_KEYS and letters(keys) <= SLICE_LETTERS:
             found = self.quick(reader, keys, call)
@@ -136,7 +136,7 @@ class Door:
         vectors = np.empty((len(keys), form.dimension), form.answered)
         slices, parts, longest = [], [], reader.settings.max_key_bytes
         async with self.lane as lane:
-            # All are checked before any is asked for.
+            # Check all keys before looking up any, so that an invalid one has no effect.
             for rows in in_slices(keys, _slice_of(reader), longest):
                 reader.cache.hashes(keys[rows], longest, rows.start)
                 slices.append(rows)
@@ -152,13 +152,13 @@ class Door:
     async def finished(
         self, reader: SpaceReader, lookup: Lookup, call: Call, timeout_seconds: float
     ) -> Lookup:
-        """Wait for what a store that is elsewhere still owes, no longer than is usual or the caller has time.
+        """Wait for the remote reads of a lookup, within the timeout, the deadline and the store's patience.
 
         Args:
-            reader: Of the space version.
-            lookup: What was begun.
-            call: Whose it is; its deadline counts, too.
-            timeout_seconds: How long to wait at the most; 0 for the usual time.
+            reader: Reader of the space version.
+            lookup: Result of ``quick``.
+            call: The call that asked for it; part of the time to its deadline is kept for the answer.
+            timeout_seconds: Longest wait in seconds; 0 for the default.
         """
         if lookup.waits:
             await self._ended_all(reader, [lookup], call, timeout_seconds)
@@ -185,16 +185,16 @@ class Door:
             allowance.hold(size)
 
     def hold_rows(self, reader: SpaceReader, keys: int, allowance: Allowance) -> None:
-        """Hold the bytes of a table's rows before any is made: a row has the full room of its texts.
+        """Charge the bytes of a table's rows before they are made; a row has the full room of its texts.
 
         Args:
-            reader: Of the table's version.
-            keys: How many rows there are to be.
-            allowance: Holds them.
+            reader: Reader of the table's version.
+            keys: Number of rows.
+            allowance: Charged with the bytes.
 
         Raises:
-            TooLarge: They are more than one request may take.
-            Overloaded: All requests together would hold too many.
+            TooLarge: One request may not take so many bytes.
+            Overloaded: The byte budget of all requests is exhausted.
         """
         allowance.hold(self._rows_size(reader, keys))
 
@@ -212,25 +212,25 @@ class Door:
                 field="keys",
             )
 
-    # --- what blocks ---
+    # --- blocking calls ---
 
     async def put(self, space: str, keys: list[str], values: Values, version: int, call: Call) -> None:
-        """Store vectors, or rows.
+        """Store vectors or rows.
 
         Args:
-            space: Which space.
-            keys: Texts.
+            space: Name of the space.
+            keys: The keys.
             values: Numbers ``[N, dimension]``; for a feature table, the values by column, each ``[N]``.
-            version: Which version; 0 for the default.
-            call: Whose they are.
+            version: Version number; 0 for the default.
+            call: The call that stores them.
 
         Raises:
-            InvalidRequest: Keys or vectors are not what they should be.
-            NotFound: There is no such space, or version.
-            TooLarge: Rows would take more bytes than one request may.
+            InvalidRequest: The keys or values are invalid.
+            NotFound: There is no such space or version.
+            TooLarge: One request may not take as many bytes as the rows need.
             Unavailable: The store does not answer.
-            Overloaded: Too many such calls are under way, or all calls together hold too many bytes.
-            DeadlineExceeded: It takes too long; it may be done later.
+            Overloaded: Too many such calls are in progress, or the byte budget is exhausted.
+            DeadlineExceeded: Timed out; the write may still complete. It is safe to retry.
         """
         reader = self.reader(space, version)
         checked(keys, reader.settings.max_keys)
@@ -244,14 +244,14 @@ class Door:
         await self._done(put, call, size)
 
     async def invalidate(self, space: str, keys: list[str], call: Call) -> None:
-        """Remove the vectors of keys; as ``put``; FailedPrecondition where it is not allowed."""
+        """Remove the vectors of keys; raise as ``put``, and FailedPrecondition if clients may not do this."""
         self._check_admin()
         checked(keys, self.reader(space).settings.max_keys)
         size = sum(map(sys.getsizeof, keys))
         await self._done(lambda: self.archive.invalidate(space, keys), call, size)
 
     async def forget(self, space: str, keys: list[str], call: Call) -> None:
-        """Remove keys with everything; errors as for ``invalidate``."""
+        """Remove keys with everything kept of them; raise as ``invalidate``."""
         self._check_admin()
         checked(keys, self.reader(space).settings.max_keys)
         size = sum(map(sys.getsizeof, keys))
@@ -264,13 +264,15 @@ class Door:
             )
 
     async def _done(self, work: Callable[[], object], call: Call, size: int) -> None:
-        """Have one of a few threads do something that blocks, and wait for it until the deadline.
+        """Run blocking work in one of a few threads, and wait for it until the deadline or a maximum.
 
-        What it works on is held in the byte budget of all calls until it is done: a call that has had its
-        answer, as its time was over, gives back only what it held itself.
+        The bytes that it works on are charged to the shared byte budget until it ends. A call that timed out
+        returns only the bytes of its own account.
         """
         if self._working >= _MOST_WAITING:
-            raise Overloaded(f"{self._working} calls that write are under way, which is the most; try again")
+            raise Overloaded(
+                f"{self._working} calls that write are in progress, which is the maximum; try again"
+            )
         seconds = min(_LONGEST_SECONDS, call.deadline - time.monotonic())
         budget = call.budget if size > _UNCOUNTED_BYTES else None
         if budget is not None:
@@ -280,7 +282,7 @@ class Door:
         doing.add_done_callback(lambda doing: self._ended(doing, budget, size))
         done, _ = await asyncio.wait((doing,), timeout=max(0.0, seconds))
         if not done:
-            raise DeadlineExceeded("it was not done in time, and may be done later; it may be asked again")
+            raise DeadlineExceeded("timed out; the write may still complete; it is safe to retry")
         doing.result()
 
     def _ended(self, doing: asyncio.Future[object], budget: Budget | None, size: int) -> None:
@@ -288,11 +290,11 @@ class Door:
         if budget is not None:
             budget.release(size)
         if not doing.cancelled():
-            doing.exception()  # where nobody waits any more, nobody misses it
+            doing.exception()  # retrieved, or asyncio would log it when nobody waits for it
 
 
 def _caller(reader: SpaceReader, call: Call) -> str:
-    """Whose quota keys count on: what he calls himself, else his address; "" where there are no quotas."""
+    """Return whose quota keys count towards: the name in the header or the address; "" without quotas."""
     if not reader.settings.max_new_keys_per_second:
         return ""
     named = call.header(CALLER_HEADER)
@@ -302,12 +304,12 @@ def _caller(reader: SpaceReader, call: Call) -> str:
 
 
 def _slice_of(reader: SpaceReader) -> int:
-    """How many keys are looked up at once: some hundred microseconds' worth."""
+    """Return the number of keys to look up in one step of some hundred microseconds."""
     return max(1, min(_AT_ONCE_KEYS, _AT_ONCE_BYTES // (reader.version.dimension * 4)))
 
 
 async def _arrived(waits: Sequence[Future[Any]], seconds: float) -> None:
-    """Wait until all have come, or the time is over; what is waited for goes on either way."""
+    """Wait until all reads have ended, or the time has; the reads go on either way."""
     loop = asyncio.get_running_loop()
     all_done: asyncio.Future[None] = loop.create_future()
     left = len(waits)
@@ -319,7 +321,7 @@ async def _arrived(waits: Sequence[Future[Any]], seconds: float) -> None:
             all_done.set_result(None)
 
     def tell(_: Future[Any]) -> None:
-        with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
+        with suppress(RuntimeError):  # the loop has closed, so nobody waits any more
             loop.call_soon_threadsafe(came)
 
     for one in waits:

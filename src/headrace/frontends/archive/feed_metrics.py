@@ -1,4 +1,4 @@
-"""The metrics of ``headrace archive feed``: read at a scrape from what it counts anyway."""
+"""The metrics of ``headrace archive feed``, read from its own counters at a scrape."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
 
 _TABLE = ("table",)
 _PREFIX = "headrace_archive_feed"
-ROWS = Metric(f"{_PREFIX}_rows", "counter", "Rows of the stream that were taken.", _TABLE)
-STORED = Metric(f"{_PREFIX}_stored_rows", "counter", "Rows of the table that were written.", _TABLE)
+ROWS = Metric(f"{_PREFIX}_rows", "counter", "Rows read from the stream.", _TABLE)
+STORED = Metric(f"{_PREFIX}_stored_rows", "counter", "Rows of the table written.", _TABLE)
 KEYLESS = Metric(
-    f"{_PREFIX}_keyless_rows", "counter", "Rows that had no key, and only moved the clock.", _TABLE
+    f"{_PREFIX}_keyless_rows", "counter", "Rows without a key, which only advance the clock.", _TABLE
 )
 LATE = Metric(
     f"{_PREFIX}_late_rows",
     "counter",
-    "Rows that came after their bucket was over, and count since the boundary after that.",
+    "Rows that arrived after their bucket had closed, and count from the next boundary on.",
     _TABLE,
 )
 TOO_LATE = Metric(
     f"{_PREFIX}_too_late_rows",
     "counter",
-    "Rows that came after all windows had left their bucket, and count nowhere.",
+    "Rows that arrived after every window had left their bucket, and are not counted.",
     _TABLE,
 )
 AHEAD = Metric(
     f"{_PREFIX}_ahead_rows",
     "counter",
-    "Rows that were too far ahead of those before them, and count nowhere.",
+    "Rows whose time was too far ahead of the rows before, and are not counted.",
     _TABLE,
 )
 HELD = Metric(
     f"{_PREFIX}_held_rows",
     "gauge",
-    "Rows that are too far ahead of those before them, and wait for more that agree.",
+    "Rows whose time is too far ahead, held back until more rows agree.",
     _TABLE,
 )
-KEYS = Metric(f"{_PREFIX}_keys", "gauge", "Keys that are counted now.", _TABLE)
+KEYS = Metric(f"{_PREFIX}_keys", "gauge", "Keys with current counts.", _TABLE)
 BEHIND = Metric(
     f"{_PREFIX}_behind_seconds",
     "gauge",
-    "How far the last boundary of the rows' own time is behind the present: alert on it.",
+    "Lag of the last boundary, in the rows' own time, behind the present: alert on it.",
     _TABLE,
 )
 
@@ -71,16 +71,16 @@ class FeedMetrics:
     """A Prometheus collector over a feed's counters."""
 
     def __init__(self, feed: Feed, table: str) -> None:
-        """Read them when they are asked for.
+        """Store the feed; its counters are read at each scrape.
 
         Args:
-            feed: What is measured.
-            table: What it feeds.
+            feed: The feed.
+            table: Name of the feature table that it writes.
         """
         self._feed, self._table = feed, table
 
     def collect(self) -> Iterator[Family]:
-        """All of them, as they are now; how far it is behind from the first row on."""
+        """Yield the current metrics; the delay behind the present only after the first row."""
         for metric, value in _OF_FEED:
             counted = family(metric)
             counted.add_metric([self._table], value(self._feed))

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from headrace.frontends.archive.door import Door
 
 SERVICE = f"{PACKAGE}.Archive"
-"""The service's full name."""
+"""Full name of the service."""
 
 
 def grpc_methods(door: Door, outcomes: Outcomes) -> list[GrpcMethod]:
-    """The methods of the service.
+    """Return the methods of the service.
 
     Args:
-        door: What is asked.
-        outcomes: Where the calls end that a stream's messages are.
+        door: The Door of the archive.
+        outcomes: Records the calls that a stream's messages are.
     """
     lookup = _looking_up(door)
     return [
@@ -90,7 +90,7 @@ def _looking_up(door: Door) -> UnaryHandler:
 async def _parsed_large(door: Door, message: bytes, allowance: Allowance) -> Asked:
     if is_light(message):
         await door.lane.step()
-        with suppress(InvalidRequest):  # what is wrong with it is found again, and named, step by step
+        with suppress(InvalidRequest):  # parsing in steps finds the error again, and names the field
             asked = lookup_of(message, counted=True)
             allowance.hold(len(message))
             return asked
@@ -98,7 +98,7 @@ async def _parsed_large(door: Door, message: bytes, allowance: Allowance) -> Ask
 
 
 async def _parsed(door: Door, message: bytes, kind: protos.MessageClass, allowance: Allowance) -> Asked:
-    allowance.hold(len(message))  # for the texts, which are copied out of it
+    allowance.hold(len(message))  # for the texts, which are copied from it
     async with door.lane as lane:
         return await in_steps(parsing(message, kind, door.most_keys, door.longest_key), lane)
 
@@ -127,7 +127,7 @@ def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
 
 
 Change = Callable[["Door", Asked, GrpcCall], Awaitable[None]]
-"""What is done with what a message asks."""
+"""Applies the change that a message asks for."""
 
 
 def _changing(door: Door, name: str, change: Change) -> UnaryHandler:

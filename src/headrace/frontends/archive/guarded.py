@@ -1,4 +1,4 @@
-"""The Door behind a gate: callers look up, and change, the spaces that their keys permit."""
+"""The Door behind a Gate: callers look up and change only the spaces that their keys permit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Found = TypeVar("Found")
 
 
 class GuardedDoor(Door):
-    """A Door in which callers find their own spaces only; the caller is that of the running task."""
+    """A Door that restricts callers to their own spaces; the caller is that of the running task."""
 
     def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
-        """Stand before an archive; as ``Door``."""
+        """Serve an archive; as ``Door``."""
         super().__init__(archive, limits, lane, is_admin=is_admin)
         self._answering, self._reader = self.answering, self.reader
         self.answering, self.reader = self._checked_answering, self._checked_reader
@@ -36,7 +36,7 @@ class GuardedDoor(Door):
         return _his(self._reader, space, version)
 
     def described(self, space: str = "") -> list[dict[str, object]]:
-        """Describe a space, or all that the caller may know of."""
+        """Describe a space, or all spaces that the caller may use."""
         if space:
             return _his(super().described, space)
         caller = ASKING.get()
@@ -47,7 +47,7 @@ class GuardedDoor(Door):
 def _his(
     find: Callable[Concatenate[str, Rest], Found], space: str, *args: Rest.args, **named: Rest.kwargs
 ) -> Found:
-    """What is found of a space, if it is his who asks; others' names are not told with what is not found."""
+    """Return what ``find`` returns for a permitted space; hide the names of others if it finds nothing."""
     caller = ASKING.get()
     caller.check_space(space)
     try:

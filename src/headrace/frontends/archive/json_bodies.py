@@ -1,7 +1,7 @@
-"""The archive's JSON: bodies are checked member by member; many vectors are printed in slices.
+"""The archive's JSON: bodies are checked member by member, and many vectors are written in slices.
 
-Numbers are printed as the doubles that they are: all digits, so that they are read back exactly. To find the
-fewest digits that tell two of them apart takes six times as long.
+Numbers are written as doubles with all digits, so that they are read back exactly. Finding the fewest digits
+that still tell two float32 values apart takes six times as long.
 """
 
 from __future__ import annotations
@@ -29,52 +29,52 @@ if TYPE_CHECKING:
 _LONGEST_SECONDS = 60.0
 _HIGHEST_VERSION = 2**63 - 1
 BYTES_A_NUMBER = 24
-"""What a number takes as text."""
+"""Size of a number as text, in bytes."""
 
 
 async def parsed(door: Door, call: HttpCall, at_once: int, allowance: Allowance) -> dict[str, Any]:
-    """Parse a body, at once if it is short or light, else in slices.
+    """Parse a body, in one step if it is short or light, else in slices.
 
     Args:
-        door: What is asked.
+        door: The Door of the archive.
         call: The call.
-        at_once: How long a body may be to be parsed at once.
-        allowance: What it may cost.
+        at_once: Largest body in bytes that is always parsed in one step.
+        allowance: Limits the cost of the body.
 
     Raises:
-        InvalidRequest: It is no JSON object.
+        InvalidRequest: The body is not a JSON object.
         TooLarge: It has too many values.
     """
     limits = door.limits
     if not call.body:
-        raise InvalidRequest('expected an object, as {"keys": ["…"]}, got nothing', field="body")
+        raise InvalidRequest('expected an object, such as {"keys": ["…"]}, got nothing', field="body")
     if parsed_at_once(call.body, at_once, limits):
         document = parse_at_once(call.body, limits.max_json_depth)
     else:
         async with door.lane as lane:
             document = await parse_in_slices(call.body, limits.max_json_depth, allowance, lane, nan=False)
     if not isinstance(document, dict):
-        expected = 'expected an object, as {"keys": ["…"]}'
+        expected = 'expected an object, such as {"keys": ["…"]}'
         raise InvalidRequest(f"{expected}, got {kind(document)}", field="body")
     return document
 
 
 def check_members(document: dict[str, Any], known: Collection[str]) -> None:
-    """Refuse members that mean nothing here.
+    """Check that a body has no unknown members.
 
     Raises:
-        InvalidRequest: There is one.
+        InvalidRequest: There is an unknown member.
     """
     for name in document:
         if name not in known:
-            raise InvalidRequest(f"unknown; known are {', '.join(sorted(known))}", field=name[:100])
+            raise InvalidRequest(f"unknown; expected one of {', '.join(sorted(known))}", field=name[:100])
 
 
 def keys_of(document: dict[str, Any]) -> list[Any]:
-    """The keys; what each is is checked where they are hashed.
+    """Return the keys; their types are checked when they are hashed.
 
     Raises:
-        InvalidRequest: There are none, or they are no list.
+        InvalidRequest: There are no keys, or they are not a list.
     """
     if "keys" not in document:
         raise InvalidRequest("expected a list of texts, got none", field="keys")
@@ -85,10 +85,10 @@ def keys_of(document: dict[str, Any]) -> list[Any]:
 
 
 def version_of(document: dict[str, Any]) -> int:
-    """Which version of the space; 0 for the default.
+    """Return the version of the space; 0 for the default.
 
     Raises:
-        InvalidRequest: It is no number of a version.
+        InvalidRequest: The version is not a version number.
     """
     version = document.get("version", 0)
     if type(version) is not int or not 0 <= version <= _HIGHEST_VERSION:
@@ -97,10 +97,10 @@ def version_of(document: dict[str, Any]) -> int:
 
 
 def timeout_of(document: dict[str, Any]) -> float:
-    """How long to wait for a store that is elsewhere, in seconds; 0 for the usual time.
+    """Return the longest wait for a remote store in seconds; 0 for the default.
 
     Raises:
-        InvalidRequest: It is no time above 0.
+        InvalidRequest: The value is not a number above 0 and up to the maximum.
     """
     if "timeout_seconds" not in document:
         return 0.0
@@ -112,10 +112,10 @@ def timeout_of(document: dict[str, Any]) -> float:
 
 
 def switch_of(document: dict[str, Any], name: str) -> bool:
-    """A member that is true or false; false if it is not there.
+    """Return a boolean member; False if it is absent.
 
     Raises:
-        InvalidRequest: It is neither.
+        InvalidRequest: The value is not a boolean.
     """
     value = document.get(name, False)
     if type(value) is not bool:
@@ -124,28 +124,28 @@ def switch_of(document: dict[str, Any], name: str) -> bool:
 
 
 async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: Door) -> Array:
-    """The vectors of a body that is to be stored, float64 ``[N, dimension]``; the list is emptied.
+    """Return the vectors of a body to be stored, float64 ``[N, dimension]``; empties the body's list.
 
     Args:
         document: The body.
-        keys: How many keys it has: no more than the space takes.
-        dimension: How many numbers a vector of the space has.
-        door: Whose lane this is done in.
+        keys: Number of keys, at most as many as the space accepts.
+        dimension: Dimension of the space.
+        door: The Door whose lane is used.
 
     Raises:
-        InvalidRequest: They are no lists of so many numbers, one a key.
+        InvalidRequest: The vectors are not one list of ``dimension`` numbers for each key.
     """
     rows = document.get("vectors")
     if not isinstance(rows, list) or len(rows) != keys:
         got = f"a list of {len(rows)}" if isinstance(rows, list) else kind(rows)
         if rows is None and "columns" in document:
             got = "columns, which only feature tables have"
-        raise InvalidRequest(f"expected a list of {keys} vectors, one a key, got {got}", field="vectors")
+        raise InvalidRequest(f"expected a list of {keys} vectors, one per key, got {got}", field="vectors")
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")
     step = max(1, long_lists.STEP // dimension)
     async with door.lane as lane:
-        for row in range(keys):  # before there is room for them, which few short rows would make large
+        for row in range(keys):  # before the array is allocated, which few short rows could make large
             _check_length(rows[row], dimension, row)
             if row % long_lists.STEP == 0:
                 await lane.breathe()
@@ -173,11 +173,11 @@ def _vector(numbers: list[Any], row: int) -> list[float]:
     try:
         return [float(number) for number in numbers]
     except OverflowError:
-        raise InvalidRequest("a number is larger than float32 can be", field=field) from None
+        raise InvalidRequest("a number is too large for float32", field=field) from None
 
 
 def kind(value: object) -> str:
-    """What a value of JSON is, or itself where it is short."""
+    """Return the kind of a JSON value, or the value itself if it is short, for error messages."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
@@ -191,17 +191,17 @@ def kind(value: object) -> str:
 
 
 async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
-    """Print what was found.
+    """Serialize the vectors that were found.
 
     Args:
-        door: Whose lane it is printed in, where it is long.
-        lookup: What was found.
-        allowance: Holds the bytes of a long answer.
-        with_written: Whether to say when each vector was written.
+        door: The Door whose lane is used for a long answer.
+        lookup: The result of the lookup.
+        allowance: Charged with the bytes of a long answer.
+        with_written: Whether to include the write time of each vector.
 
     Raises:
-        TooLarge: It would be too long.
-        Overloaded: All requests together would hold too many bytes.
+        TooLarge: The answer would be too long.
+        Overloaded: The byte budget of all requests is exhausted.
     """
     end = rest_of(lookup, with_written=with_written)
     vectors = lookup.vectors
@@ -213,7 +213,7 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
 
 
 def rest_of(lookup: Lookup, *, with_written: bool) -> bytes:
-    """The end of an answer, from the comma on: what was found, and by which version."""
+    """Return the end of an answer from the comma on: which keys were found, and the version."""
     rest: dict[str, object] = {"found": lookup.found.tolist(), "version": lookup.version}
     if with_written:
         rest["written"] = lookup.written.tolist()
@@ -221,11 +221,11 @@ def rest_of(lookup: Lookup, *, with_written: bool) -> bytes:
 
 
 def hold_text(door: Door, size: int, allowance: Allowance) -> None:
-    """Hold the bytes of a long answer.
+    """Charge the bytes of a long answer.
 
     Raises:
-        TooLarge: It would be too long.
-        Overloaded: All requests together would hold too many bytes.
+        TooLarge: The answer would be too long.
+        Overloaded: The byte budget of all requests is exhausted.
     """
     most = door.limits.max_expanded_bytes
     if size > most:
@@ -239,7 +239,7 @@ def hold_text(door: Door, size: int, allowance: Allowance) -> None:
 
 async def _printed(vectors: Array, end: bytes, lane: Lane) -> bytes:
     parts = []
-    if vectors.shape[1] > printing.PRINTED_AT_ONCE:  # a row is more than a step
+    if vectors.shape[1] > printing.PRINTED_AT_ONCE:  # one row takes more than a step
         for row in vectors:
             pieces = []
             for cut in printing.row_slices([row]):

@@ -1,4 +1,4 @@
-"""Rows of feature tables as JSON: a list of values a column, in slices where they are many."""
+"""Rows of feature tables as JSON: a list of values for each column, processed in slices where long."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from headrace.frontends.archive.door import Door
 
 _MADE_AT_ONCE_BYTES = 256 * 1024
-_TEXT_BYTES_A_NUMBER = 64  # so much of a text is printed in the time of a number
+_TEXT_BYTES_A_NUMBER = 64  # bytes of text that are written in the time of one number
 
 
 async def values_of(document: dict[str, Any], keys: int, columns: Columns, door: Door) -> dict[str, Array]:
-    """The values of a body that is to be stored, by column, each ``[N]``; the lists are emptied.
+    """Return the values of a body to be stored, by column, each ``[N]``; empties the body's lists.
 
     Args:
         document: The body.
-        keys: How many keys it has.
-        columns: Those of the table.
-        door: Whose lane it is done in.
+        keys: Number of keys.
+        columns: Columns of the table.
+        door: The Door whose lane is used.
 
     Raises:
-        InvalidRequest: They are no lists of what the columns are, or not one value a key.
+        InvalidRequest: The values do not fit the columns, or are not one for each key.
     """
     given = document.get("columns")
     if not isinstance(given, dict) or "vectors" in document:
         got = "vectors" if "vectors" in document else kind(given)
         raise InvalidRequest(
-            f"expected an object, a list of values for each column, got {got}", field="columns"
+            f"expected an object with a list of values for each column, got {got}", field="columns"
         )
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")
     for name, values in given.items():
         if not isinstance(values, list) or len(values) != keys:
             got = f"a list of {len(values)}" if isinstance(values, list) else kind(values)
-            problem = f"expected a list of {keys} values, one a key, got {got}"
+            problem = f"expected a list of {keys} values, one per key, got {got}"
             raise InvalidRequest(problem, field=f"columns.{name[:100]}")
     rows = np.empty(keys, row_dtype(columns))
     step = max(1, min(long_lists.STEP // max(1, len(columns)), _MADE_AT_ONCE_BYTES // rows.itemsize))
@@ -63,17 +63,17 @@ async def values_of(document: dict[str, Any], keys: int, columns: Columns, door:
 
 
 async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
-    """Print the rows that were found.
+    """Serialize the rows that were found.
 
     Args:
-        door: Whose lane it is printed in, where it is long.
-        lookup: What was found.
-        allowance: Holds the bytes of a long answer.
-        with_written: Whether to say when each row was written.
+        door: The Door whose lane is used for a long answer.
+        lookup: The result of the lookup.
+        allowance: Charged with the bytes of a long answer.
+        with_written: Whether to include the write time of each row.
 
     Raises:
-        TooLarge: It would be too long.
-        Overloaded: All requests together would hold too many bytes.
+        TooLarge: The answer would be too long.
+        Overloaded: The byte budget of all requests is exhausted.
     """
     end, rows = rest_of(lookup, with_written=with_written), len(lookup.vectors)
     cost = sum(1 + (one.bytes if one.dtype == TEXT else 0) // _TEXT_BYTES_A_NUMBER for one in lookup.columns)
@@ -100,7 +100,7 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
 
 
 def _listed(values: Array) -> list[Any]:
-    """The values of a column as JSON has them."""
+    """Return the values of a column as JSON values."""
     listed: list[Any] = values.tolist()
     if values.dtype == STRING:
         return [text.decode(errors="replace") for text in listed]

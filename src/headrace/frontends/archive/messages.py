@@ -1,4 +1,4 @@
-"""The archive's protobuf messages; answers to lookups are written by hand, and copied once."""
+"""The archive's protobuf messages; lookup answers are assembled field by field, with a single copy."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from headrace.status import codes
 from headrace.tensors import Array
 
 PACKAGE = "headrace.archive.v1"
-"""Where the messages are."""
+"""Protobuf package of the messages."""
 
 LookupRequest = protos.message(f"{PACKAGE}.LookupRequest")
-"""What Lookup takes."""
+"""The request message of Lookup."""
 
 _LookupResponse = protos.message(f"{PACKAGE}.LookupResponse")
 _Column = protos.message(f"{PACKAGE}.Column")
@@ -64,22 +64,22 @@ _DTYPES = {"": "<f4", "float32": "<f4", "float16": "<f2"}
 
 
 class Asked:
-    """What a message about keys says.
+    """The contents of a message about keys.
 
     Attributes:
-        space: Which space.
-        keys: Texts.
-        version: Which version; 0 for the default.
-        written: Whether to say when vectors were written.
-        vectors: Numbers, of a Put, or rows.
-        dtype: What they are.
-        columns: What rows hold, as messages.
+        space: Name of the space.
+        keys: The keys.
+        version: Version number; 0 for the default.
+        written: Whether to return the write times of vectors.
+        vectors: Bytes of the vectors or rows of a Put.
+        dtype: Their dtype, or ``row``.
+        columns: The columns of rows, as messages.
     """
 
     __slots__ = ("columns", "dtype", "keys", "space", "vectors", "version", "written")
 
     def __init__(self) -> None:
-        """Nothing yet."""
+        """Start empty."""
         self.space, self.dtype, self.version, self.written = "", "", 0, False
         self.keys: list[str] = []
         self.vectors: bytes | memoryview = b""
@@ -87,15 +87,15 @@ class Asked:
 
 
 def is_small(message: bytes) -> bool:
-    """Whether a message is parsed at once."""
+    """Return whether a message is parsed in one step."""
     return len(message) <= AT_ONCE_BYTES
 
 
 def is_light(message: bytes) -> bool:
-    """Whether a message is parsed in one step of a few milliseconds: it has not many keys.
+    """Return whether a message has few enough keys to be parsed in one step of a few milliseconds.
 
-    Each key begins with its tag, so there are no more keys than such bytes. Walking the fields takes twenty
-    times as long.
+    Each key begins with its tag, so the number of such bytes is an upper bound of the number of keys. Walking
+    the fields takes twenty times as long.
     """
     if len(message) > _LIGHT_BYTES:
         return False
@@ -107,13 +107,13 @@ def lookup_of(message: bytes, *, counted: bool = False) -> Asked:
 
     Args:
         message: The bytes.
-        counted: Whether it is known to be light; if not, it may not be large.
+        counted: Whether the message is known to be light; otherwise it must not be large.
 
     Raises:
-        InvalidRequest: It is none.
+        InvalidRequest: The message is malformed.
     """
     given, asked = protos.parse(LookupRequest, message, counted=counted), Asked()
-    asked.space, asked.keys, asked.version = given.space, given.keys[:], given.version  # a list, by the slice
+    asked.space, asked.keys, asked.version = given.space, given.keys[:], given.version  # the slice is a list
     asked.written = given.written
     return asked
 
@@ -126,7 +126,7 @@ def parsed(message: bytes, kind: protos.MessageClass) -> Asked:
         kind: Its class.
 
     Raises:
-        InvalidRequest: It is no such message.
+        InvalidRequest: The message is malformed.
     """
     given, asked = protos.parse(kind, message), Asked()
     asked.space, asked.keys = given.space, list(given.keys)
@@ -142,12 +142,12 @@ def parsing(message: bytes, kind: protos.MessageClass, most_keys: int, longest: 
     Args:
         message: The bytes.
         kind: Its class.
-        most_keys: How many keys any space takes: more are refused before they are made.
-        longest: How many bytes the longest key of any space may have; the same.
+        most_keys: Largest number of keys that any space accepts; checked before more are decoded.
+        longest: Length of the longest key of any space in bytes; checked likewise.
 
     Raises:
-        InvalidRequest: It is no such message, or has a longer key.
-        TooLarge: It has more keys, or more fields of any kind than a message with as many keys.
+        InvalidRequest: The message is malformed, or a key is too long.
+        TooLarge: It has too many keys, or too many fields altogether.
     """
     asked, done, most_fields = Asked(), 0, most_keys + MOST_COLUMNS + _OTHER_FIELDS
     names = {field.number: field.name for field in kind.DESCRIPTOR.fields}  # type: ignore[attr-defined]
@@ -157,7 +157,9 @@ def parsing(message: bytes, kind: protos.MessageClass, most_keys: int, longest: 
         name = names.get(field.number)
         if name == "keys" and field.wire_type == LENGTH_DELIMITED:
             if len(asked.keys) == most_keys:
-                raise TooLarge(f"expected at most {most_keys} keys, got more; ask in parts", field="keys")
+                raise TooLarge(
+                    f"expected at most {most_keys} keys, got more; split the request", field="keys"
+                )
             if field.stop - field.start > longest:
                 got = f"expected 1 to {longest} bytes of UTF-8, got {field.stop - field.start}"
                 raise InvalidRequest(got, field=f"keys[{len(asked.keys)}]")
@@ -192,10 +194,10 @@ def _text(message: bytes, start: int, stop: int, field: str) -> str:
 
 
 def vectors_of(asked: Asked) -> Array:
-    """The vectors of a Put, float32 or float16 ``[N, dimension]``.
+    """Return the vectors of a Put, float32 or float16 ``[N, dimension]``.
 
     Raises:
-        InvalidRequest: They are not as many numbers as fit to the keys, or of no dtype that is taken.
+        InvalidRequest: Their size does not fit the keys, or the dtype is not supported.
     """
     if asked.dtype not in _DTYPES:
         got = f"expected float32 or float16, or row for a table, got {asked.dtype!r:.40}"
@@ -203,7 +205,7 @@ def vectors_of(asked: Asked) -> Array:
     numbers, keys = np.dtype(_DTYPES[asked.dtype]), len(asked.keys)
     size = len(asked.vectors)
     if not keys or size % (keys * numbers.itemsize):
-        expected = f"{keys} vectors of {numbers.name}, one a key, all of one length"
+        expected = f"{keys} vectors of {numbers.name}, one per key, all of one length"
         raise InvalidRequest(f"expected {expected}, got {size} bytes", field="vectors")
     return np.frombuffer(asked.vectors, numbers).reshape(keys, -1)
 
@@ -215,14 +217,14 @@ def _column(message: bytes, place: int) -> protos.Message:
 
 
 def rows_of(asked: Asked) -> dict[str, Array]:
-    """The values of a Put of rows, by column, each ``[N]``: numbers, texts as NumPy's ``S``.
+    """Return the values of a Put of rows, by column, each ``[N]``: numbers, and texts as NumPy's ``S``.
 
     Raises:
-        InvalidRequest: The columns are none, or the rows not as many bytes as they say.
+        InvalidRequest: The columns are invalid, or the size of the rows does not fit them.
     """
     sizes = {one.name: one.size_bytes for one in asked.columns}
     if not 0 < len(sizes) == len(asked.columns) <= MOST_COLUMNS:
-        got = f"got {len(asked.columns)} of {len(sizes)} names"
+        got = f"got {len(asked.columns)} with {len(sizes)} names"
         raise InvalidRequest(f"expected 1 to {MOST_COLUMNS} columns, each once, {got}", field="columns")
     given = {}
     for one in asked.columns:
@@ -239,18 +241,18 @@ def rows_of(asked: Asked) -> dict[str, Array]:
             expected = f"size_bytes of {dtype.itemsize}"
             raise InvalidRequest(f"expected {expected}, got {sizes[name]}", field=f"columns.{name[:100]}")
     if not keys or size != keys * row.itemsize:
-        expected = f"{keys} rows of {row.itemsize} bytes, one a key"
+        expected = f"{keys} rows of {row.itemsize} bytes, one per key"
         raise InvalidRequest(f"expected {expected}, got {size} bytes", field="vectors")
     rows = np.frombuffer(asked.vectors, row)
     return {name: rows[name] for name in given}
 
 
 def response(lookup: Lookup, *, with_written: bool) -> bytes | Pieces:
-    """Write a LookupResponse; a large one in pieces, since joining it would keep others waiting.
+    """Serialize a LookupResponse; a large one as Pieces, as joining it would delay other requests.
 
     Args:
-        lookup: What was found.
-        with_written: Whether to say when each vector was written.
+        lookup: The result of the lookup.
+        with_written: Whether to include the write time of each vector.
     """
     pieces = _pieces(lookup, with_written)
     return b"".join(pieces) if lookup.vectors.nbytes <= SLICE_BYTES else Pieces(pieces)
@@ -273,7 +275,7 @@ def _pieces(lookup: Lookup, with_written: bool) -> list[Any]:
 def _heads(
     shape: tuple[int, int], dtype: np.dtype[np.generic], version: int, columns: Columns
 ) -> tuple[bytes, bytes, bytes]:
-    """What stands before the vectors, before what says which were found, and after it."""
+    """Return the bytes before the vectors, before the flags that say which were found, and after those."""
     rows, numbers = shape
     name = (ROW if columns else dtype.name).encode()
     return (
@@ -290,19 +292,19 @@ def _heads(
 
 @functools.lru_cache(maxsize=1024)
 def _columns(columns: Columns) -> bytes:
-    """The columns of a table as fields of a LookupResponse."""
+    """Return the columns of a table as fields of a LookupResponse."""
     written = [_Column(**one).SerializeToString() for one in described(columns)]
     return b"".join(length_prefix(_COLUMNS, len(one)) + one for one in written)
 
 
 def in_stream(written: bytes | Pieces) -> bytes | Pieces:
-    """Wrap a LookupResponse as a stream's answer."""
+    """Wrap a LookupResponse as an answer in a stream."""
     head = length_prefix(_RESPONSE, len(written))
     return head + written if isinstance(written, bytes) else Pieces([head, *written.parts])
 
 
 def error_in_stream(error: HeadraceError) -> bytes:
-    """What a stream answers to a message that failed; the stream goes on."""
+    """Return a stream's answer to a message that failed; the stream continues."""
     message = _StreamResponse(error={"code": codes(error).grpc, "message": told(error)})
     serialized: bytes = message.SerializeToString()
     return serialized

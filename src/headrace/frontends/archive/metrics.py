@@ -1,4 +1,4 @@
-"""The archive's metrics: read at a scrape from what it counts anyway."""
+"""The archive's metrics, read from its own counters at a scrape."""
 
 from __future__ import annotations
 
@@ -19,53 +19,49 @@ if TYPE_CHECKING:
 
 _SPACE = ("space",)
 LOOKUPS = Metric("headrace_archive_lookups", "counter", "Lookups, or parts of long ones.", _SPACE)
-KEYS = Metric("headrace_archive_keys", "counter", "Keys that were looked up.", _SPACE)
-CACHED = Metric("headrace_archive_cached_keys", "counter", "Keys that were found in memory.", _SPACE)
-STORED = Metric("headrace_archive_stored_keys", "counter", "Keys that were found in the store.", _SPACE)
+KEYS = Metric("headrace_archive_keys", "counter", "Keys looked up.", _SPACE)
+CACHED = Metric("headrace_archive_cached_keys", "counter", "Keys found in memory.", _SPACE)
+STORED = Metric("headrace_archive_stored_keys", "counter", "Keys found in the store.", _SPACE)
 MISSING = Metric(
     "headrace_archive_missing_keys",
     "counter",
-    "Keys that were answered with the out-of-vocabulary vector.",
+    "Keys answered with the out-of-vocabulary vector.",
     _SPACE,
 )
 NEW = Metric(
     "headrace_archive_new_keys",
     "counter",
-    "Missing keys that were handed on to be queued, for the first time as far as this process knows.",
+    "Missing keys passed on to the queue, for the first time as far as this process knows.",
     _SPACE,
 )
 OVER_QUOTA = Metric(
     "headrace_archive_over_quota_keys",
     "counter",
-    "Missing keys that were not, as their caller had had its share.",
+    "Missing keys not queued because the caller exceeded its quota.",
     _SPACE,
 )
 LATE = Metric(
     "headrace_archive_late_lookups",
     "counter",
-    "Lookups that did not wait for the store to the end, or did not ask it.",
+    "Lookups that stopped waiting for the store, or did not ask it.",
     _SPACE,
 )
 DAMAGED = Metric(
     "headrace_archive_damaged_values",
     "counter",
-    "Values of the store that were no vectors of their space version.",
+    "Values in the store that are not vectors of their space version.",
     _SPACE,
 )
 FILLED = Metric(
-    "headrace_archive_filled_keys", "counter", "Keys whose vectors this process has made and stored.", _SPACE
+    "headrace_archive_filled_keys", "counter", "Keys whose vectors this process computed and stored.", _SPACE
 )
-DEAD = Metric(
-    "headrace_archive_dead_keys", "counter", "Keys that this process has made dead letters of.", _SPACE
-)
-WAITING = Metric("headrace_archive_queued_keys", "gauge", "Keys that wait in the queue, of all spaces.", ())
-OLDEST = Metric(
-    "headrace_archive_queue_oldest_seconds", "gauge", "How long the oldest of them has waited.", ()
-)
+DEAD = Metric("headrace_archive_dead_keys", "counter", "Keys that this process made dead letters.", _SPACE)
+WAITING = Metric("headrace_archive_queued_keys", "gauge", "Keys waiting in the queue, of all spaces.", ())
+OLDEST = Metric("headrace_archive_queue_oldest_seconds", "gauge", "Age of the oldest key in the queue.", ())
 BREAKER = Metric(
     "headrace_archive_store_breaker_open",
     "gauge",
-    "1 while the store is not asked, because it does not answer; 0 for a store of this machine.",
+    "1 while the breaker is open because the store does not answer; 0 for a local store.",
     (),
 )
 
@@ -73,14 +69,16 @@ _INPUT = ("model", "input")
 INPUT_KEYS = Metric(
     "headrace_archive_input_keys",
     "counter",
-    "Keys that were looked up for an input of a model, of rows that it answered.",
+    "Keys looked up for an input of a model, in rows that it answered.",
     _INPUT,
 )
-INPUT_FOUND = Metric("headrace_archive_input_found_keys", "counter", "Those that got a value.", _INPUT)
+INPUT_FOUND = Metric(
+    "headrace_archive_input_found_keys", "counter", "Keys of an input that got a value.", _INPUT
+)
 INPUT_TOO_OLD = Metric(
     "headrace_archive_input_too_old_keys",
     "counter",
-    "Those that did not, as it was older than max_age_seconds.",
+    "Keys of an input whose value was older than max_age_seconds.",
     _INPUT,
 )
 
@@ -115,16 +113,16 @@ class ArchiveMetrics:
     """A Prometheus collector over an archive's counters."""
 
     def __init__(self, archive: Archive, depths: Depths) -> None:
-        """Read them when they are asked for.
+        """Store the archive; its counters are read at each scrape.
 
         Args:
-            archive: What is measured.
-            depths: How much waits in its queue.
+            archive: The archive.
+            depths: Measures the depth of its queue.
         """
         self._archive, self._depths = archive, depths
 
     def collect(self) -> Iterator[Family]:
-        """All of them, as they are now."""
+        """Yield the current metrics."""
         for metric, value in _OF_LOOKUPS:
             counted = family(metric)
             for space, counts in self._archive.counts.items():

@@ -1,4 +1,4 @@
-"""The archive over REST: everything under ``/v1/archive``."""
+"""The archive over REST: all routes under ``/v1/archive``."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _LOOKUP_MEMBERS = frozenset(("keys", "version", "timeout_seconds", "written"))
 _PUT_MEMBERS = frozenset(("keys", "vectors", "columns", "version"))
 
 Change = Callable[[str, dict[str, Any], HttpCall, Allowance], Awaitable[None]]
-"""What is done with a space's name and a body; what it makes of that is held by the allowance."""
+"""Applies the change in a body to a space; its arrays are charged to the allowance."""
 
 
 def http_routes(door: Door) -> list[HttpRoute]:
-    """The routes of the archive.
+    """Return the routes of the archive.
 
     Args:
-        door: What is asked.
+        door: The Door of the archive.
     """
 
     async def put(space: str, document: dict[str, Any], call: HttpCall, allowance: Allowance) -> None:

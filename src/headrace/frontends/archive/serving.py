@@ -1,4 +1,4 @@
-"""What a server has where it serves an archive: opened before its ports answer, closed after them."""
+"""The archive in a server: opened before the server's ports, and closed after them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SETTLE_SECONDS = 600.0
 
 
 class Serving:
-    """An archive that is served. Serving thread only, but for ``open`` and ``close``.
+    """A served archive. Serving thread only, except for ``open`` and ``close``.
 
     Attributes:
         archive: The archive.
     """
 
     def __init__(self, running: Running) -> None:
-        """Serve an archive that runs; use ``open``."""
+        """Serve a running archive; use ``open``."""
         self._running = running
         self.archive: Archive = running.archive
         self._depths = Depths(running.archive.queue)
@@ -40,19 +40,19 @@ class Serving:
 
     @classmethod
     async def open(cls, file: Path, engine: Engine, share: Share | None = None) -> Serving:
-        """Open an archive in a thread: it takes as long as loading its embedders.
+        """Open an archive in a thread, as loading its embedders takes long.
 
-        Models that make its vectors are waited for.
+        If embedders are models of this server, wait until those are loaded.
 
         Args:
             file: Its ``archive.toml``.
             engine: The models of this process, started.
-            share: Which part of it is this process's; None for the whole.
+            share: This process's part of the archive; None for the whole.
 
         Raises:
             ConfigError: The settings are wrong, or something that they name cannot be opened.
             LoadError: An embedder's model cannot be loaded.
-            Unavailable: A store or a queue of this machine cannot be opened now.
+            Unavailable: A local store or queue cannot be opened now.
         """
         tables = read_archive_config(file).embedders.values()
         if any(table.get("kind") == "model" and not table.get("url") for table in tables):
@@ -60,10 +60,10 @@ class Serving:
         return await asyncio.to_thread(lambda: cls(Running(file, _models_of(engine), share)))
 
     def attach(self, service: Service, *, is_admin: bool) -> tuple[list[HttpRoute], list[GrpcMethod]]:
-        """Become a part of what a server serves.
+        """Add the archive to a server.
 
         Args:
-            service: The server's; told of the gRPC service and of the metrics.
+            service: The server's Service; it receives the gRPC service's name and the metrics.
             is_admin: Whether clients may invalidate and forget.
 
         Returns:
@@ -77,11 +77,11 @@ class Serving:
         door = self._door = kind(self.archive, service.limits, service.lane, is_admin=is_admin)
         service.also_serves(grpc.SERVICE, ArchiveMetrics(self.archive, self._depths))
         if any(space.max_new_keys_per_second for space in self.archive.config.spaces.values()):
-            service.outcomes.observe(_nobody)  # so that each call says where it comes from
+            service.outcomes.observe(_nobody)  # so that each call has a record with its address, for quotas
         return rest.http_routes(door), grpc.grpc_methods(door, service.outcomes)
 
     async def close(self) -> None:
-        """End all threads, and close the archive; what is under way is waited for."""
+        """End all threads and close the archive, after waiting for work in progress."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -100,4 +100,4 @@ def _models_of(engine: Engine) -> LocalModels:
 
 
 def _nobody(_: object) -> None:
-    """Observes nothing."""
+    """Observe nothing."""

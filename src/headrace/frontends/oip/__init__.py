@@ -1,1 +1,1 @@
-"""The Open Inference Protocol (V2) over REST and gRPC, with those of Triton's extensions that clients use."""
+"""The Open Inference Protocol (V2) over REST and gRPC, with the Triton extensions that clients use."""

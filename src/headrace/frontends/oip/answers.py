@@ -1,4 +1,4 @@
-"""ModelInferResponse: an answer becomes bytes, by what is known of answers with as many rows."""
+"""Serialization of ModelInferResponse, with headers cached by the number of rows."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _HEADS_KEPT = 512
 def writer_for(
     loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool = False
 ) -> AnswerWriter:
-    """The writer for a selection of outputs, made once per version.
+    """Return the writer for a selection of outputs, made once per version.
 
     Args:
         loaded: The version that answers.
-        signature: The signature that it is called by.
-        outputs: The outputs that the client asked for; none for all.
-        typed: Whether the client sent typed contents, and shall get them; all raw where one has none.
+        signature: The signature that is called.
+        outputs: Names of the requested outputs; empty for all.
+        typed: Whether to answer in typed contents, as the client sent; raw if an output's datatype has none.
 
     Raises:
         InvalidRequest: An output is unknown or named twice.
@@ -57,13 +57,13 @@ def writer_for(
 
 
 def _id_field(request_id: str) -> bytes:
-    """The response's id as it is serialized; last in the message, where any field may stand."""
+    """Return the response's id, serialized; it is appended, as fields may come in any order."""
     encoded = request_id.encode()
     return length_prefix(_ID, len(encoded)) + encoded if encoded else b""
 
 
 def origin_field(origin: Origin) -> bytes:
-    """The response parameter that says who gave a default answer; it may stand last in the message."""
+    """Return the response parameter that names the origin of a default answer, to be appended likewise."""
     said = InferResponse()
     said.parameters[ANSWERED_BY_PARAMETER].string_param = origin_text(origin)
     written: bytes = said.SerializeToString()
@@ -71,13 +71,13 @@ def origin_field(origin: Origin) -> bytes:
 
 
 class _Part(NamedTuple):
-    """How one output's raw bytes are written.
+    """The layout of one output in a response.
 
     Attributes:
-        name: The output.
-        row_bytes: The size of a row; -1 for strings, which have no fixed size.
-        before: What stands before the bytes: the message's head at the first, and a number's length.
-        is_quick: Whether the bytes are known to be so few that they are copied at once.
+        name: Name of the output.
+        row_bytes: Size of a row in bytes; -1 for strings, whose size varies.
+        before: Bytes before the values: the message's head for the first output, and a length for numbers.
+        is_quick: Whether the values are known to be small enough to copy at once.
     """
 
     name: str
@@ -97,12 +97,12 @@ class AnswerWriter:
     def __init__(
         self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...], *, typed: bool
     ) -> None:
-        """Prepare what all answers have in common.
+        """Prepare the parts that all answers share.
 
         Args:
             loaded: The version that answers.
-            signature: The signature that it is called by.
-            outputs: The names of outputs that it has.
+            signature: The signature that is called.
+            outputs: Names of the outputs to write.
             typed: Whether to write typed contents, if all datatypes have them.
         """
         by_name = {spec.name: spec for spec in signature.outputs}
@@ -114,20 +114,20 @@ class AnswerWriter:
         in_rows = loaded.config.batching.enabled
         self._fixed = in_rows and all(None not in spec.shape for spec in self._specs)
         self._parts: dict[object, tuple[_Part, ...]] = {}
-        self._only: dict[int, _Part] = {}  # where one output is all, and quick, by the number of rows
+        self._only: dict[int, _Part] = {}  # by number of rows, where the single output is quick
 
     def write(self, answer: Answer, request_id: str = "") -> bytes | None:
-        """Serialize an answer, at once.
+        """Serialize an answer in one step.
 
         Args:
-            answer: What the model gave.
-            request_id: The request's id, to be echoed.
+            answer: The answer.
+            request_id: The request's id, which is returned.
 
         Returns:
-            The bytes; None where that would take long: then use ``writing``.
+            The bytes; None if this would take too long: use ``writing`` then.
         """
         only = self._only.get(answer.stop - answer.start)
-        if only is not None and not request_id:  # what most models and most clients are like
+        if only is not None and not request_id:  # the most common case
             name, row_bytes, before, _ = only
             return before + answer.raw(name, row_bytes)
         if self._typed:
@@ -148,15 +148,15 @@ class AnswerWriter:
         return b"".join(written) + _id_field(request_id)
 
     def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
-        """Serialize an answer, in small steps.
+        """Serialize an answer in small steps.
 
         Args:
-            answer: What the model gave.
-            request_id: The request's id, to be echoed.
-            allowance: Holds what is written.
+            answer: The answer.
+            request_id: The request's id, which is returned.
+            allowance: Charged with the bytes written.
 
         Raises:
-            Overloaded: All requests together would hold too many bytes.
+            Overloaded: The byte budget of all requests is exhausted.
         """
         written: list[bytes | memoryview] = []
         if self._typed:
@@ -176,7 +176,7 @@ class AnswerWriter:
         return (yield from joined(written))
 
     def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
-        # Where the model fixes the outputs' shapes, the number of rows says all but the values.
+        # If the model fixes the outputs' shapes, the number of rows determines all but the values.
         key = answer.stop - answer.start if self._fixed else self._shapes(answer)
         return self._parts.get(key) or self._learn(key, answer)
 
@@ -184,7 +184,7 @@ class AnswerWriter:
         return tuple([answer.tensor(name).shape for name in self._names])
 
     def _learn(self, key: object, answer: Answer) -> tuple[_Part, ...]:
-        """Write down what comes before each output's values in answers of this answer's shapes."""
+        """Store the bytes before each output's values, for answers with these shapes."""
         response = InferResponse()
         parts: list[_Part] = []
         for spec, shape in zip(self._specs, self._shapes(answer), strict=True):

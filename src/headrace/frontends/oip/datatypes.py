@@ -1,4 +1,4 @@
-"""The protocol's words for an input or output: its datatype, and its shape with the rows."""
+"""Datatypes and shapes of inputs and outputs, as the protocol writes them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from headrace.tensors import BY_DTYPE, STRING
 
 
 def datatype_name(spec: TensorSpec) -> str:
-    """The datatype of an input or output in the protocol's words."""
+    """Return the protocol's datatype of an input or output."""
     return BY_DTYPE[spec.dtype].oip
 
 
 def metadata_shape(signature: Signature, spec: TensorSpec) -> list[int]:
-    """The shape of an input or output with its rows, -1 for what may vary."""
+    """Return the shape of an input or output including the rows, with -1 for sizes that may vary."""
     return [signature.rows or -1, *(-1 if size is None else size for size in spec.shape)]
 
 
 def refuse_texts(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
-    """Refuse texts for an input of numbers before one is decoded.
+    """Refuse texts for a numeric input, before any is decoded.
 
     Args:
-        spec: What is wanted.
-        datatype: What the client says that it sends.
-        shape: In which shape.
+        spec: The input.
+        datatype: Datatype that the client sent.
+        shape: Shape that the client sent.
 
     Raises:
-        InvalidRequest: Texts would come.
+        InvalidRequest: The datatype is BYTES and the input is numeric.
     """
     if datatype == BYTES and spec.dtype != STRING:
         raise InvalidRequest(

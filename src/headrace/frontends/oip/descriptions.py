@@ -1,4 +1,4 @@
-"""What the protocol tells about the server and its models, as plain values: JSON, or messages' fields."""
+"""Descriptions of the server and its models as plain values, for JSON or the fields of messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Description = dict[str, object]
 
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
-"""The extensions of the protocol that are spoken here, by Triton's names."""
+"""The supported extensions of the protocol, by Triton's names."""
 
 _STATES = {
     State.NEW: "LOADING",
@@ -34,12 +34,12 @@ _STATES = {
 
 
 def server_metadata(service: Service) -> Description:
-    """Say what the server is."""
+    """Return the server's name, version and extensions."""
     return {"name": service.name, "version": service.version, "extensions": list(EXTENSIONS)}
 
 
 def model_metadata(service: Service, loaded: LoadedVersion) -> Description:
-    """Say what a model takes and gives."""
+    """Return the inputs and outputs of a model."""
     signature = signature_named(loaded.signatures, "")
     return {
         "name": loaded.name,
@@ -59,9 +59,9 @@ def _tensor_metadata(signature: Signature, spec: TensorSpec) -> Description:
 
 
 def model_config(loaded: LoadedVersion) -> Description:
-    """Say a model's settings in the words of Triton's ModelConfig, as far as they have a counterpart.
+    """Return a model's settings as Triton's ModelConfig, as far as they have a counterpart.
 
-    A model that takes one number of rows only does not batch in Triton's sense: its rows are among the dims.
+    A model with a fixed number of rows does not batch in Triton's sense: its rows are part of the dims.
     """
     signature = signature_named(loaded.signatures, "")
     batching, versions = loaded.config.batching, loaded.config.versions
@@ -100,7 +100,7 @@ def _tensor_config(signature: Signature, spec: TensorSpec) -> Description:
 
 
 async def statistics(service: Service, model: str = "", version: int | None = None) -> Description:
-    """Say what has been done by one version, all ready versions of a model, or all models.
+    """Return the statistics of one version, of all ready versions of a model, or of all models.
 
     Raises:
         HeadraceError: There is no such model or version, or it is not ready.
@@ -121,7 +121,7 @@ def _version_statistics(counted: VersionCounts) -> Description:
             "fail": _duration(counted.failures, counted.failure_seconds),
             "queue": _duration(counted.requests, counted.queue_seconds),
             "compute_input": nothing,
-            # Per request, as clients expect: each counts its whole batch's time, from start to answer.
+            # Per request, as clients expect: each counts the time of its whole batch, from start to answer.
             "compute_infer": _duration(counted.requests, counted.request_seconds - counted.queue_seconds),
             "compute_output": nothing,
             "cache_hit": nothing,
@@ -144,11 +144,11 @@ def _duration(count: int, seconds: float) -> Description:
 
 
 def repository_index(service: Service, *, only_ready: bool) -> list[Description]:
-    """List every version of every model with its state; a model without any, with what is wrong.
+    """List every version of every model with its state, and models without versions with the reason.
 
     Args:
-        service: What is asked.
-        only_ready: Whether to leave out what does not answer.
+        service: The Service.
+        only_ready: Whether to list ready versions only.
     """
     without: list[Description] = [
         {"name": name, "version": "", "state": "UNAVAILABLE", "reason": service.problem(name)}
@@ -169,10 +169,10 @@ def repository_index(service: Service, *, only_ready: bool) -> list[Description]
 
 
 def refuse_load_parameters(parameters: Iterable[str]) -> None:
-    """Refuse a load request that brings its own settings or files.
+    """Refuse a load request that contains settings or files.
 
     Raises:
-        Unsupported: It does.
+        Unsupported: The parameters contain a config or a file.
     """
     for name in parameters:
         if name == "config" or name.startswith("file:"):

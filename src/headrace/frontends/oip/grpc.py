@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 _SERVICE = "/inference.GRPCInferenceService/"
 _INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
 
-# How many requests of one stream are under way at once: enough to fill batches, few enough that a client
-# which does not read its answers is made to wait.
+# Limit of concurrent requests of one stream: enough to fill batches, few enough that a client that does not
+# read its answers is stopped from sending more.
 _STREAM_REQUESTS = 64
 
 Answering = Callable[["Service", protos.Message], "dict[str, object]"]
-"""From a request message to the fields of the response."""
+"""Maps a request message to the fields of the response."""
 
 
 def grpc_methods(service: Service) -> list[GrpcMethod]:
-    """The methods of the service.
+    """Return the methods of the service.
 
     Args:
-        service: What is asked.
+        service: The Service.
     """
     infer = _inferring(service)
     return [
@@ -129,15 +129,15 @@ def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
         reader = asyncio.create_task(read())
         try:
             while (task := await under_way.get()) is not None:
-                yield await task  # in the order in which the requests came
+                yield await task  # in the order of the requests
                 free.release()
-            await reader  # raises what ended the reading, if that was not the stream's end
+            await reader  # raises the error that ended the reading, if any
         finally:
             try:
                 await _cancel([reader, *_left(under_way)])
             finally:
-                # It keeps what ended the reading, whose traceback keeps this frame: all of that would wait
-                # for the garbage collector.
+                # The reader's exception has a traceback that refers to this frame. Without this, the cycle
+                # would keep all of it until the next garbage collection.
                 del reader
 
     return stream
@@ -157,11 +157,11 @@ async def _cancel(tasks: list[asyncio.Task[bytes] | asyncio.Task[None]]) -> None
 
 
 def stream_error(message: bytes, error: HeadraceError) -> bytes:
-    """The response to one request of a stream that failed; the stream goes on.
+    """Return the response to one request of a stream that failed; the stream continues.
 
     Args:
-        message: The request, whose id is echoed if it can be read.
-        error: What went wrong.
+        message: The request, whose id is returned if it can be read.
+        error: The error.
     """
     request_id = ""
     try:
@@ -169,7 +169,7 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
             if field.number == REQUEST_ID and field.wire_type == LENGTH_DELIMITED:
                 request_id = message[field.start : field.stop].decode()
     except ValueError:
-        pass  # what is wrong with it has been found out already
+        pass  # a malformed message is what ``error`` reports
     response = protos.message("inference.ModelStreamInferResponse")(
         error_message=told(error), infer_response={"id": request_id}
     )
@@ -177,7 +177,7 @@ def stream_error(message: bytes, error: HeadraceError) -> bytes:
     return written
 
 
-# ---- Everything else: a message of plain values for a message of plain values ----
+# ---- Other methods: plain values in, plain values out ----
 
 
 def _describing(service: Service, name: str, describe: Answering) -> UnaryHandler:
@@ -209,7 +209,7 @@ def _model_ready(service: Service, request: protos.Message) -> dict[str, object]
     try:
         return {"ready": service.model_ready(request.name, version_number(request.version))}
     except NotFound:
-        return {"ready": False}  # a question about readiness is answered, not refused
+        return {"ready": False}  # a readiness check is answered, not refused
 
 
 def _model_metadata(service: Service, request: protos.Message) -> dict[str, object]:

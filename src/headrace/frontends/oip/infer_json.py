@@ -57,7 +57,7 @@ class _Output(msgspec.Struct):
 
 
 class InferRequest(msgspec.Struct):
-    """A body's JSON."""
+    """The JSON of a body."""
 
     inputs: list[InferInput]
     id: str | None = None
@@ -86,11 +86,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OutputChoice(NamedTuple):
-    """One output that is asked for.
+    """One requested output.
 
     Attributes:
-        spec: Which.
-        binary: Whether to answer it in raw form.
+        spec: The output.
+        binary: Whether it is returned in raw form.
     """
 
     spec: TensorSpec
@@ -98,13 +98,13 @@ class OutputChoice(NamedTuple):
 
 
 class JsonInference(NamedTuple):
-    """A request, ready to be predicted.
+    """A decoded request, ready for prediction.
 
     Attributes:
-        inputs: Its inputs.
-        outputs: The outputs that it asks for.
-        request_id: What the client calls it; echoed.
-        deadline: When its answer loses its worth, on the monotonic clock.
+        inputs: The inputs.
+        outputs: The requested outputs.
+        request_id: The client's id for the request, which is returned.
+        deadline: Deadline in seconds on the monotonic clock.
     """
 
     inputs: CheckedInputs
@@ -114,7 +114,7 @@ class JsonInference(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What a template says: templates belong to their version, so there is no word of it."""
+    """The contents of a template; they name no version, since templates belong to one."""
 
     json_bytes: int
     layout: RowLayout
@@ -125,12 +125,12 @@ class _Known(NamedTuple):
 
 
 def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference | None:
-    """Decode a request without parsing it, if a binary one like it was parsed before.
+    """Decode a request without parsing it, if a similar binary one was parsed before; else return None.
 
     Args:
-        loaded: The version that the path means.
+        loaded: The version in the path.
         call: The call.
-        json_bytes: How much of its body is JSON.
+        json_bytes: Length of the JSON in its body, in bytes.
     """
     templates = cast("Templates[_Known] | None", loaded.codec_cache.get(recognise))
     found = templates.find(call.body) if templates is not None else None
@@ -140,7 +140,7 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
     if known.json_bytes != json_bytes:
         return None
     if call.account is not None:
-        call.account.hold(sum([len(one) for one in columns if isinstance(one, bytes)]))  # copied out of it
+        call.account.hold(sum([len(one) for one in columns if isinstance(one, bytes)]))  # these are copies
     ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
     if known.spread:
         ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
@@ -151,19 +151,19 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
 def parse(
     loaded: LoadedVersion, call: HttpCall, json_bytes: int, max_depth: int, allowance: Allowance
 ) -> Steps[JsonInference]:
-    """Decode a request whose JSON is short, in small steps, and learn it.
+    """Decode a request whose JSON is short, in small steps, and learn its template.
 
     Args:
-        loaded: The version that the path means; the caller keeps it loaded.
+        loaded: The version in the path; the caller keeps it loaded.
         call: The call.
-        json_bytes: How much of its body is JSON.
-        max_depth: How deep that may nest.
-        allowance: What the request may cost.
+        json_bytes: Length of the JSON in its body, in bytes.
+        max_depth: Largest nesting depth of the JSON.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: The request is wrong.
+        InvalidRequest: The request is invalid.
         TooLarge: It has too many values.
-        Unsupported: It asks for shared memory or classification.
+        Unsupported: It asks for shared memory, classification, a sequence or an encoding of its data.
     """
     body = call.body
     text = body if json_bytes == len(body) else body[:json_bytes]
@@ -189,11 +189,12 @@ def parse(
 
 
 def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, TensorSpec]:
-    """What the inputs of a request shall be, by their names, which are checked.
+    """Check the names and datatypes of a request's inputs, and return their specs by name.
 
     Raises:
-        InvalidRequest: An input is missing, unknown or twice there, or sends texts for numbers.
+        InvalidRequest: An input is missing, unknown, repeated, or sends texts for numbers.
         NotFound: There is no such signature.
+        Unsupported: The request asks for something that ``refuse_parameters`` refuses.
     """
     if request.parameters:
         refuse_parameters(request.parameters, "parameters")
@@ -206,19 +207,19 @@ def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, Tenso
 
 
 def from_binary(tensor: InferInput, spec: TensorSpec, raw: bytes, allowance: Allowance) -> Steps[WireTensor]:
-    """Take an input in raw form; strings in small steps.
+    """Decode an input in raw form; strings in small steps.
 
     Args:
-        tensor: The input as it came.
-        spec: What is wanted.
+        tensor: The input as received.
+        spec: The expected input.
         raw: Its bytes.
-        allowance: What the request may cost.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: Strings do not fill the shape.
-        TooLarge: The request has too many of them.
+        InvalidRequest: The strings do not fill the shape.
+        TooLarge: The request has too many strings.
     """
-    allowance.hold(len(raw))  # a copy, or what it becomes
+    allowance.hold(len(raw))  # for a copy, or the decoded strings
     found = WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
     if found.datatype == BYTES:
         found = found._replace(values=(yield from texts_of(found, raw, allowance)))
@@ -232,17 +233,17 @@ def finished(
     deadline: float,
     allowance: Expansion,
 ) -> JsonInference:
-    """Check a request's tensors, and read the rest of it.
+    """Check a request's tensors, and read the rest of the request.
 
     Args:
-        loaded: The version that the path means.
-        request: The body's JSON.
-        tensors: Its inputs.
-        deadline: The call's own.
-        allowance: What may be spread.
+        loaded: The version in the path.
+        request: The JSON of the body.
+        tensors: The inputs.
+        deadline: The call's own deadline.
+        allowance: Limits how much may be spread.
 
     Raises:
-        InvalidRequest: Something does not fit.
+        InvalidRequest: The request is invalid.
     """
     signature = signature_of(loaded, request)
     inputs = check(signature, tensors, allowance)
@@ -276,10 +277,10 @@ def _learn(
 
 
 def json_bytes_of(body: bytes, header: bytes | None) -> int:
-    """How much of a body is JSON.
+    """Return the length of the JSON in a body, in bytes.
 
     Raises:
-        InvalidRequest: The header says more than there is.
+        InvalidRequest: The header is not a number, or exceeds the body's length.
     """
     if header is None:
         return len(body)
@@ -292,25 +293,25 @@ def json_bytes_of(body: bytes, header: bytes | None) -> int:
 
 
 def parsed(text: bytes) -> InferRequest:
-    """Parse a body's JSON; the inputs' values stay text.
+    """Parse the JSON of a body; the inputs' values stay text.
 
     Raises:
-        InvalidRequest: It is no inference request.
+        InvalidRequest: The JSON is not an inference request.
     """
     try:
         return _decode_request(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{error}; expected an inference request", field="body") from error
     except RecursionError as error:
-        raise InvalidRequest("the JSON nests too deep; send data flat", field="body") from error
+        raise InvalidRequest("the JSON is nested too deeply; send flat data", field="body") from error
 
 
 def signature_of(loaded: LoadedVersion, request: InferRequest) -> Signature:
-    """The signature that a request asks for.
+    """Return the signature that a request asks for.
 
     Raises:
-        InvalidRequest: Its name is no string.
-        NotFound: There is none of that name.
+        InvalidRequest: Its name is not a string.
+        NotFound: There is no signature of that name.
     """
     return signature_named(loaded.signatures, _signature_name(request.parameters or {}))
 
@@ -333,11 +334,11 @@ def _parameter(parameters: dict[str, msgspec.Raw], name: str, kind: Callable[...
 
 
 def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Span | None]:
-    """Where the inputs that came in raw form lie in the body; None for those in JSON.
+    """Return where each raw input lies in the body, as start and end; None for inputs in JSON.
 
     Raises:
-        InvalidRequest: Their sizes do not agree with the body's.
-        Unsupported: They ask for shared memory or classification.
+        InvalidRequest: The sizes of the inputs do not add up to that of the body.
+        Unsupported: An input has a parameter that ``refuse_parameters`` refuses.
     """
     spans: list[Span | None] = []
     for tensor in inputs:
@@ -348,11 +349,11 @@ def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Spa
             spans.append(None)
             continue
         if tensor.data is not msgspec.UNSET:
-            raise InvalidRequest("came as data and as binary data; use one of them", field=tensor.name)
+            raise InvalidRequest("given both as data and as binary data; use one of them", field=tensor.name)
         size = _parameter(parameters, "binary_data_size", int)
         if not 0 <= size <= end - start:
             raise InvalidRequest(
-                f"expected {size} binary bytes after the JSON, got {end - start}; say the JSON's length in "
+                f"expected {size} binary bytes after the JSON, got {end - start}; set the JSON's length in "
                 "Inference-Header-Content-Length and the tensor's in binary_data_size",
                 field=tensor.name,
             )
@@ -360,7 +361,7 @@ def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Spa
         start += size
     if start != end:
         raise InvalidRequest(
-            f"{end - start} bytes come after the last input; each input's binary_data_size says its own",
+            f"{end - start} bytes follow the last input; set each input's binary_data_size to its own size",
             field="body",
         )
     return spans
@@ -393,17 +394,17 @@ def _wants_binary(output: _Output, default: bool) -> bool:
 
 
 def encode_answer(loaded: LoadedVersion, inference: JsonInference, answer: Answer) -> HttpReply:
-    """Write an answer, at once.
+    """Serialize an answer in one step.
 
-    JSON has no NaN and no infinity: they are null there; the binary form has them.
+    JSON has no NaN and no infinity, so they become null. The binary form keeps them.
 
     Args:
         loaded: The version that answered.
         inference: The request.
-        answer: What the model gave.
+        answer: The answer.
 
     Raises:
-        InvalidRequest: Strings that are not text were asked for as JSON.
+        InvalidRequest: Strings that are not UTF-8 were requested as JSON.
     """
     pieces, headers = pieces_of(loaded, inference, answer, {}, {})
     return HttpReply(b"".join(pieces), headers=headers)
@@ -416,17 +417,17 @@ def pieces_of(
     printed: Mapping[str, msgspec.Raw],
     written: Mapping[str, list[bytes | memoryview]],
 ) -> tuple[list[bytes | memoryview], Headers]:
-    """An answer's body in pieces, and its headers.
+    """Return the body of an answer in pieces, and its headers.
 
     Args:
         loaded: The version that answered.
         inference: The request.
-        answer: What the model gave.
-        printed: Outputs that have been printed already.
-        written: Outputs that have been written in raw form already.
+        answer: The answer.
+        printed: Outputs already serialized as JSON, by name.
+        written: Outputs already serialized in raw form, by name.
 
     Raises:
-        InvalidRequest: Strings that are not text were asked for as JSON.
+        InvalidRequest: Strings that are not UTF-8 were requested as JSON.
     """
     outputs, binary = [], list[bytes | memoryview]()
     for spec, is_binary in inference.outputs:
@@ -452,15 +453,15 @@ def pieces_of(
 
 
 def raw_values(tensor: Array) -> list[bytes | memoryview]:
-    """An output in raw form, in pieces."""
+    """Return an output in raw form, in pieces."""
     return [join_strings(tensor.ravel().tolist())] if tensor.dtype == STRING else [raw_bytes(tensor)]
 
 
 def json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:
-    """An output's values as JSON has them.
+    """Return an output's values as JSON values.
 
     Raises:
-        InvalidRequest: They are strings that are not text.
+        InvalidRequest: The values are strings that are not UTF-8.
     """
     if datatype_name(spec) != BYTES:
         return values
@@ -468,6 +469,6 @@ def json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:
         return [value.decode() for value in values]
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            "the answer is not UTF-8 text, so JSON cannot hold it; ask for it with binary_data",
+            "the output is not UTF-8 text, so JSON cannot represent it; request it with binary_data",
             field=spec.name,
         ) from error

@@ -1,4 +1,4 @@
-"""Tensors as JSON values: flat or nested like their shape, decoded by their datatype."""
+"""Tensors as JSON values, flat or nested like their shape, decoded by datatype."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from headrace.frontends.wire.tensors import BFLOAT16, BYTES, MOST_DIMENSIONS, Wi
 from headrace.servable import TensorSpec
 
 Parameters = dict[str, msgspec.Raw] | None
-"""Parameters as they came, each still text."""
+"""Parameters as received, with their values still as JSON text."""
 
-# array.array's codes: it refuses what does not fit, in every version.
+# Type codes of array.array, which refuses values out of range in all versions.
 _ARRAY_CODES = {
     "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q",
     "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q",
     "FP64": "d",
 }  # fmt: skip
 _NARROW = {"FP16": "e", "FP32": "f"}
-"""The codes of ``struct``, which refuses floats that are too large and takes infinity."""
+"""Type codes of ``struct``, which refuses floats that are too large and accepts infinity."""
 
 
 class InferInput(msgspec.Struct):
@@ -46,16 +46,16 @@ class InferInput(msgspec.Struct):
 
 
 def from_json(tensor: InferInput, spec: TensorSpec, allowance: Expansion) -> Steps[WireTensor]:
-    """Decode an input's values, which are short; in small steps where some are left out.
+    """Decode an input's values from short JSON; in small steps where some are absent.
 
     Args:
-        tensor: The input as it came.
-        spec: What is wanted.
-        allowance: What may be put in where values are left out.
+        tensor: The input as received.
+        spec: The expected input.
+        allowance: Limits the values that are filled in.
 
     Raises:
-        InvalidRequest: They are something else.
-        TooLarge: What is put in is too much.
+        InvalidRequest: The values do not match the datatype or the shape.
+        TooLarge: Too many values would be filled in.
     """
     check_given(tensor)
     text = bytes(tensor.data)  # type: ignore[arg-type]
@@ -66,10 +66,10 @@ def from_json(tensor: InferInput, spec: TensorSpec, allowance: Expansion) -> Ste
 
 
 def check_given(tensor: InferInput) -> None:
-    """Check that an input has values, in no more dimensions than there may be.
+    """Check that an input has values, and not too many dimensions.
 
     Raises:
-        InvalidRequest: It has none, or more.
+        InvalidRequest: It has no values, or too many dimensions.
     """
     if isinstance(tensor.data, msgspec.UnsetType):
         raise InvalidRequest("expected data, or binary_data_size in its parameters", field=tensor.name)
@@ -82,17 +82,17 @@ def check_given(tensor: InferInput) -> None:
 def from_values(
     tensor: InferInput, spec: TensorSpec, values: Json, allowance: Expansion
 ) -> Steps[WireTensor]:
-    """Take an input's values in small steps, with what was left out put in; the list is used up.
+    """Convert an input's values in small steps, filling in absent ones; the list is consumed.
 
     Args:
-        tensor: The input as it came.
-        spec: What is wanted.
-        values: What JSON has for it, flat or nested like its shape, or like the input's rows.
-        allowance: What may be put in.
+        tensor: The input as received.
+        spec: The expected input.
+        values: The parsed JSON: flat, or nested like the shape or like the input's rows.
+        allowance: Limits the values that are filled in.
 
     Raises:
-        InvalidRequest: They are something else, or a null for which nothing stands.
-        TooLarge: What is put in is too much.
+        InvalidRequest: The values do not match the datatype or the shape, or a null has no default.
+        TooLarge: Too many values would be filled in.
     """
     kind_of(tensor)
     if not isinstance(values, list):
@@ -130,12 +130,12 @@ def _is_nested(tensor: InferInput, spec: TensorSpec, values: list[Json]) -> Step
 def _without_lists(
     tensor: InferInput, spec: TensorSpec, rows: list[Json], allowance: Expansion
 ) -> Steps[tuple[tuple[int, ...], list[Json]]]:
-    """The sizes of a row, and all values one behind the other."""
+    """Return the sizes of a row, and all values as a flat list."""
     if len(rows) != tensor.shape[0]:
         raise not_nested_so(tensor)
     sizes, whole = tuple(tensor.shape[1:]), cast("tuple[int, ...]", spec.shape)
     other = _may_lack_values(spec) and sizes != whole and not (yield from _are_lists_of(rows, sizes[:1]))
-    if other:  # like the input's rows, not like the shape that the client says
+    if other:  # nested like the input's rows, not like the shape that the client sent
         sizes = whole
     filling = _Filling(spec, allowance) if _may_lack_values(spec) and sizes == whole else None
     level = rows
@@ -172,10 +172,10 @@ def _check_lists(tensor: InferInput, part: list[Json], size: int) -> None:
 
 
 class _Filling:
-    """Puts in what was left out of lists: values, and the lists around single ones.
+    """Fills in absent values, and the lists around single values.
 
     Attributes:
-        has_filled: Whether anything was left out.
+        has_filled: Whether anything was filled in.
     """
 
     def __init__(self, spec: TensorSpec, allowance: Expansion) -> None:
@@ -191,7 +191,7 @@ class _Filling:
 
     def _whole(self, value: Json, size: int, last: bool) -> Json:
         spec = self._spec
-        if value is None:  # a row without any values; each null in it is looked at as one that came
+        if value is None:  # an absent row; its nulls are then handled like nulls that were sent
             pay(spec, size, self._allowance)
             return [None] * size
         if not isinstance(value, list):
@@ -207,7 +207,7 @@ class _Filling:
 def _typed(
     tensor: InferInput, spec: TensorSpec, part: list[Json], first: int, sizes: tuple[int, ...] | None
 ) -> list[Any]:
-    """Values of the datatype's kind, with what stands for those that are null."""
+    """Return values of the datatype's kind, with defaults in place of nulls."""
     kind: Any = list[kind_of(tensor)]  # type: ignore[misc]
     try:
         found: list[Any] = msgspec.convert(part, kind)
@@ -218,7 +218,7 @@ def _typed(
     try:
         if None in part and spec.absent is None:
             at = part.index(None)
-            msgspec.convert(part[:at], kind)  # what comes first is what is told
+            msgspec.convert(part[:at], kind)  # an error before the null is reported first
             raise unexpected_null(spec, (first + at) // math.prod(sizes or ()))
         if None in part:
             found = msgspec.convert([spec.absent if one is None else one for one in part], kind)
@@ -268,10 +268,10 @@ def _list_decoder(kind: type, depth: int) -> Callable[[bytes], list[Any]]:
 
 
 def kind_of(tensor: InferInput) -> type:
-    """What a datatype's values are in JSON.
+    """Return the Python type of a datatype's values in JSON.
 
     Raises:
-        InvalidRequest: It has no JSON form.
+        InvalidRequest: The datatype has no JSON form.
     """
     kind = _KINDS.get(tensor.datatype)
     if kind is None:
@@ -287,7 +287,7 @@ def kind_of(tensor: InferInput) -> type:
 
 
 def _typed_at_once(tensor: InferInput, text: bytes) -> list[Any] | None:
-    """Decode ``data``, flat or nested like its shape, by its datatype; None where it is something else."""
+    """Decode ``data``, flat or nested like its shape, by its datatype; return None for anything else."""
     kind = kind_of(tensor)
     is_nested = len(tensor.shape) > 1 and text[1:].lstrip()[:1] == b"["
     if has_slow_numbers(text):
@@ -304,7 +304,7 @@ def _typed_at_once(tensor: InferInput, text: bytes) -> list[Any] | None:
 
 
 def not_nested_so(tensor: InferInput) -> InvalidRequest:
-    """The error for lists that do not fit the shape."""
+    """Return the error for lists that do not fit the shape."""
     return InvalidRequest(
         f"expected lists nested like the shape {tensor.shape[:MOST_DIMENSIONS]}, got one of another length",
         field=f"{tensor.name}.data",
@@ -321,10 +321,10 @@ def _flattened(tensor: InferInput, values: list[Any]) -> list[Any] | None:
 
 
 def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
-    """An input's values in raw form; strings as a list.
+    """Return an input's values in raw form; strings as a list of bytes.
 
     Raises:
-        InvalidRequest: One does not fit in the datatype.
+        InvalidRequest: A value does not fit in the datatype.
     """
     datatype = tensor.datatype
     if datatype == BYTES:

@@ -1,4 +1,4 @@
-"""Large JSON bodies of ``/infer``, and large answers: in slices, with others answered in between."""
+"""Large JSON bodies and answers of ``/infer``, processed in slices with other requests in between."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headrace.servable import TensorSpec
 from headrace.tensors import STRING, Array, held_bytes
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
-"""What a request may have beside its inputs' values: some milliseconds of parsing."""
+"""Most values of a request besides its inputs' data, and more for each input: a few ms of parsing."""
 _CHARACTERS_A_VALUE = 128
 _BITS_A_VALUE = 64
 _LOOKED_AT_ONCE = 512
 _WRONG_INPUTS = 256
-"""With so many inputs more than the model takes, the wrong ones are no longer told by name."""
+"""Inputs beyond twice those of the model, from which an error no longer names the wrong ones."""
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -50,16 +50,16 @@ async def decode(
     """Decode a request whose JSON is large.
 
     Args:
-        service: What is asked.
-        loaded: The version that the path means; the caller keeps it loaded.
+        service: The Service.
+        loaded: The version in the path; the caller keeps it loaded.
         call: The call.
-        json_bytes: How much of its body is JSON.
-        allowance: What the request may cost.
+        json_bytes: Length of the JSON in its body, in bytes.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: The request is wrong.
+        InvalidRequest: The request is invalid.
         TooLarge: It has too many values.
-        Unsupported: It asks for shared memory or classification.
+        Unsupported: It asks for shared memory, classification, a sequence or an encoding of its data.
     """
     body = call.body
     async with service.lane as lane:
@@ -84,13 +84,13 @@ async def decode(
         except BaseException:
             await long_lists.given_back(
                 [document, data], lane
-            )  # else the values are used up, and the rest is small
+            )  # on success the values are consumed, and the rest is small
             raise
     return infer_json.finished(loaded, request, tensors, call.deadline, allowance)
 
 
 async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
-    """Refuse long texts and many values in what is left of a body without its data: it is parsed at once."""
+    """Limit the texts and values of a body without its data, since it is parsed in one step."""
     left, found, most = [document], 1, _REST_VALUES + inputs * _REST_VALUES_AN_INPUT
     looked_at = 0
     while left:
@@ -98,7 +98,7 @@ async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
         if isinstance(one, str):
             check_name(len(one), "body")
             found += len(one) // _CHARACTERS_A_VALUE
-        elif isinstance(one, int):  # to print 4,000 digits takes as long as many texts
+        elif isinstance(one, int):  # writing 4,000 digits takes as long as many texts
             found += one.bit_length() // _BITS_A_VALUE
         elif isinstance(one, dict | list):
             found += len(one)
@@ -107,8 +107,8 @@ async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
                 found += sum(map(len, one)) // _CHARACTERS_A_VALUE if isinstance(one, dict) else 0
         if found > most:
             raise TooLarge(
-                f"expected at most {most} names, shapes, parameters and outputs beside the data, and long "
-                f"texts count as one for each {_CHARACTERS_A_VALUE} characters; got more",
+                f"expected at most {most} names, shapes, parameters and outputs besides the data, got more; "
+                f"each {_CHARACTERS_A_VALUE} characters of a long text count as one",
                 field="body",
             )
         looked_at += 1
@@ -117,11 +117,11 @@ async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
 
 
 def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:
-    """Take the inputs' values out of a body, leaving empty lists; the rest of it is small."""
+    """Move the inputs' values out of a body, leaving empty lists, so that the rest is small."""
     inputs = document.get("inputs") if isinstance(document, dict) else None
     taken = max(len(signature.inputs) for signature in loaded.signatures.values())
     if isinstance(inputs, list) and len(inputs) > 2 * taken + _WRONG_INPUTS:
-        raise InvalidRequest(f"the model takes {taken}, got {len(inputs)}", field="inputs")
+        raise InvalidRequest(f"the model takes at most {taken} inputs, got {len(inputs)}", field="inputs")
     data = []
     for one in inputs if isinstance(inputs, list) else []:
         has_data = isinstance(one, dict) and "data" in one
@@ -142,7 +142,7 @@ def _from_values(
 
 
 def needs_slices(answer: Answer, inference: JsonInference) -> bool:
-    """Whether writing an answer takes so long that it is done in the lane."""
+    """Return whether writing an answer takes long enough to need the lane."""
     in_json, raw_size = [], 0
     for spec, is_binary in inference.outputs:
         tensor = answer.tensor(spec.name)
@@ -156,7 +156,7 @@ def needs_slices(answer: Answer, inference: JsonInference) -> bool:
 async def encode_answer(
     loaded: LoadedVersion, inference: JsonInference, answer: Answer, lane: Lane
 ) -> HttpReply:
-    """Write an answer in slices; see ``infer_json.encode_answer``."""
+    """Serialize an answer in slices; see ``infer_json.encode_answer``."""
     printed = await _print_values(answer, inference, lane)
     written = {
         spec.name: await _raw_texts(answer.tensor(spec.name), lane)
@@ -177,15 +177,15 @@ async def _raw_texts(texts: Array, lane: Lane) -> list[bytes | memoryview]:
 
 
 async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) -> dict[str, msgspec.Raw]:
-    """Print the outputs that are asked for as JSON, in slices.
+    """Serialize the outputs requested as JSON, in slices.
 
     Args:
-        answer: What the model gave.
+        answer: The answer.
         inference: The request.
-        lane: Held by the caller.
+        lane: The lane, held by the caller.
 
     Raises:
-        InvalidRequest: Strings that are not text were asked for as JSON.
+        InvalidRequest: Strings that are not UTF-8 were requested as JSON.
     """
     printed = {}
     for spec, is_binary in inference.outputs:

@@ -1,6 +1,6 @@
-"""ModelInferRequest: its bytes become checked inputs.
+"""Decoding of ModelInferRequest messages into checked inputs.
 
-Requests that repeat are recognised by template and never parsed; what that yields is what parsing would have.
+Repeated requests are recognised by template and never parsed; the result is the same as that of parsing.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 InferRequest = protos.message("inference.ModelInferRequest")
 
 REQUEST_ID = 3
-"""The number of ModelInferRequest.id."""
+"""Field number of ModelInferRequest.id."""
 
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
 
@@ -65,14 +65,14 @@ _tuple = tuple.__new__
 
 
 class Inference(NamedTuple):
-    """A request, ready to be predicted.
+    """A decoded request, ready for prediction.
 
     Attributes:
-        loaded: The version that it means.
-        inputs: Its inputs.
-        writer: Writes its answer.
-        request_id: What the client calls it; echoed.
-        deadline: When its answer loses its worth, on the monotonic clock.
+        loaded: The version that it asks for.
+        inputs: The inputs.
+        writer: Writes the answer.
+        request_id: The client's id for the request, which is returned.
+        deadline: Deadline in seconds on the monotonic clock.
     """
 
     loaded: LoadedVersion
@@ -83,11 +83,11 @@ class Inference(NamedTuple):
 
 
 Recognised = tuple["LoadedVersion", CheckedInputs, AnswerWriter, str, float]
-"""What an Inference has, without a name for each."""
+"""The fields of an Inference as a plain tuple."""
 
 
 class _Known(NamedTuple):
-    """What a template says; with a weak reference, so that it keeps no unloaded version alive."""
+    """The contents of a template; the weak reference lets an unloaded version be freed."""
 
     model: str
     version: int | None
@@ -96,34 +96,34 @@ class _Known(NamedTuple):
     rows: int
     writer: AnswerWriter
     is_plain: bool
-    """Whether the tensors are the columns, as they are: none of what follows."""
+    """Whether the raw tensors are the columns unchanged: no id, no reordering, nothing spread."""
     has_id: bool
     reorder: Callable[[Sequence[Serialized]], tuple[Serialized, ...]] | None
     spread: tuple[int, ...]
 
 
 class InferDecoder:
-    """Decodes ModelInferRequests, and learns the ones that repeat."""
+    """Decodes ModelInferRequests, and learns templates of those that repeat."""
 
     def __init__(self, loaded: Callable[[str, int | None], LoadedVersion]) -> None:
-        """Know nothing yet.
+        """Start without templates.
 
         Args:
-            loaded: Finds the version that a request means.
+            loaded: Finds the loaded version for a model and a version number.
         """
         self._loaded = loaded
         self._templates: Templates[_Known] = Templates()
         self._texts: TextTemplates[_Known] = TextTemplates({REQUEST_ID: -1, _RAW_INPUTS: -1})
 
     def recognise(self, message: Serialized, deadline: float = NO_DEADLINE) -> Recognised | None:
-        """Decode a request without parsing it, if one like it was parsed before.
+        """Decode a request without parsing it, if a similar one was parsed before; else return None.
 
         Args:
             message: The serialized ModelInferRequest.
-            deadline: The call's own.
+            deadline: The call's own deadline.
 
         Raises:
-            HeadraceError: There is no such version any more.
+            HeadraceError: The version is no longer available.
         """
         found = self._templates.find(message)
         if found is None:
@@ -146,7 +146,7 @@ class InferDecoder:
                 columns = reorder(parts)
             if spread:
                 columns = spread_columns(columns, spread, layout, rows)
-        # A named tuple made without its slow constructor: this is every request's way.
+        # A named tuple made without its slow constructor, since most requests pass here.
         inputs: CheckedInputs = _tuple(CheckedInputs, (layout, columns, rows))
         return loaded, inputs, writer, request_id, deadline
 
@@ -165,22 +165,22 @@ class InferDecoder:
         return Inference(loaded, inputs, known.writer, request_id, deadline)
 
     def parse(self, message: bytes, deadline: float, allowance: Allowance) -> Steps[Inference]:
-        """Decode a request, in small steps, and learn it.
+        """Decode a request in small steps, and learn its template.
 
         Args:
             message: The serialized ModelInferRequest.
-            deadline: The call's own; the request's timeout can only bring it forward.
-            allowance: What the request may cost.
+            deadline: The call's own deadline; the request's timeout can only bring it forward.
+            allowance: Limits the cost of the request.
 
         Returns:
-            What to submit in the turn of the event loop in which this ends: nothing else keeps the version.
+            The request. Submit it in the same turn of the event loop: nothing else keeps its version loaded.
 
         Raises:
-            HeadraceError: The request is wrong, or there is no such version.
+            HeadraceError: The request is invalid, or there is no such version.
         """
         request = protos.parse(InferRequest, message, counted=True)
         if len(message) > AT_ONCE_BYTES:
-            yield  # parsing has copied it
+            yield  # parsing has copied a large message
         if request.parameters:
             refuse_parameters(request.parameters, "parameters")
         version = version_number(request.model_version)
@@ -239,7 +239,7 @@ class InferDecoder:
 
 
 def _decoded(request_id: Serialized) -> str | None:
-    """A request's id; None for what is no text: parsing knows the right error."""
+    """Return a request's id; None if it is not UTF-8, for which parsing raises the right error."""
     try:
         return str(request_id, "utf-8")
     except UnicodeDecodeError:
@@ -247,7 +247,7 @@ def _decoded(request_id: Serialized) -> str | None:
 
 
 def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
-    """Find what differs between messages: the id, if any, then the tensors; None if they stand otherwise."""
+    """Return where the id, if any, and the tensors lie; None if the fields come in another order."""
     wanted = [*[REQUEST_ID] * has_id, *[_RAW_INPUTS] * tensors]
     try:
         found = [
@@ -255,7 +255,7 @@ def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:
             for field in fields(message, steps=iter(range(MOST_FIELDS)))
             if field.number in (REQUEST_ID, _RAW_INPUTS) and field.wire_type == LENGTH_DELIMITED
         ]
-    except ValueError:  # too many, or a group: legal, but nothing that any client of this protocol sends
+    except ValueError:  # too many fields, or a group: legal, but no client of this protocol sends it
         return None
     return (
         [(field.start, field.stop) for field in found]
@@ -285,12 +285,12 @@ def _tensors(request: protos.Message, signature: Signature, allowance: Allowance
             refuse_parameters(tensor.parameters, tensor.name)
         if raw and tensor.HasField("contents"):
             raise InvalidRequest(
-                "came in contents and in raw_input_contents; use one of them", field=tensor.name
+                "given both in contents and in raw_input_contents; use one of them", field=tensor.name
             )
         shape = wire_shape(tensor.name, tensor.shape)
         allowance.rows(shape[0] if shape else 0, tensor.name)
         refuse_texts(specs[tensor.name], tensor.datatype, shape)
-        values = raw[index] if raw else b""  # taken once only: each time is a copy
+        values = raw[index] if raw else b""  # read only once, as each access copies
         found = WireTensor(tensor.name, tensor.datatype, shape, values)
         if len(values) > AT_ONCE_BYTES:
             yield

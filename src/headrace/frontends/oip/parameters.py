@@ -1,4 +1,4 @@
-"""What a request says beside its tensors, over REST and gRPC: its version, and its parameters."""
+"""The version and the parameters of a request, over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headrace.errors import InvalidRequest, Unsupported, listed, shown
 from headrace.frontends.wire.protos import Message
 
 SIGNATURE_PARAMETER = "signature_name"
-"""The parameter of a request that says which signature it calls; the protocol itself knows only one."""
+"""The request parameter that names the signature to call; an extension of the protocol."""
 
 ANSWERED_BY_PARAMETER = "headrace_answered_by"
-"""The parameter of a response that says who answered, if that is not the model asked."""
+"""The response parameter that names who answered, if not the requested model."""
 
 _PLAIN_CONTENT = ("np", "str", "pd")
-"""The codecs of MLServer whose data is what datatype and shape say."""
+"""MLServer's codecs that leave the data as its datatype and shape say."""
 
 _SHOWN = 40
 
@@ -29,10 +29,10 @@ _MICROSECOND = 1e-6
 
 
 def deadline_after(microseconds: int) -> float:
-    """The deadline of a request with a timeout parameter; none for 0, as in Triton.
+    """Return the deadline of a request with a timeout parameter; none for 0, as in Triton.
 
     Raises:
-        InvalidRequest: It is negative, or no number of 64 bits.
+        InvalidRequest: The timeout is negative, or does not fit in 64 bits.
     """
     if not 0 <= microseconds < _MICROSECONDS_END:
         raise InvalidRequest(f"expected microseconds from 0 to 2^64 - 1, got {microseconds}", field="timeout")
@@ -40,10 +40,10 @@ def deadline_after(microseconds: int) -> float:
 
 
 def version_number(text: str) -> int | None:
-    """The version that a request names; None for the default one.
+    """Return the version that a request names; None for the default one.
 
     Raises:
-        InvalidRequest: It is not a number.
+        InvalidRequest: The version is not a number.
     """
     if not text:
         return None
@@ -55,27 +55,27 @@ def version_number(text: str) -> int | None:
 
 
 def refuse_parameters(parameters: Mapping[str, Any], field: str) -> None:
-    """Refuse what would change the meaning of data; other parameters are ignored, as the protocol allows.
+    """Refuse parameters that change the meaning of data; ignore all others, as the protocol allows.
 
     Args:
-        parameters: The parameters by their names: JSON, or messages.
-        field: The tensor that they came with, or ``parameters`` for those of the request.
+        parameters: The parameters by name: JSON, or messages.
+        field: Name of the tensor that has them, or ``parameters`` for those of the request.
 
     Raises:
-        Unsupported: One asks for shared memory, classification or a sequence, or says that the data is to be
-            decoded.
+        Unsupported: One asks for shared memory, classification or a sequence, or names an encoding of the
+            data.
     """
     for name in parameters:
         if name == "content_type":
             _refuse_content(_text_of(parameters[name]), field)
         if name.startswith("sequence_"):
             raise Unsupported(
-                f"{field}: sequences are not supported, as models keep nothing between requests; leave "
-                f"{shown(name)} out, and send what the model needs with each request"
+                f"{field}: sequences are not supported, as models keep no state between requests; omit "
+                f"{shown(name)}, and send all that the model needs with each request"
             )
         if name.startswith("shared_memory_"):
             raise Unsupported(
-                f"{field}: shared memory is not supported; send and take tensors in the messages"
+                f"{field}: shared memory is not supported; send and receive tensors in the messages"
             )
         if name == "classification":
             raise Unsupported(
@@ -84,7 +84,7 @@ def refuse_parameters(parameters: Mapping[str, Any], field: str) -> None:
 
 
 def _text_of(parameter: Any) -> str:
-    """The text of a parameter; what is none, as JSON has it."""
+    """Return the text of a parameter; for JSON that is no string, the start of the JSON."""
     if not isinstance(parameter, msgspec.Raw):
         return str(parameter.string_param)
     text = bytes(parameter)
@@ -107,10 +107,10 @@ def _refuse_content(content: str, field: str) -> None:
 
 
 def signature_parameter(parameters: Message) -> str:
-    """The signature that a gRPC request's parameters name; "" for the default one.
+    """Return the signature that a gRPC request's parameters name; "" for the default one.
 
     Raises:
-        InvalidRequest: It is no name.
+        InvalidRequest: The parameter is not a string.
     """
     given = parameters.get(SIGNATURE_PARAMETER) if parameters else None
     if given is None:
@@ -122,10 +122,10 @@ def signature_parameter(parameters: Message) -> str:
 
 
 def timeout_parameter(parameters: Message) -> float:
-    """The deadline that a gRPC request's parameters set; none where they have no timeout.
+    """Return the deadline that a gRPC request's parameters set; none without a timeout.
 
     Raises:
-        InvalidRequest: It is no number of microseconds.
+        InvalidRequest: The timeout is not a number of microseconds.
     """
     timeout = parameters.get("timeout")
     if timeout is None:

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol over REST: everything under ``/v2``."""
+"""The Open Inference Protocol over REST: all routes under ``/v2``."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.loaded import LoadedVersion
 
-_AT_ONCE_SECONDS = 0.001  # of decoding; who takes longer goes through the lane
+_AT_ONCE_SECONDS = 0.001  # decoding that takes longer continues in the lane
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 Answering = Callable[["Service", HttpCall], object]
-"""From a call to what is answered as JSON."""
+"""Maps a call to the value that is returned as JSON."""
 
 
 class _IndexRequest(msgspec.Struct):
@@ -50,10 +50,10 @@ class _LoadRequest(msgspec.Struct):
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
-    """The routes of the protocol.
+    """Return the routes of the protocol.
 
     Args:
-        service: What is asked.
+        service: The Service.
     """
     routes = [
         HttpRoute(
@@ -124,7 +124,7 @@ async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_
 
 def _health(service: Service, healthy: Callable[[], bool], word: str) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
-        # Both words in both answers: clients disagree about which of them they read.
+        # Both words in both answers, as clients differ in which of them they read.
         body = msgspec.json.encode({"live": service.live(), "ready": service.ready()})
         if not healthy():
             raise NotReady(f"the server is not {word}", body)

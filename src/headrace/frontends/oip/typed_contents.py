@@ -1,4 +1,4 @@
-"""Typed contents of the Open Inference Protocol: which field holds a datatype, and large ones written."""
+"""Typed contents of the Open Inference Protocol: the field for each datatype, and writing large ones."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ CONTENTS = {
     "FP32": "fp32_contents", "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }  # fmt: skip
-"""By datatype, the field of InferTensorContents that holds it; halves have none."""
+"""The field of InferTensorContents for each datatype; FP16 and BF16 have none."""
 
 
 def writing_output(spec: TensorSpec, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
-    """An output with typed contents, as the response's field for it, in pieces that are made in small steps.
+    """Serialize an output with typed contents as a field of the response, in pieces and small steps.
 
     Args:
-        spec: The output, of a datatype that has contents.
-        tensor: Its values.
-        allowance: Holds what is written.
+        spec: The output, whose datatype has typed contents.
+        tensor: The values.
+        allowance: Charged with the bytes written.
 
     Raises:
-        Overloaded: All requests together would hold too many bytes.
+        Overloaded: The byte budget of all requests is exhausted.
     """
     datatype = datatype_name(spec)
     head: bytes = _Output(name=spec.name, datatype=datatype, shape=tensor.shape).SerializeToString()

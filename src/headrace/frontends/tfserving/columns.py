@@ -1,4 +1,4 @@
-"""One input's values of many Examples, gathered in pieces, and put in where examples leave them out."""
+"""Columns of one input's values, gathered from Examples in pieces, with absent values filled in."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _VALUES_A_PIECE = 8192
 
 
 class Column:
-    """Gathers one input's values of all examples that say them."""
+    """Gathers one input's values from all examples that have any."""
 
     __slots__ = ("_absent", "_allowance", "_filler", "_flat", "_pieces", "_size", "_sizes", "spec")
 
     def __init__(self, spec: TensorSpec, allowance: Allowance) -> None:
-        """Begin with no example.
+        """Start without examples.
 
         Args:
             spec: The input.
-            allowance: Gets what is put in for absent values.
+            allowance: Charged with the values filled in for absent ones.
         """
         self.spec = spec
         self._allowance = allowance
         self._filler = spec.absent.encode() if isinstance(spec.absent, str) else spec.absent
-        # Where something stands for missing values, the spec says how many there are; else the first example.
+        # If missing values have a default, the spec determines their number; else the first example does.
         known = self._filler is not None and None not in spec.shape
         self._size = math.prod(size or 0 for size in spec.shape) if known else -1
         self._flat: list[Any] = []
@@ -43,15 +43,15 @@ class Column:
         self._absent: list[int] = []
 
     def add(self, index: int, values: Sequence[Any] | None) -> int:
-        """Take the values of an example, and say how many they are.
+        """Take the values of an example, and return their number, or 1 if there are none.
 
         Args:
-            index: The example's number.
-            values: Its values; None if it says nothing.
+            index: Index of the example.
+            values: Its values; None if the feature is absent.
 
         Raises:
-            InvalidRequest: They are of the wrong kind or number.
-            TooLarge: With what is put in, they are more than a request may have.
+            InvalidRequest: The values have the wrong type or number.
+            TooLarge: Too many values would be filled in.
         """
         if values is None:
             self._absent.append(index)
@@ -67,7 +67,7 @@ class Column:
             self._size = size
         elif size != self._size and not (self._filler is not None and self._may_be_filled(size)):
             if self._filler is not None:
-                row_shape(self.spec, size)  # which says how many there shall be
+                row_shape(self.spec, size)  # raises an error that names the expected shape
             raise InvalidRequest(
                 f"examples have {sorted([self._size, size])} values; they need the same number",
                 field=self.spec.name,
@@ -75,8 +75,8 @@ class Column:
         if size >= _VALUES_A_PIECE and size == self._size and _is_numbers_of_message(values):
             if self._sizes:
                 self._finish_piece()
-            filled(self.spec, [values[0]])  # refuses numbers where texts belong
-            self._pieces.append(np.asarray(values)[None])  # at once: a list of so many numbers takes long
+            filled(self.spec, [values[0]])  # refuses numbers for a string input
+            self._pieces.append(np.asarray(values)[None])  # directly, as a list of so many numbers is slow
             return
         self._flat.extend(values)
         self._sizes.append(size)
@@ -85,7 +85,7 @@ class Column:
         return size < self._size and (size == 0 or self.spec.shorter)
 
     def _finish_piece(self) -> None:
-        """Put the values that were gathered into an array: ``[examples, values of each]``."""
+        """Convert the gathered values into an array ``[examples, values of each]``."""
         rows, flat = len(self._sizes), filled(self.spec, self._flat)
         if len(flat) == rows * self._size:
             piece = flat.reshape(rows, self._size)
@@ -99,15 +99,15 @@ class Column:
         self._flat, self._sizes = [], []
 
     def array(self, rows: int, shared: Sequence[Any] | None = None) -> Array:
-        """The column: ``[rows, *row shape]``.
+        """Return the column, ``[rows, *row shape]``.
 
         Args:
-            rows: How many examples there are.
-            shared: What stands where examples say nothing; None for nothing.
+            rows: Number of examples.
+            shared: Values from the context for examples without their own; None if there are none.
 
         Raises:
-            InvalidRequest: A value is missing, or of the wrong kind or number.
-            TooLarge: What is repeated takes too much.
+            InvalidRequest: A value is missing, or has the wrong type or number.
+            TooLarge: The repeated values take too much.
         """
         said = shared if self._absent else None
         if said is None and self._absent:
@@ -140,16 +140,16 @@ class Column:
 
 
 def _is_numbers_of_message(values: Sequence[Any]) -> bool:
-    """Whether values are a message's repeated field of numbers, all of one kind, and not what JSON gave."""
+    """Return whether values are a message's repeated numbers, all of one type, rather than from JSON."""
     return not isinstance(values, list | tuple) and not isinstance(values[0], bytes)
 
 
 def row_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
-    """The shape of a row of so many values; a dimension that may differ is found out.
+    """Return the shape of a row with this number of values; a single free dimension is inferred.
 
     Args:
         spec: The input.
-        count: How many values each example has.
+        count: Number of values in each example.
 
     Raises:
         InvalidRequest: No shape fits.
@@ -162,14 +162,14 @@ def row_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
 
 
 def filled(spec: TensorSpec, flat: list[Any]) -> Array:
-    """Values of examples as an array; numbers in the dtype that fits them.
+    """Return values of examples as an array; numbers in the dtype that NumPy infers.
 
     Args:
-        spec: The input that they are for.
+        spec: The input.
         flat: The values.
 
     Raises:
-        InvalidRequest: They are texts where the input takes numbers, or the other way round.
+        InvalidRequest: They are texts for a numeric input, or numbers for a string input.
     """
     kinds = {type(value) for value in flat}
     if kinds <= {bytes} if spec.dtype == STRING else bytes not in kinds:

@@ -1,4 +1,4 @@
-"""What TensorFlow Serving says of models, over REST and gRPC: signatures, and the states of versions."""
+"""Descriptions of models as in TensorFlow Serving, over REST and gRPC: signatures and version states."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from headrace.frontends.service import Service
 
 METHODS = {kind: f"tensorflow/serving/{kind}" for kind in ("predict", "classify", "regress")}
-"""What SignatureDefs call the kinds of signatures."""
+"""The method names in SignatureDefs, by kind of signature."""
 
-# TensorFlow Serving has no state for a version that failed: it is at its end, with an error.
+# TensorFlow Serving has no state for a failed version: it reports END with an error.
 _STATES = {
     State.NEW: "START",
     State.LOADING: "LOADING",
@@ -31,7 +31,7 @@ _STATES = {
 
 
 def signature_def(signature: Signature) -> dict[str, object]:
-    """A signature as the fields of a SignatureDef."""
+    """Return a signature as the fields of a SignatureDef."""
     return {
         "inputs": {spec.name: _tensor_info(signature, spec) for spec in signature.inputs},
         "outputs": {spec.name: _tensor_info(signature, spec) for spec in signature.outputs},
@@ -49,14 +49,14 @@ def _tensor_info(signature: Signature, spec: TensorSpec) -> dict[str, object]:
 
 
 def version_statuses(service: Service, chosen: ModelChoice) -> list[dict[str, object]]:
-    """The states of the versions that a request means, as the fields of ModelVersionStatus.
+    """Return the states of the versions that a request asks for, as the fields of ModelVersionStatus.
 
     Args:
-        service: What is asked.
-        chosen: A model, and perhaps one version of it.
+        service: The Service.
+        chosen: A model, and optionally one of its versions.
 
     Raises:
-        NotFound: There is no such model, version or label, or no version at all; and why.
+        NotFound: There is no such model, version or label, or the model has no versions.
     """
     statuses = service.status(chosen.model)
     if not statuses:
@@ -84,9 +84,9 @@ def _status(status: VersionStatus) -> dict[str, object]:
 
 
 def as_json(value: object) -> object:
-    """The fields of a message as protobuf's JSON has them: 64-bit integers are strings.
+    """Return the fields of a message as in protobuf's JSON, where 64-bit integers are strings.
 
-    Every integer in the messages described here has 64 bits.
+    All integers in the messages described here have 64 bits.
     """
     if isinstance(value, dict):
         return {key: as_json(one) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Classify and Regress: Examples become inputs by their features' names, outputs become classes or values."""
+"""Classify and Regress: Examples become inputs by feature name, outputs become classes or values."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
 
 Values = list[Any]
 Features = dict[str, Values]
-"""One Example: the values of its features, each a list of one kind."""
+"""One Example: the values of each feature, as a list of one type."""
 
 _EXAMPLES_A_STEP = 256
 
-# The outputs' names in signatures that TensorFlow's estimators export.
+# Names of the outputs in signatures that TensorFlow's estimators export.
 _SCORES, _CLASSES, _VALUE = "scores", "classes", "outputs"
 
 
 def columns_of(
     signature: Signature, examples: list[Features], allowance: Allowance
 ) -> Steps[dict[str, Array]]:
-    """Make columns of examples; features that are no inputs are left out, as in TensorFlow.
+    """Make columns of examples; features that are not inputs are ignored, as in TensorFlow.
 
-    Where something stands for a value that is not there, an example may lack the feature.
+    An example may lack a feature if the input has a default for absent values.
 
     Args:
-        signature: The inputs that are wanted.
-        examples: One row each; used up.
-        allowance: What the request may cost.
+        signature: The signature whose inputs are made.
+        examples: One example for each row; consumed.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: A feature is missing, or of the wrong kind or number.
-        TooLarge: With what is put in, they are more than a request may have.
+        InvalidRequest: A feature is missing, or has the wrong type or number of values.
+        TooLarge: Too many values would be filled in.
     """
     columns = [Column(spec, allowance) for spec in signature.inputs]
     count = 0
@@ -59,25 +59,25 @@ def columns_of(
 
 
 class Classes(NamedTuple):
-    """What Classify answers.
+    """The result of Classify.
 
     Attributes:
-        scores: [rows, classes].
-        names: A name for each score: [rows, classes], or [1, classes] where all rows have the same.
+        scores: Scores ``[rows, classes]``.
+        names: Class names ``[rows, classes]``, or ``[1, classes]`` if all rows have the same.
     """
 
     scores: Array
     names: Array
 
     def texts(self, rows: slice) -> list[list[str]]:
-        """The names of some rows' scores."""
+        """Return the class names of some rows, a list for each row."""
         if len(self.names) == 1:
             return [[_text(name) for name in self.names[0]]] * len(self.scores[rows])
         return [[_text(name) for name in row] for row in self.names[rows].tolist()]
 
 
 def check_kind(signature: Signature, wanted: Kind) -> None:
-    """Refuse to classify with a regression, or the other way round.
+    """Check that a signature is not of the other kind, as a regression is for Classify.
 
     Raises:
         InvalidRequest: The signature is of the other kind.
@@ -91,17 +91,17 @@ def check_kind(signature: Signature, wanted: Kind) -> None:
 def class_outputs(
     signature: Signature, settings: SignatureConfig
 ) -> tuple[TensorSpec | None, TensorSpec | None]:
-    """Choose the outputs that Classify answers from: the scores, the classes' names, or both.
+    """Choose the outputs from which Classify is answered: the scores, the class names, or both.
 
     Args:
-        signature: What the model gives.
-        settings: What the operator says about it.
+        signature: The signature.
+        settings: The model's settings for signatures.
 
     Returns:
         The output of the scores and that of the names; one of them may be None.
 
     Raises:
-        FailedPrecondition: None fits, or the one that is named does not.
+        FailedPrecondition: No output fits, or the one in the settings does not.
     """
     scores = _chosen(signature, settings.scores, _SCORES) or next(filter(_is_scores, signature.outputs), None)
     classes = None if settings.labels else _chosen(signature, settings.classes, _CLASSES)
@@ -118,19 +118,19 @@ def _is_scores(spec: TensorSpec) -> bool:
 
 
 def value_output(signature: Signature, settings: SignatureConfig) -> TensorSpec:
-    """Choose the output that Regress answers from.
+    """Choose the output from which Regress is answered.
 
     Args:
-        signature: What the model gives.
-        settings: What the operator says about it.
+        signature: The signature.
+        settings: The model's settings for signatures.
 
     Raises:
-        FailedPrecondition: None fits, or more than one does.
+        FailedPrecondition: No output fits, or more than one does.
     """
     named = _chosen(signature, settings.scores, _VALUE)
     fitting = [spec for spec in ([named] if named else signature.outputs) if _is_value(spec)]
     if len(fitting) != 1:
-        raise _no_output(signature, "the value", "of floats [rows] or [rows, 1], and only one,", named)
+        raise _no_output(signature, "the value", "of floats [rows] or [rows, 1], the only such output", named)
     return fitting[0]
 
 
@@ -142,15 +142,15 @@ def _chosen(signature: Signature, set_name: str, usual_name: str) -> TensorSpec 
     by_name = {spec.name: spec for spec in signature.outputs}
     if set_name and set_name not in by_name:
         raise FailedPrecondition(
-            f"the model's [signature] settings name the output {set_name!r}; it gives {_listed(signature)}"
+            f"the model's [signature] settings name the output {set_name!r}; expected {_listed(signature)}"
         )
     return by_name.get(set_name or usual_name)
 
 
 def _no_output(signature: Signature, what: str, wanted: str, named: TensorSpec | None) -> FailedPrecondition:
-    got = f"{named} is not" if named else f"among {_listed(signature)} there is none"
+    got = f"got {named}" if named else f"got {_listed(signature)}"
     return FailedPrecondition(
-        f"{what} must come from an output {wanted} and {got}; name it in the model's [signature] settings, "
+        f"{what} must come from an output {wanted}; {got}; name it in the model's [signature] settings, "
         "or use Predict"
     )
 
@@ -160,18 +160,19 @@ def _listed(signature: Signature) -> str:
 
 
 def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) -> Classes:
-    """What Classify answers.
+    """Return the result of Classify.
 
     Args:
-        answer: What the model gave.
-        signature: Its signature.
-        settings: What the operator says about it.
+        answer: The answer.
+        signature: The signature.
+        settings: The model's settings for signatures.
 
     Returns:
-        The classes; where the model gives no scores they are 0, as in TensorFlow Serving.
+        The classes; if the model returns no scores they are 0, as in TensorFlow Serving.
 
     Raises:
-        ModelError: There are not as many names as scores.
+        FailedPrecondition: The model does not answer in rows, or has no fitting outputs.
+        ModelError: The numbers of names and scores differ.
     """
     _expect_rows(answer)
     scores_spec, classes_spec = class_outputs(signature, settings)
@@ -186,7 +187,7 @@ def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) 
         names = np.full((1, scores.shape[1]), "", STRING)
     if names.shape[1] != scores.shape[1]:
         raise ModelError(
-            f"the model gave {scores.shape[1]} scores a row, but there are {names.shape[1]} labels"
+            f"the model gave {scores.shape[1]} scores per row, but there are {names.shape[1]} labels"
         )
     return Classes(scores, names)
 
@@ -203,12 +204,15 @@ def _text(name: object) -> str:
 
 
 def values_of(answer: Answer, signature: Signature, settings: SignatureConfig) -> Array:
-    """What Regress answers: [rows].
+    """Return the result of Regress, ``[rows]``.
 
     Args:
-        answer: What the model gave.
-        signature: Its signature.
-        settings: What the operator says about it.
+        answer: The answer.
+        signature: The signature.
+        settings: The model's settings for signatures.
+
+    Raises:
+        FailedPrecondition: The model does not answer in rows, or has no fitting output.
     """
     _expect_rows(answer)
     return answer.tensor(value_output(signature, settings).name).reshape(-1)

@@ -34,10 +34,10 @@ _Answering = Callable[["Service", _Message], Awaitable[_Message]]
 
 
 def grpc_methods(service: Service) -> list[GrpcMethod]:
-    """The methods of both services.
+    """Return the methods of both services.
 
     Args:
-        service: What is asked.
+        service: The Service.
     """
     return [
         GrpcMethod(
@@ -51,7 +51,7 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
 
 
 def _measured(service: Service, api: str, handler_of: Callable[[Service], UnaryHandler]) -> UnaryHandler:
-    """A handler, behind TensorFlow Serving's own metrics where they are wanted, and where it has them."""
+    """Return a handler, with TensorFlow Serving's own metrics if they are on and cover the method."""
     metrics = service.tensorflow_metrics
     if metrics is None or api not in _MEASURED:
         return handler_of(service)
@@ -111,7 +111,7 @@ def _parsing(request_name: str, answer: _Answering, service: Service) -> UnaryHa
     return handle
 
 
-# ---- About models ----
+# ---- Models ----
 
 
 async def _get_metadata(service: Service, request: _Message) -> _Message:
@@ -134,7 +134,7 @@ async def _get_status(service: Service, request: _Message) -> _Message:
 
 
 async def _reload_config(service: Service, request: _Message) -> _Message:
-    """Look at the models anew; what a configuration would change beyond that is refused, never half done."""
+    """Refuse a configuration that would change anything; else reload its models."""
     config = request.config
     if config.WhichOneof("config") != "model_config_list":
         raise InvalidRequest("expected model_config_list", field="config")
@@ -143,7 +143,7 @@ async def _reload_config(service: Service, request: _Message) -> _Message:
         raise InvalidRequest("a model is named twice; name it once", field="config")
     if set(names) != set(service.models()):
         raise Unsupported(
-            "config: models cannot be added or removed over the network, and it replaces the old one whole; "
+            "config: models cannot be added or removed over the network, and it replaces the whole old one; "
             f"name exactly {', '.join(map(repr, service.models())) or 'none'}, or change the server's own"
         )
     for one in config.model_config_list.config:

@@ -38,7 +38,7 @@ _TASK_RESULTS = {CLASSIFY: 2, REGRESS: 3}  # of an InferenceResult
 
 
 class Task(NamedTuple):
-    """One thing that a request asks of a model.
+    """One task of a request.
 
     Attributes:
         chosen: The model, version and signature.
@@ -50,7 +50,7 @@ class Task(NamedTuple):
 
 
 class _Ready(NamedTuple):
-    """A task whose inputs are checked."""
+    """A task with checked inputs."""
 
     signature: Signature
     method: str
@@ -63,13 +63,13 @@ def inferring(
     tasks_of: Callable[[_Message], list[Task]],
     response_of: _Response,
 ) -> UnaryHandler:
-    """The handler of a method that takes examples.
+    """Return the handler of a method that takes examples.
 
     Args:
-        service: What is asked.
-        request_name: The request message's name.
-        tasks_of: What a request asks, of one model and version.
-        response_of: Makes the response of each task's signature, method and result.
+        service: The Service.
+        request_name: Name of the request message.
+        tasks_of: Returns the tasks of a request, all of one model and version.
+        response_of: Makes the response from each task's signature, method and result.
     """
     request_class = protos.message(f"tensorflow.serving.{request_name}")
 
@@ -79,7 +79,7 @@ def inferring(
 
     async def answer(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
         steps = decode(message, allowance)
-        # Handed over in one turn of the event loop: the version stays loaded until the last is answered.
+        # Submit all tasks in one turn of the event loop: the version stays loaded until the last answer.
         if len(message) > AT_ONCE_BYTES:
             async with service.lane as lane:
                 loaded, ready = await in_steps(steps, lane)
@@ -118,7 +118,7 @@ def inferring(
 
 
 def _signatures(loaded: LoadedVersion, tasks: Sequence[Task]) -> list[tuple[Signature, str]]:
-    """The signature of each task, if it can be answered: said before anything is read or computed."""
+    """Return the signature and method of each task, after checking that all tasks can be answered."""
     found: dict[tuple[str, str], tuple[Signature, str]] = {}
     for chosen, method in tasks:
         if method not in _CHECKS:
@@ -134,7 +134,7 @@ def _signatures(loaded: LoadedVersion, tasks: Sequence[Task]) -> list[tuple[Sign
 
 
 class _Written(NamedTuple):
-    """What a task resulted in."""
+    """A task with its serialized result."""
 
     signature: Signature
     method: str
@@ -151,7 +151,7 @@ def _written(ready: list[_Ready], found: list[results.Result]) -> Steps[list[_Wr
 _Response = Callable[["LoadedVersion", list[_Written]], bytes]
 
 
-# ---- What tells the tasks apart ----
+# ---- By kind of task ----
 
 
 def _check_classify(signature: Signature, loaded: LoadedVersion) -> None:
@@ -171,32 +171,32 @@ _RESULTS: dict[str, Callable[[Answer, Signature, SignatureConfig], results.Resul
 }
 
 
-# ---- What tells the methods apart ----
+# ---- By method ----
 
 
 def one_task(method: str) -> Callable[[_Message], list[Task]]:
-    """What a request of one task asks."""
+    """Return a function that returns the single task of a request."""
     return lambda request: [Task(choice(request), method)]
 
 
 def tasks_of(request: _Message) -> list[Task]:
-    """What a MultiInferenceRequest asks.
+    """Return the tasks of a MultiInferenceRequest.
 
     Raises:
-        InvalidRequest: Nothing, or something of several models.
+        InvalidRequest: There are none, or they ask for several models or versions.
     """
     if not request.tasks:
         raise InvalidRequest("expected at least one task, got none", field="tasks")
     tasks = [Task(choice(task), task.method_name) for task in request.tasks]
     if len({task.chosen[:3] for task in tasks}) > 1:
-        raise InvalidRequest("all tasks must mean the same model and version", field="tasks")
+        raise InvalidRequest("all tasks must name the same model and version", field="tasks")
     return tasks
 
 
 def one_response(
     name: str,
 ) -> _Response:
-    """Makes the response of one task, of a message that is called so."""
+    """Return a function that makes the response message ``name`` of a single task."""
     response_class = protos.message(f"tensorflow.serving.{name}")
 
     def response_of(loaded: LoadedVersion, written: list[_Written]) -> bytes:

@@ -1,4 +1,4 @@
-"""JSON bodies of any form: parsed within the limits, values turned into arrays, answers printed."""
+"""JSON bodies of any form: parsing within the limits, conversion to arrays, and serialization of answers."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def parse(body: bytes, max_depth: int) -> dict[str, Json]:
     """Parse a short body.
 
     Args:
-        body: JSON, in which NaN, Infinity and -Infinity are numbers too.
-        max_depth: How deep it may nest.
+        body: JSON, in which NaN, Infinity and -Infinity are accepted as numbers.
+        max_depth: Largest nesting depth.
 
     Raises:
-        InvalidRequest: It is not JSON, nests too deep, or is not an object.
+        InvalidRequest: The body is not JSON, nests too deep, or is not an object.
     """
     return document(parse_at_once(body, max_depth))
 
 
 def document(found: Json) -> dict[str, Json]:
-    """Take what was parsed for a body.
+    """Check that a parsed body is an object, and return it.
 
     Raises:
         InvalidRequest: It is not an object.
@@ -61,13 +61,13 @@ def document(found: Json) -> dict[str, Json]:
 
 
 def kind(value: Json) -> str:
-    """What a value is, for errors."""
+    """Return the kind of a JSON value, for error messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")
 
 
 def signature_name(document: dict[str, Json]) -> str:
-    """The signature that a body asks for, or ""."""
+    """Return the signature that a body asks for, or ""."""
     name = document.get("signature_name", "")
     if not isinstance(name, str):
         raise InvalidRequest(f"expected a string, got {kind(name)}", field="signature_name")
@@ -81,16 +81,16 @@ def signature_name(document: dict[str, Json]) -> str:
 def columns_of(
     document: dict[str, Json], signature: Signature, allowance: Allowance
 ) -> tuple[dict[str, Array], bool]:
-    """The inputs in a body, and whether they came as rows.
+    """Return the inputs in a body, and whether they came as rows.
 
     Args:
         document: The body.
-        signature: The inputs that are wanted.
-        allowance: What the request may cost.
+        signature: The signature whose inputs are expected.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is wrong.
-        TooLarge: With what is absent put in, it is more than a request may have.
+        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is invalid.
+        TooLarge: Too many values would be filled in.
     """
     by_row = is_by_row(document)
     if by_row:
@@ -106,7 +106,7 @@ def columns_of(
 
 
 def is_by_row(document: dict[str, Json]) -> bool:
-    """Whether a body's inputs came as rows.
+    """Return whether a body's inputs came as rows.
 
     Raises:
         InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``.
@@ -121,7 +121,7 @@ def is_by_row(document: dict[str, Json]) -> bool:
 
 
 def is_named(rows: Json, signature: Signature) -> bool:
-    """Whether rows are objects with their inputs' names; as the first is, so must all be.
+    """Return whether rows are objects with named inputs; the first row decides for all.
 
     Raises:
         InvalidRequest: There are no rows, or the first one lacks names.
@@ -140,16 +140,16 @@ def is_named(rows: Json, signature: Signature) -> bool:
 
 
 def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signature) -> None:
-    """Check that rows are like the first one.
+    """Check that rows have the form of the first one.
 
     Args:
-        rows: Some of them.
-        first: The number of the first of these.
-        named: Whether they shall be objects.
-        signature: The inputs that objects shall have.
+        rows: Consecutive rows.
+        first: Index of the first of them, for errors.
+        named: Whether they must be objects.
+        signature: The signature whose inputs the objects must have.
 
     Raises:
-        InvalidRequest: One is not, or has not exactly the inputs.
+        InvalidRequest: A row has another form, or other inputs.
     """
     if not named and not any(type(row) is dict for row in rows):
         return
@@ -164,10 +164,10 @@ def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signatu
 
 
 def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
-    """The columns in a body's ``inputs``, by name; a single input needs none.
+    """Return the columns in a body's ``inputs`` by name; a single input needs no name.
 
     Raises:
-        InvalidRequest: Names are needed.
+        InvalidRequest: There are several inputs and no names.
     """
     if _is_object(given):
         return cast("dict[str, Json]", given)
@@ -184,7 +184,7 @@ def _is_object(value: Json) -> bool:
 
 
 def is_base64(value: Json) -> bool:
-    """Whether a value is an object that stands for bytes."""
+    """Return whether a value is an object that holds base64."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(BASE64), str)
 
 
@@ -193,15 +193,14 @@ def is_base64(value: Json) -> bool:
 _LEAVES = {
     "f": float,
     "b": bool,
-    "u": Annotated[
-        int, msgspec.Meta(ge=0)
-    ],  # the largest is checked with the array: it may not fit msgspec's limits
+    # The upper limit is checked by the array, as it may exceed those that msgspec supports.
+    "u": Annotated[int, msgspec.Meta(ge=0)],
     "i": int,
 }
 
 
 def leaf_type(dtype: np.dtype[Any]) -> Any:
-    """What msgspec shall take for one element: no booleans for numbers, no fractions for integers."""
+    """Return msgspec's type for one element: no booleans as numbers, and no fractions as integers."""
     if dtype.kind not in "iu" or dtype == np.uint64:
         return _LEAVES[dtype.kind]
     limits = np.iinfo(dtype)
@@ -217,15 +216,16 @@ def _nested_type(dtype: np.dtype[Any], rank: int) -> Any:
 
 
 def as_array(spec: TensorSpec, value: Json, allowance: Allowance) -> Array:
-    """Turn a JSON value into an array of an input's dtype and rank.
+    """Convert a JSON value to an array of an input's dtype and rank.
 
     Args:
         spec: The input.
         value: All its rows.
-        allowance: Gets what is put in for absent values.
+        allowance: Charged with the values filled in for absent ones.
 
     Raises:
-        InvalidRequest: It holds something else, is nested otherwise, or ragged.
+        InvalidRequest: The value has elements of another type, another depth, or ragged lists.
+        TooLarge: Too many values would be filled in.
     """
     read = _string_array if spec.dtype == STRING else _number_array
     try:
@@ -244,22 +244,22 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"expected {spec}: {error}", field=spec.name) from error
-    except ArithmeticError as error:  # an integer or a float
+    except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
         raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
 
 
 def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
-    """Turn some of an input's elements into an array of its dtype.
+    """Convert some of an input's elements to an array of its dtype.
 
     Args:
-        spec: The input: numbers or booleans.
-        values: The elements, one after another.
-        first: The number of the first of these.
+        spec: The input, of numbers or booleans.
+        values: The elements, as a flat list.
+        first: Index of the first of them, for errors.
 
     Raises:
-        InvalidRequest: One is something else.
+        InvalidRequest: An element has another type.
     """
     try:
         typed = msgspec.convert(values, _nested_type(spec.dtype, 1))
@@ -270,7 +270,7 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
         raise InvalidRequest(
             f"expected {spec}: {said}, among the values from number {first}", field=spec.name
         ) from error
-    except ArithmeticError as error:  # an integer or a float
+    except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
 
 
@@ -293,14 +293,14 @@ def _string_array(spec: TensorSpec, value: Json) -> Array:
 
 
 def as_bytes(value: Json, field: str) -> bytes:
-    """The bytes of a string, or of an object ``{"b64": …}``.
+    """Return the bytes of a string, or of an object ``{"b64": …}``.
 
     Args:
         value: The string or object.
-        field: Whose it is, for the error.
+        field: Name of the field, for errors.
 
     Raises:
-        InvalidRequest: It is neither, or not base64.
+        InvalidRequest: The value is neither, or its base64 is invalid.
     """
     if isinstance(value, str):
         try:
@@ -318,18 +318,18 @@ def as_bytes(value: Json, field: str) -> bytes:
 def examples_of(
     document: dict[str, Json], signature: Signature, allowance: Allowance
 ) -> list[dict[str, list[Json]]]:
-    """The examples of a body for classify or regress: feature by feature, each a list of values.
+    """Return the examples of a body for classify or regress: lists of values by feature.
 
-    What the context says holds for each example that does not say it itself.
+    Features of the context apply to each example that lacks them.
 
     Args:
         document: The body.
-        signature: What the features are for.
-        allowance: Gets what the context costs, once for each example.
+        signature: The signature that takes the features.
+        allowance: Charged with the context, once for each example.
 
     Raises:
-        InvalidRequest: They are not a list of objects of values.
-        TooLarge: The context for all examples is more than a request may have.
+        InvalidRequest: The examples are not a list of objects of values.
+        TooLarge: The context, repeated for all examples, exceeds the limits.
     """
     given = list_of_examples(document)
     shared = shared_features(document, len(given), signature, allowance)
@@ -337,10 +337,10 @@ def examples_of(
 
 
 def list_of_examples(document: dict[str, Json]) -> list[Json]:
-    """A body's examples as they came.
+    """Return the examples of a body as received.
 
     Raises:
-        InvalidRequest: There are none.
+        InvalidRequest: There are none, or they are not a list.
     """
     given = document.get("examples")
     if not isinstance(given, list) or not given:
@@ -352,22 +352,22 @@ def list_of_examples(document: dict[str, Json]) -> list[Json]:
 def shared_features(
     document: dict[str, Json], examples: int, signature: Signature, allowance: Allowance
 ) -> dict[str, list[Json]]:
-    """The features of the context that the signature takes; they are paid for once for each example.
+    """Return the context's features that the signature takes, charged once for each example.
 
     Args:
         document: The body.
-        examples: How many examples there are.
-        signature: What the features are for.
-        allowance: Gets what they cost.
+        examples: Number of examples.
+        signature: The signature that takes the features.
+        allowance: Charged with the features.
 
     Raises:
-        InvalidRequest: The context is no object of values.
-        TooLarge: It is more than a request may have.
+        InvalidRequest: The context is not an object of values.
+        TooLarge: The context, repeated for all examples, exceeds the limits.
     """
     if "context" not in document:
         return {}
     context = features(document["context"], "context")
-    if not signature.examples:  # else the model looks for its features itself
+    if not signature.examples:  # otherwise the model chooses its features itself
         context = {name: values for name, values in context.items() if name in signature.input_names}
     for name, values in context.items():
         allowance.values(len(values) * examples, f"context.{name}")
@@ -377,14 +377,14 @@ def shared_features(
 
 
 def features(example: Json, field: str) -> dict[str, list[Json]]:
-    """The features of one example; null is none.
+    """Return the features of one example; those that are null are omitted.
 
     Args:
-        example: As it came.
-        field: Which it is, for the error.
+        example: The example as received.
+        field: Name of the example, for errors.
 
     Raises:
-        InvalidRequest: It is no object of values.
+        InvalidRequest: The example is not an object of values.
     """
     if not isinstance(example, dict):
         raise InvalidRequest(f"expected an object, got {kind(example)}", field=field)
@@ -405,15 +405,15 @@ def _feature(value: Json, field: str) -> int | float | bytes:
 
 
 def print_json(document: object) -> bytes:
-    """Print JSON, with NaN and infinities as the tokens that parsing accepts."""
+    """Serialize as JSON, with NaN and infinities as the tokens that parsing accepts."""
     body = _encode(document)
-    if b"null" in body:  # how msgspec prints what is not finite
+    if b"null" in body:  # msgspec writes null for NaN and infinities
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
     return body
 
 
 def print_predictions(tensors: Mapping[str, Array], *, by_row: bool) -> bytes:
-    """Print Predict's answer: ``predictions`` for rows, ``outputs`` for columns; one output has no name.
+    """Serialize Predict's answer: ``predictions`` for rows, ``outputs`` for columns; a single output unnamed.
 
     Args:
         tensors: The outputs, by name.
@@ -431,12 +431,12 @@ def print_predictions(tensors: Mapping[str, Array], *, by_row: bool) -> bytes:
 
 
 def json_values(name: str, tensor: Array) -> list[Json]:
-    """An output as nested lists.
+    """Return an output as nested lists.
 
-    Strings are printed as base64 if the output's name ends in ``_bytes``, and where they are not UTF-8.
+    Strings become base64 if the output's name ends in ``_bytes``, or if they are not UTF-8.
 
     Args:
-        name: Its name.
+        name: Name of the output.
         tensor: Its values.
     """
     code = tensor.dtype.char
@@ -446,7 +446,7 @@ def json_values(name: str, tensor: Array) -> list[Json]:
         return cast("list[Json]", printed.reshape(tensor.shape).tolist())
     if code not in _SHORTENED:
         return cast("list[Json]", tensor.tolist())
-    if tensor.size == 1:  # the commonest answer of all
+    if tensor.size == 1:  # the most common answer
         only: Json = float(str(tensor[(0,) * tensor.ndim]))
         for _ in range(tensor.ndim):
             only = [only]
@@ -455,11 +455,11 @@ def json_values(name: str, tensor: Array) -> list[Json]:
 
 
 def printed_text(value: bytes, *, as_base64: bool) -> Json:
-    """A string as it is printed.
+    """Return a string as a JSON value: text, or an object that holds base64.
 
     Args:
-        value: Its bytes.
-        as_base64: Whether it is printed so though it may be UTF-8.
+        value: The bytes of the string.
+        as_base64: Whether to use base64 even if the string is UTF-8.
     """
     if not as_base64:
         try:

@@ -1,4 +1,4 @@
-"""Large JSON bodies and answers: what ``json_bodies`` does, in slices, with others answered in between."""
+"""Large JSON bodies and answers: as ``json_bodies``, in slices with other requests in between."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ _LONG_BYTES = 192 * 1024  # a multiple of three
 async def columns_of(
     document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
 ) -> tuple[dict[str, Array], bool]:
-    """The inputs in a body, and whether they came as rows; the body is used up.
+    """Return the inputs in a body, and whether they came as rows; the body is consumed.
 
     Args:
         document: The body.
-        signature: The inputs that are wanted.
-        allowance: What the request may cost.
-        lane: Held by the caller.
+        signature: The signature whose inputs are expected.
+        allowance: Limits the cost of the request.
+        lane: The lane, held by the caller.
 
     Raises:
-        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is wrong.
-        TooLarge: With what is absent put in, it is more than a request may have.
+        InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is invalid.
+        TooLarge: Too many values would be filled in.
     """
     by_row = json_bodies.is_by_row(document)
     if by_row:
@@ -101,14 +101,14 @@ async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: L
 
 
 def _rows_a_step(spec: TensorSpec) -> int:
-    """How many rows are looked at at once: fewer where each may be filled up to many values."""
+    """Return the number of rows for one step: fewer where each row may be filled up to many values."""
     if spec.absent is None:
         return long_lists.STEP
     return max(1, long_lists.STEP // max(1, math.prod(size or 1 for size in spec.shape)))
 
 
 def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[Json]:
-    """Put in what was left out of some rows; most rows are only looked at, in little time."""
+    """Fill in absent values of some rows; rows that are complete only take a quick check."""
     if len(spec.shape) > 1:
         needed = spec.absent is not None
     elif not spec.shape:
@@ -135,7 +135,7 @@ async def _elements(spec: TensorSpec, part: list[Json], first: int, lane: Lane) 
 
 
 def _short_texts(part: list[Json]) -> list[bytes] | None:
-    """The commonest elements, strings that are encoded at once; None for others."""
+    """Encode strings that are short together, the most common case; return None for anything else."""
     try:
         if sum(map(len, part)) <= _BASE64_STEP:
             return [one.encode() for one in part]
@@ -163,7 +163,7 @@ async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
 async def examples_of(
     document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
 ) -> list[dict[str, list[Json]]]:
-    """The examples of a body for classify or regress, used up; see ``json_bodies.examples_of``."""
+    """Return the examples of a body, which is consumed; see ``json_bodies.examples_of``."""
     given = json_bodies.list_of_examples(document)
     shared = json_bodies.shared_features(document, len(given), signature, allowance)
     found: list[dict[str, list[Json]]] = []
@@ -197,7 +197,7 @@ def _length(values: Json) -> int:
 
 
 async def print_predictions(tensors: Mapping[str, Array], *, by_row: bool, lane: Lane) -> bytes:
-    """Print Predict's answer in slices of rows; see ``json_bodies.print_predictions``."""
+    """Serialize Predict's answer in slices of rows; see ``json_bodies.print_predictions``."""
     texts = _LongTexts(by_row=by_row)
     tensors = {name: await texts.taken_out(name, tensor, lane) for name, tensor in tensors.items()}
     if by_row:
@@ -227,7 +227,7 @@ class _LongText(NamedTuple):
 
 
 class _LongTexts:
-    """Texts too long to be printed at once: each leaves a mark, and is printed there in pieces."""
+    """Texts too long to serialize in one step; marks replace them until they are put back in pieces."""
 
     def __init__(self, *, by_row: bool) -> None:
         self._mark = secrets.token_hex(16).encode()
@@ -235,7 +235,7 @@ class _LongTexts:
         self._texts: list[_LongText] = []
 
     async def taken_out(self, name: str, tensor: Array, lane: Lane) -> Array:
-        """The tensor without its long texts."""
+        """Return the tensor with marks in place of its long texts."""
         if tensor.dtype != STRING:
             return tensor
         flat, long = tensor.reshape(-1), list[int]()
@@ -256,9 +256,9 @@ class _LongTexts:
         return short
 
     async def put_back(self, printed: bytes, lane: Lane) -> bytes:
-        """What was printed, with the long texts in it."""
+        """Return the serialized answer with the long texts in place of their marks."""
         start, parts = 0, list[bytes]()
-        for one in sorted(self._texts):  # as they were printed: row by row, or output by output
+        for one in sorted(self._texts):  # in the order of the answer: row by row, or output by output
             mark = json_bodies.print_json(json_bodies.printed_text(one.mark, as_base64=one.as_base64))
             at = printed.index(mark, start)
             parts.append(printed[start:at])
@@ -298,5 +298,5 @@ async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
 
 
 def _within(printed: bytes) -> bytes:
-    """What lies between the brackets of ``{"predictions":[…]}``."""
+    """Return the text between the brackets of ``{"predictions":[…]}``."""
     return printed[printed.index(b"[") + 1 : -2]

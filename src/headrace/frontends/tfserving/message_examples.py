@@ -1,8 +1,8 @@
-"""Examples as they lie in a message: read one after the other, never all parsed at once.
+"""Examples in a request message: parsed one after the other, never all at once.
 
-A message of Examples is large where it is used most, and what is not an input of the model costs as much to
-parse as what is. So only the outermost fields are walked, each Example is parsed and dropped again, and what
-the context says is repeated as a column, never copied into examples.
+Messages of Examples are often large, and features that are not inputs of the model cost as much to parse as
+inputs. So only the outermost fields are walked, each Example is parsed and dropped again, and the context is
+repeated as a column instead of being copied into the examples.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _FORM = form_of(_Example)
 
 
 class Examples(NamedTuple):
-    """Where a request's examples lie in its message.
+    """Positions of a request's examples in its message.
 
     Attributes:
-        request: The message without them.
-        starts: Where each begins; an array of integers, as there may be many small ones.
-        stops: Where each ends.
-        context: A serialized Example that holds for each of them; empty for none.
+        request: The message without the examples.
+        starts: Start of each example; an array of integers, as there may be many small ones.
+        stops: End of each example.
+        context: A serialized Example that applies to each of them; empty for none.
     """
 
     request: bytes
@@ -52,20 +52,20 @@ class Examples(NamedTuple):
 
 
 def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
-    """Find a request's examples, in small steps; parts that come twice are merged, as protobuf has it.
+    """Find a request's examples in small steps; repeated parts are merged, as in protobuf.
 
     Args:
-        message: A serialized request for Classify, Regress or MultiInference.
-        allowance: What the request may cost.
+        message: A serialized request of Classify, Regress or MultiInference.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: It is no message, or has no examples.
-        TooLarge: It has more than it may have.
+        InvalidRequest: The message is malformed, or has no examples.
+        TooLarge: It exceeds the limits.
     """
     steps = _Steps(allowance)
     kind, before = 0, 0
     starts, stops = array("q"), array("q")
-    context, rest = bytearray(), bytearray()  # lists of two bytes each would take thirty times as much
+    context, rest = bytearray(), bytearray()  # a list of two-byte pieces would take thirty times the memory
     try:
         for part in fields(message):
             if part.number != _INPUT or part.wire_type != LENGTH_DELIMITED:
@@ -75,7 +75,7 @@ def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
                     if one.wire_type != LENGTH_DELIMITED or one.number not in (_LIST, _LIST_WITH_CONTEXT):
                         yield from steps.walked()
                         continue
-                    if one.number != kind:  # the last kind counts
+                    if one.number != kind:  # of the two kinds of list, the last one wins
                         kind, context = one.number, bytearray()
                         del starts[:], stops[:]
                     for inner in fields(message, one.start, one.stop):
@@ -97,7 +97,7 @@ def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
 
 
 class _Steps:
-    """Counts fields that are walked, and pays for them a step at a time."""
+    """Counts the fields walked, and charges them to the allowance a step at a time."""
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -115,17 +115,17 @@ class _Steps:
 def read_columns(
     signature: Signature, message: bytes, given: Examples, allowance: Allowance
 ) -> Steps[dict[str, Array]]:
-    """Make columns of examples; features that are no inputs are left out, as in TensorFlow.
+    """Make columns of examples; features that are not inputs are ignored, as in TensorFlow.
 
     Args:
-        signature: The inputs that are wanted.
-        message: Where the examples lie.
-        given: The examples.
-        allowance: What the request may cost.
+        signature: The signature whose inputs are made.
+        message: The message.
+        given: Positions of the examples in it.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: A feature is missing, or of the wrong kind or number.
-        TooLarge: There are more values than a request may have, or what is repeated takes too much.
+        InvalidRequest: A feature is missing, or has the wrong type or number of values.
+        TooLarge: There are too many values, or the repeated ones take too much.
     """
     if signature.examples:
         return {signature.inputs[0].name: (yield from _serialized(message, given, allowance))}
@@ -149,18 +149,18 @@ def read_columns(
 
 
 def _parse(example: bytes, allowance: Allowance) -> Steps[Mapping[str, protos.Message]]:
-    """The features of an Example, which is counted first if it is large."""
+    """Return the features of an Example; a large one is counted before it is parsed."""
     if len(example) > AT_ONCE_BYTES:
         for values in counted(example, _FORM):
             allowance.values(values, "input")
             yield
-        yield  # parsing a large one copies it, as cutting it out has
+        yield  # parsing copies a large one, as slicing it did
     features: Mapping[str, protos.Message] = protos.parse(_Example, example, counted=True).features.feature
     return features
 
 
 def _serialized(message: bytes, given: Examples, allowance: Allowance) -> Steps[Array]:
-    """Examples as they are, for models that read them; the context goes before each, and so does not win."""
+    """Return serialized Examples, each after the context, so that the example's own features win."""
     count = len(given.starts)
     allowance.expanded(len(given.context) * count, "context")
     allowance.hold(len(message))
@@ -168,14 +168,14 @@ def _serialized(message: bytes, given: Examples, allowance: Allowance) -> Steps[
     rows = np.empty(count, STRING)
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         example = message[start:stop]
-        yield from _parse(example, allowance)  # or what is no Example would fail its neighbours' batch
+        yield from _parse(example, allowance)  # validates it: an invalid one would fail the whole batch
         rows[index] = given.context + example
         yield
     return rows
 
 
 def _values(features: Mapping[str, protos.Message], name: str) -> Any:
-    """The values of a feature, or None if it is not there or says nothing; asking must not make it."""
+    """Return the values of a feature; None if it is absent or empty. Indexing the map would create it."""
     feature = features.get(name)
     kind = None if feature is None else feature.WhichOneof("kind")
     return None if kind is None else getattr(feature, kind).value

@@ -1,7 +1,7 @@
-"""Predict's messages: a request's bytes become checked inputs, an answer becomes the response's bytes.
+"""Predict's messages: decoding of requests into checked inputs, and serialization of answers.
 
-Requests that repeat but for their numbers are recognised by template and never parsed; what that yields is
-what parsing would have.
+Requests that repeat except for their values are recognised by template and never parsed; the result is the
+same as that of parsing.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _INPUTS = 2  # PredictRequest.inputs
 _OUTPUTS = 1  # PredictResponse.outputs
 _KEY, _VALUE = 1, 2  # of a map's entry
 
-# Fields of TensorProto whose bytes on the wire are the tensor's own: tensor_content, float_val, double_val.
-# Those of bool_val are varints, which a client may write in more than one way; ours take one byte each.
+# Fields of TensorProto that hold the tensor's own bytes: tensor_content, float_val, double_val. bool_val
+# holds varints, which clients may encode in several ways; it is only written here, one byte for each.
 _RAW_FIELDS = (4, 5, 6)
 _STRINGS = 8  # TensorProto.string_val
 _RAW_OUTPUT_FIELDS = {"FP32": 5, "FP64": 6, "BOOL": 11}
@@ -58,12 +58,12 @@ _HEADS_KEPT = 512
 
 
 class Prediction(NamedTuple):
-    """A request, ready to be predicted.
+    """A decoded request, ready for prediction.
 
     Attributes:
-        loaded: The version that it means.
-        inputs: Its inputs.
-        writer: Writes its answer.
+        loaded: The version that it asks for.
+        inputs: The inputs.
+        writer: Writes the answer.
     """
 
     loaded: LoadedVersion
@@ -72,7 +72,7 @@ class Prediction(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What a template says; with a weak reference, so that it keeps no unloaded version alive."""
+    """The contents of a template; the weak reference lets an unloaded version be freed."""
 
     chosen: ModelChoice
     loaded: ReferenceType[LoadedVersion]
@@ -84,13 +84,13 @@ class _Known(NamedTuple):
 
 
 class PredictDecoder:
-    """Decodes PredictRequests, and learns the ones that repeat."""
+    """Decodes PredictRequests, and learns templates of those that repeat."""
 
     def __init__(self, service: Service) -> None:
-        """Know nothing yet.
+        """Start without templates.
 
         Args:
-            service: Finds the version that a request means.
+            service: Finds the version that a request asks for.
         """
         self._service = service
         self._find = service.loaded
@@ -99,13 +99,13 @@ class PredictDecoder:
         self._texts: TextTemplates[_Known] = TextTemplates({_INPUTS: 1}, {_VALUE: 2}, values)
 
     def recognise(self, message: Serialized) -> Prediction | None:
-        """Decode a request without parsing it, if one like it was parsed before.
+        """Decode a request without parsing it, if a similar one was parsed before; else return None.
 
         Args:
             message: The serialized PredictRequest.
 
         Raises:
-            HeadraceError: There is no such version any more.
+            HeadraceError: The version is no longer available.
         """
         found = self._templates.find(message)
         if found is None:
@@ -136,21 +136,21 @@ class PredictDecoder:
         return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
 
     def parse(self, message: bytes, allowance: Allowance) -> Steps[Prediction]:
-        """Decode a request, in small steps, and learn it.
+        """Decode a request in small steps, and learn its template.
 
         Args:
             message: The serialized PredictRequest.
-            allowance: What the request may cost.
+            allowance: Limits the cost of the request.
 
         Returns:
-            What to submit in the turn of the event loop in which this ends: nothing else keeps the version.
+            The request. Submit it in the same turn of the event loop: nothing else keeps its version loaded.
 
         Raises:
-            HeadraceError: The request is wrong, or there is no such version.
+            HeadraceError: The request is invalid, or there is no such version.
         """
         request = protos.parse(PredictRequest, message, counted=True)
         if len(message) > AT_ONCE_BYTES:
-            yield  # parsing has copied it
+            yield  # parsing has copied a large message
         chosen = choice(request)
         with Lease(find(self._service, chosen)) as loaded:
             signature = find_signature(loaded, chosen.signature)
@@ -199,7 +199,7 @@ class PredictDecoder:
 
 
 def _places(found: dict[str, list[Span]], tensors: dict[str, WireTensor]) -> dict[str, Found]:
-    """Where each tensor's values are among those of the message."""
+    """Return the place of each tensor's values among all values of the message."""
     places, first = {}, 0
     for name, spans in found.items():
         places[name] = Found(first, tensors[name].shape, raw=False)
@@ -208,7 +208,7 @@ def _places(found: dict[str, list[Span]], tensors: dict[str, WireTensor]) -> dic
 
 
 def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, list[Span]] | None:
-    """Find each tensor's bytes, or its texts, in the message's order; None unless all are there, once."""
+    """Return the spans of each tensor's values in message order; None unless each tensor is complete."""
     found: dict[str, list[Span]] = {}
     steps = iter(range(MOST_FIELDS))
     try:
@@ -224,10 +224,10 @@ def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, list[Spa
             if name in found or any(one.wire_type != LENGTH_DELIMITED for one in values):
                 return None
             spans = [(one.start, one.stop) for one in values]
-            if not _are_all(message, spans, tensors[name]):  # one value that stands for many
+            if not _are_all(message, spans, tensors[name]):  # one value is repeated to fill the shape
                 return None
             found[name] = spans
-    except ValueError:  # too many, twice there, not there, or written as no client of this API writes it
+    except ValueError:  # too many fields, repeated or missing ones, or a form that no client uses
         return None
     return found if len(found) == len(tensors) else None
 
@@ -240,12 +240,12 @@ def _are_all(message: bytes, spans: list[Span], tensor: WireTensor) -> bool:
 
 
 def writer_for(loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...]) -> AnswerWriter:
-    """The writer for a selection of outputs, made once per version.
+    """Return the writer for a selection of outputs, made once per version.
 
     Args:
         loaded: The version that answers.
-        signature: The signature that it is called by.
-        outputs: The request's output_filter; none for all.
+        signature: The signature that is called.
+        outputs: The request's output_filter; empty for all.
 
     Raises:
         InvalidRequest: An output is unknown or named twice.
@@ -261,12 +261,12 @@ def writer_for(loaded: LoadedVersion, signature: Signature, outputs: tuple[str, 
 
 
 class _Part(NamedTuple):
-    """How one output is written.
+    """The layout of one output in a response.
 
     Attributes:
-        name: The output.
-        row_bytes: The size of a row; None for values that are written one by one.
-        prefix: What stands before the bytes of an output with a fixed size.
+        name: Name of the output.
+        row_bytes: Size of a row in bytes; None for values that are written one by one.
+        prefix: Bytes before the values of an output with a fixed size.
     """
 
     name: str
@@ -283,12 +283,12 @@ class AnswerWriter:
     __slots__ = ("_names", "_parts", "_specs", "_tail")
 
     def __init__(self, loaded: LoadedVersion, signature: Signature, outputs: tuple[str, ...]) -> None:
-        """Prepare what all answers have in common.
+        """Prepare the parts that all answers share.
 
         Args:
             loaded: The version that answers.
-            signature: The signature that it is called by.
-            outputs: The names of outputs that it has.
+            signature: The signature that is called.
+            outputs: Names of the outputs to write.
         """
         by_name = {spec.name: spec for spec in signature.outputs}
         self._names = outputs
@@ -298,13 +298,13 @@ class AnswerWriter:
         self._parts: dict[tuple[int, tuple[Shape, ...]], tuple[_Part, ...]] = {}
 
     def write(self, answer: Answer) -> bytes | None:
-        """Serialize an answer, at once.
+        """Serialize an answer in one step.
 
         Args:
-            answer: What the model gave.
+            answer: The answer.
 
         Returns:
-            The bytes; None where that would take long: then use ``writing``.
+            The bytes; None if this would take too long: use ``writing`` then.
         """
         written = []
         for name, row_bytes, prefix in self._parts_of(answer):
@@ -322,14 +322,14 @@ class AnswerWriter:
         return b"".join(written)
 
     def writing(self, answer: Answer, allowance: Allowance) -> Steps[bytes]:
-        """Serialize an answer, in small steps.
+        """Serialize an answer in small steps.
 
         Args:
-            answer: What the model gave.
-            allowance: Holds what is written.
+            answer: The answer.
+            allowance: Charged with the bytes written.
 
         Raises:
-            Overloaded: All requests together would hold too many bytes.
+            Overloaded: The byte budget of all requests is exhausted.
         """
         written: list[bytes | memoryview] = []
         for name, row_bytes, prefix in self._parts_of(answer):
@@ -343,7 +343,7 @@ class AnswerWriter:
         return (yield from joined(written))
 
     def _parts_of(self, answer: Answer) -> tuple[_Part, ...]:
-        if type(answer) is WholeAnswer:  # its outputs have no number of rows in common
+        if type(answer) is WholeAnswer:  # its outputs share no number of rows
             return tuple([_Part(name, None, b"") for name in self._names])
         tensors = answer.outputs.tensors
         key = (answer.stop - answer.start, tuple([tensors[name].shape[1:] for name in self._names]))
@@ -371,7 +371,7 @@ class AnswerWriter:
 
 
 def _entry_prefix(name: str, size: int) -> bytes:
-    """All of an entry of ``outputs`` that stands before its TensorProto of so many bytes."""
+    """Return the bytes of an entry of ``outputs`` before its TensorProto of ``size`` bytes."""
     key = name.encode()
     entry = length_prefix(_KEY, len(key)) + key + length_prefix(_VALUE, size)
     return length_prefix(_OUTPUTS, len(entry) + size) + entry

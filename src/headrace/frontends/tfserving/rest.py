@@ -35,15 +35,15 @@ _PredictInputs = tuple[Signature, CheckedInputs, bool]
 """The signature, the inputs, and whether they came in rows."""
 _Answering = Callable[["Service", ModelChoice, HttpCall], Awaitable[HttpReply]]
 
-# Both at once are refused by name, not as an unknown path.
+# The last path has both, so that it is refused with an explanation instead of as unknown.
 _VERSIONS = ("", "/versions/{version}", "/labels/{label}", "/versions/{version}/labels/{label}")
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
-    """The routes of the API.
+    """Return the routes of the API.
 
     Args:
-        service: What is asked.
+        service: The Service.
     """
     routes = []
     for version in _VERSIONS:
@@ -96,7 +96,7 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
 async def _larger_inputs(
     service: Service, chosen: ModelChoice, call: HttpCall
 ) -> tuple[LoadedVersion, _PredictInputs]:
-    """What ``find`` and ``predict_inputs`` give, for a body that may take long."""
+    """Find the version and decode the inputs of a body that may take long."""
     await service.lane.step()
     loaded = find(service, chosen)
     if call.deadline != NO_DEADLINE:
@@ -112,7 +112,7 @@ async def _larger_inputs(
 
 
 def _inputs_at_once(service: Service, loaded: LoadedVersion, call: HttpCall) -> _PredictInputs | None:
-    """What ``predict_inputs`` gives; None for a body that shall be decoded in slices."""
+    """Decode the inputs in one step; return None for a body that must be decoded in slices."""
     body, limits = call.body, service.limits
     if len(body) > light_bytes(service.at_once_bytes, limits):
         return None
@@ -129,7 +129,7 @@ async def _large_columns(
     decoder = _rows_decoder(loaded)
     async with service.lane as lane:
         if decoder is not None:
-            tried = Allowance.of(service.limits, call)  # what did not fit is decoded again
+            tried = Allowance.of(service.limits, call)  # separate, as an unusual body is decoded again
             rows = await decoder.decode_in_slices(call.body, tried, lane)
             if rows is not None:
                 return rows, True, ""
@@ -148,7 +148,7 @@ async def _large_document(
     service: Service, call: HttpCall, allowance: Allowance, lane: Lane
 ) -> dict[str, Json]:
     if _LIST_BEGINS.match(call.body):
-        json_bodies.document([])  # refuses it before it is parsed
+        json_bodies.document([])  # raises the error for a list before it is parsed
     found = await parse_in_slices(call.body, service.limits.max_json_depth, allowance, lane)
     return json_bodies.document(found)
 
@@ -157,15 +157,15 @@ def predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits) -> _Pr
     """Decode the body of a Predict request.
 
     Args:
-        loaded: The version that it means.
+        loaded: The version that it asks for.
         call: The call.
-        limits: What it may cost.
+        limits: Limits on its cost.
 
     Returns:
         The signature, the inputs, and whether they came in rows.
 
     Raises:
-        InvalidRequest: The body is wrong.
+        InvalidRequest: The body is invalid.
     """
     decoder = _rows_decoder(loaded)
     if decoder is not None:
@@ -178,7 +178,7 @@ def predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits) -> _Pr
 def _rows_decoder(loaded: LoadedVersion) -> RowsDecoder | None:
     cache = loaded.codec_cache
     try:
-        return cache[RowsDecoder]  # type: ignore[return-value]  # what is under this key
+        return cache[RowsDecoder]  # type: ignore[return-value]  # the type stored under this key
     except KeyError:
         signature, packs = find_signature(loaded, ""), takes_packed(loaded.servable)
         decoder = RowsDecoder(signature) if RowsDecoder.fits(signature, packs=packs) else None
@@ -198,7 +198,7 @@ def general_predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits
 async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
     def check(loaded: LoadedVersion, signature: Signature) -> None:
         examples.check_kind(signature, "classify")
-        examples.class_outputs(signature, loaded.config.signature)  # refuses before anything is computed
+        examples.class_outputs(signature, loaded.config.signature)  # raises before anything is computed
 
     loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
     answer = await service.predict(loaded, inputs, call.deadline, call)

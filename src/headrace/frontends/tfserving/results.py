@@ -1,4 +1,4 @@
-"""What Classify and Regress answer, in JSON and in protobuf: written part by part, so that others go on."""
+"""Results of Classify and Regress in JSON and protobuf, serialized in steps with other work in between."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _RegressionResult = protos.message("tensorflow.serving.RegressionResult")
 Result = Classes | Array
 """Classes, or a value for each row."""
 
-_CLASS_COST = 4  # in numbers: an object of its own
+_CLASS_COST = 4  # relative to a number, as each class is an object
 
 
 def cost(result: Result) -> int:
-    """What writing a result costs, in numbers."""
+    """Return the cost of serializing a result, in numbers."""
     if isinstance(result, Classes):
         return _CLASS_COST * result.scores.size + printing_cost(result.names)
     return int(result.size)
 
 
 def needs_slices(*results: Result) -> bool:
-    """Whether writing takes so long that it is done in the lane."""
+    """Return whether serializing the results takes long enough to need the lane."""
     return sum(map(cost, results)) > printing.PRINTED_AT_ONCE
 
 
 def print_result(result: Result) -> Steps[bytes]:
-    """Print REST's answer: pairs of a name and a score, or values."""
+    """Serialize REST's answer: pairs of a name and a score, or values."""
     parts = []
     for rows in _parts(result):
         if isinstance(result, Classes):
@@ -50,7 +50,7 @@ def print_result(result: Result) -> Steps[bytes]:
 
 
 def serialized(result: Result) -> Steps[bytes]:
-    """Write the ClassificationResult or RegressionResult: its parts, one behind the other, are the whole."""
+    """Serialize a ClassificationResult or RegressionResult in parts, which concatenate to the message."""
     parts = []
     for rows in _parts(result):
         if isinstance(result, Classes):

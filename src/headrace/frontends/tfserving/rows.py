@@ -1,7 +1,6 @@
-"""The commonest REST body, rows of known shape, decoded by a type made for the signature.
+"""A fast decoder for the most common REST body, rows of a known shape, by a type made for the signature.
 
-What it takes it decodes as ``json_bodies`` would, only faster; what is wrong, or merely unusual, it leaves to
-that.
+It decodes as ``json_bodies`` does, only faster, and leaves invalid or unusual bodies to that module.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class RowsDecoder:
     """Decodes ``{"instances": [...]}`` for one signature.
 
     Attributes:
-        signature: What the rows are.
+        signature: The signature.
     """
 
     __slots__ = (
@@ -74,10 +73,10 @@ class RowsDecoder:
     )
 
     def __init__(self, signature: Signature) -> None:
-        """Make the type; call it for signatures that ``fits``.
+        """Make the type; only for signatures that ``fits`` accepts.
 
         Args:
-            signature: What the rows shall be.
+            signature: The signature of the rows.
         """
         fields = [(f"input{index}", _type(spec)) for index, spec in enumerate(signature.inputs)]
         renamed = {name: spec.name for (name, _), spec in zip(fields, signature.inputs, strict=True)}
@@ -108,21 +107,21 @@ class RowsDecoder:
 
     @staticmethod
     def fits(signature: Signature, *, packs: bool = False) -> bool:
-        """Whether all inputs are numbers or booleans of known shape, or simple texts.
+        """Return whether all inputs are numbers or booleans of known shape, or simple texts.
 
         Args:
-            signature: What the rows shall be.
-            packs: Whether texts may be packed.
+            signature: The signature of the rows.
+            packs: Whether the model accepts packed texts.
         """
         if not all(all(spec.shape) for spec in signature.inputs):
             return False
         texts = [spec for spec in signature.inputs if spec.dtype == STRING]
-        # A single input needs no name: then rows are no objects.
+        # With a single input, rows may be values instead of objects.
         are_simple = packs and len(signature.inputs) > 1 and all(len(spec.shape) < 2 for spec in texts)
         return not texts or are_simple
 
     def decode(self, body: bytes) -> CheckedInputs | None:
-        """Decode a body; None for one that must be looked at more closely.
+        """Decode a body; return None for one that ``json_bodies`` must decode.
 
         Args:
             body: The request's body.
@@ -141,19 +140,19 @@ class RowsDecoder:
     async def decode_in_slices(
         self, body: bytes, allowance: Allowance, lane: Lane
     ) -> dict[str, Array] | None:
-        """Decode a large body, letting others go on in between; None as for ``decode``.
+        """Decode a large body with other work in between; return None as ``decode`` does.
 
-        It is cut after commas that may lie between rows. Each part must be a list of rows if brackets are put
-        around it: so the first comma does lie between two rows, and therefore the next one, and so on.
+        The body is cut at commas that may separate rows. Each part must be a list of rows when brackets are
+        added. So the first comma is known to separate two rows, and in turn each of the following ones.
 
         Args:
             body: The request's body.
-            allowance: Gets the values, and what is made of them.
-            lane: Held by the caller.
+            allowance: Charged with the values, and the arrays made of them.
+            lane: The lane, held by the caller.
 
         Raises:
-            TooLarge: It has too many values.
-            Overloaded: All requests together would hold too much.
+            TooLarge: The body has too many values.
+            Overloaded: The byte budget of all requests is exhausted.
         """
         if self._texts is not None:
             return None
@@ -218,7 +217,7 @@ def _joined(spec: TensorSpec, parts: Sequence[bytes]) -> Array:
 
 
 def _inner_values(spec: TensorSpec) -> int:
-    """How many values one row's lists hold, lists in them included."""
+    """Return the number of values in one row's lists, nested lists included."""
     sizes = _fixed(spec)
     return sum(math.prod(sizes[:level]) for level in range(1, len(sizes) + 1))
 
@@ -236,8 +235,8 @@ def _type(spec: TensorSpec) -> Any:
 
 
 def _packer(spec: TensorSpec) -> Packer:
-    """What turns the values of rows into bytes, without a call of Python's for each."""
-    # NumPy's characters for long and unsigned long mean eight bytes here, and four to struct.
+    """Return what iterates over rows and what packs each; up to one axis, neither calls Python code."""
+    # NumPy's codes for long and unsigned long mean eight bytes here, but four in struct.
     code = {"l": "q", "L": "Q"}.get(spec.dtype.char, spec.dtype.char)
     pack = Struct(f"<{math.prod(_fixed(spec))}{code}").pack
     rank = len(spec.shape)

@@ -1,8 +1,8 @@
-"""Examples for models that read them themselves: one row, one serialized ``tf.Example``.
+"""Serialized ``tf.Example`` rows from JSON, for models that parse them themselves.
 
-Protobuf's own rule does the merging, as in TensorFlow Serving: of messages that are written one behind the
-other, what comes later is added, and what has the same name wins. So the context is serialized once and put
-in front of each example.
+Merging follows protobuf's own rule, as in TensorFlow Serving: when serialized messages are concatenated, the
+later ones are added, and their map entries win. So the context is serialized once and put before each
+example.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _INT64 = range(-(1 << 63), 1 << 63)
 def of_features(
     signature: Signature, examples: list[Features], allowance: Allowance
 ) -> Steps[dict[str, Array]]:
-    """Make rows of features, as JSON has them.
+    """Make a serialized Example of each example's features.
 
     Args:
         signature: A signature that takes Examples.
-        examples: One row each; those that have a list of values in common share it. Used up.
-        allowance: What the request may cost.
+        examples: One example for each row; lists that several of them share are serialized once. Consumed.
+        allowance: Limits the cost of the request.
 
     Raises:
-        InvalidRequest: A feature mixes texts and numbers, or has an integer that is too large.
-        TooLarge: The features for all examples take too much.
+        InvalidRequest: A feature mixes texts and numbers, or has an integer of over 64 bits.
+        TooLarge: The features of all examples exceed the limits.
     """
-    # What comes from the context is the same list in each example: serialized once, as an Example of its own.
+    # The context's lists are the same objects in all examples, so each is serialized once, as an Example.
     parts: dict[tuple[str, int], bytes] = {}
     rows = []
     for example in examples:
@@ -50,7 +50,7 @@ def of_features(
         allowance.expanded(sum(map(len, row)), "examples")
         rows.append(b"".join(row))
         yield
-    for _ in long_lists.parts(examples):  # not before: lists are known by where they lie
+    for _ in long_lists.parts(examples):  # freed only now, as lists are identified by their addresses
         yield
     allowance.hold(sum(map(len, rows)))
     column = np.empty(len(rows), STRING)

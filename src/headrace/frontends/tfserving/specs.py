@@ -1,4 +1,4 @@
-"""Which version and signature a request means, and what an answer calls them."""
+"""The version and signature that a request asks for, and the ``model_spec`` of an answer."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LARGEST_VERSION = (1 << 63) - 1
 
 
 class ModelChoice(NamedTuple):
-    """What a request says about the model it wants.
+    """The model that a request asks for.
 
     Attributes:
-        model: The model's name.
-        version: A version's number, or None.
-        label: A label, or None; with neither, the default version is meant.
-        signature: The signature's name, or "" for the default one.
+        model: Name of the model.
+        version: Version number, or None.
+        label: A label, or None; with neither, the default version is used.
+        signature: Name of the signature, or "" for the default one.
     """
 
     model: str
@@ -49,12 +49,12 @@ def choice(request: protos.Message) -> ModelChoice:
     )
 
 
-@lru_cache(1024)  # the paths that clients use are few
+@lru_cache(1024)  # clients use few distinct paths
 def path_choice(model: str, version: str | None, label: str | None) -> ModelChoice:
     """Read the parts of a path.
 
     Raises:
-        InvalidRequest: The version is not a number, or came together with a label.
+        InvalidRequest: The version is not a number, or is combined with a label.
     """
     if version is not None and label is not None:
         raise InvalidRequest(
@@ -70,16 +70,16 @@ def path_choice(model: str, version: str | None, label: str | None) -> ModelChoi
 
 
 def find(service: Service, chosen: ModelChoice) -> LoadedVersion:
-    """The loaded version that a request means.
+    """Return the loaded version that a request asks for.
 
     Raises:
-        HeadraceError: It is not here, or not now.
+        HeadraceError: There is no such version, or it is not available now.
     """
     return service.loaded(chosen.model, chosen.version, chosen.label)
 
 
 def find_signature(loaded: LoadedVersion, name: str) -> Signature:
-    """The signature that a request means.
+    """Return the signature that a request asks for.
 
     Raises:
         InvalidRequest: There is none of that name; TensorFlow Serving calls that an invalid argument too.
@@ -91,5 +91,5 @@ def find_signature(loaded: LoadedVersion, name: str) -> Signature:
 
 
 def answered(loaded: LoadedVersion, signature: str = "") -> dict[str, object]:
-    """The fields of the ``model_spec`` in an answer: the version that answered, whatever was asked for."""
+    """Return the fields of an answer's ``model_spec``, with the version that answered."""
     return {"name": loaded.name, "version": {"value": loaded.version}, "signature_name": signature}

@@ -1,4 +1,4 @@
-"""TensorProto: from a message to a tensor as it came, and from an array to a message."""
+"""Conversion from TensorProto messages to tensors as received, and from arrays to messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BFLOAT16_NUMBER = 14
 _POINTER_BYTES = 8
 _FILL_BYTES = 128 * 1024
 
-# The field that holds the values of a datatype one by one; tensor_content holds those of any.
+# The field for a datatype's values one by one; tensor_content holds those of any datatype but strings.
 VALUE_FIELDS = {
     "FP32": "float_val", "FP64": "double_val",
     "INT32": "int_val", "UINT8": "int_val", "INT16": "int_val", "INT8": "int_val", "UINT16": "int_val",
@@ -43,7 +43,7 @@ VALUE_FIELDS = {
 }  # fmt: skip
 _ALL_VALUE_FIELDS = frozenset(VALUE_FIELDS.values())
 _NAMES = {number: datatype.oip for number, datatype in BY_TENSORFLOW.items()} | {_BFLOAT16_NUMBER: BFLOAT16}
-# What the values are in the message; halves stand there as the integers of their bits.
+# The dtypes of the values in the message, which holds halves as integers of the same bits.
 _DTYPES = {datatype.oip: datatype.dtype for datatype in BY_TENSORFLOW.values()} | {
     "FP16": np.dtype(np.uint16),
     BFLOAT16: np.dtype(np.uint16),
@@ -51,17 +51,17 @@ _DTYPES = {datatype.oip: datatype.dtype for datatype in BY_TENSORFLOW.values()} 
 
 
 def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -> Steps[WireTensor]:
-    """Read one input, in small steps.
+    """Read one input in small steps.
 
     Args:
         spec: The input.
         proto: A TensorProto.
-        allowance: What the request may cost: one value may stand for all of a shape, so the message's own
-            size bounds nothing.
+        allowance: Limits the cost of the request. One value may be repeated for a whole shape, so the size of
+            the message is no limit.
 
     Raises:
-        InvalidRequest: The datatype, the shape or the values are wrong.
-        TooLarge: There are too many rows, or values that stand for many take too much.
+        InvalidRequest: The datatype, the shape or the values are invalid.
+        TooLarge: There are too many rows, or repeated values take too much.
     """
     name = spec.name
     datatype = _NAMES.get(proto.dtype)
@@ -93,7 +93,7 @@ def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -
         return WireTensor(name, datatype, shape, given.tobytes())
     if len(shape) == len(spec.shape) + 1 and not (spec.shorter or spec.accepts(shape[1:])):
         raise InvalidRequest(f"expected {spec}, got shape {list(shape)}", field=name)
-    # As wide as the model wants them, to which they are widened.
+    # At the width of the model's dtype, to which they are widened later.
     allowance.expanded(missing * max(given.itemsize, spec.dtype.itemsize), name)
     last = given[-1] if len(given) else given.dtype.type(0)
     filled = yield from _filled(given, last, count)
@@ -101,7 +101,7 @@ def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -
 
 
 def _filled(given: Array, last: object, count: int) -> Steps[Array]:
-    """An array of so many values: those that are given, and one for all others."""
+    """Return an array of ``count`` values: the given ones, then ``last`` for all others."""
     filled = np.empty(count, given.dtype)
     filled[: len(given)] = given
     step = _FILL_BYTES // given.itemsize
@@ -112,7 +112,7 @@ def _filled(given: Array, last: object, count: int) -> Steps[Array]:
 
 
 def _strings(name: str, values: Sequence[bytes], count: int, allowance: Allowance) -> Steps[Array]:
-    """Strings one by one; the last one stands for those that are missing, an empty one for all."""
+    """Return strings as an array; missing ones repeat the last one, or are empty if there is none."""
     given, missing = len(values), count - len(values)
     last = values[-1] if given else b""
     if missing:
@@ -130,23 +130,25 @@ def _datatype_name(number: int) -> str:
 
 def _shape(name: str, proto: protos.Message) -> tuple[int, ...]:
     if proto.unknown_rank:
-        raise InvalidRequest("expected a shape, got one of unknown rank; say all sizes", field=name)
+        raise InvalidRequest("expected a shape, got one of unknown rank; give all sizes", field=name)
     dimensions = proto.dim
-    if len(dimensions) > MOST_DIMENSIONS:  # not one object for each
+    if len(dimensions) > MOST_DIMENSIONS:  # avoids an object for each; raises the error
         return wire_shape(name, range(len(dimensions)))
     return wire_shape(name, [dimension.size for dimension in dimensions])
 
 
 def _content(name: str, datatype: str, content: bytes, used: list[str]) -> bytes:
     if used:
-        raise InvalidRequest(f"came in tensor_content and in {', '.join(used)}; use one of them", field=name)
+        raise InvalidRequest(
+            f"given both in tensor_content and in {', '.join(used)}; use one of them", field=name
+        )
     if datatype == BYTES:
-        raise InvalidRequest("strings cannot come in tensor_content; send string_val", field=name)
+        raise InvalidRequest("strings cannot be sent in tensor_content; send string_val", field=name)
     return content
 
 
 def write_tensor(tensor: Array) -> protos.Message:
-    """Write an output, its values one by one, as TensorFlow Serving does: clients read those fields."""
+    """Return an output's message with its values one by one, as TensorFlow Serving writes it for clients."""
     proto, field, tensor = _written_head(tensor)
     values = tensor.ravel().tolist()
     if tensor.dtype == STRING:
@@ -156,14 +158,14 @@ def write_tensor(tensor: Array) -> protos.Message:
 
 
 def writing_tensor(tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
-    """What ``write_tensor`` gives, serialized, in pieces that are made in small steps.
+    """Serialize the message of ``write_tensor``, in pieces and small steps.
 
     Args:
         tensor: The output.
-        allowance: Holds what is written.
+        allowance: Charged with the bytes written.
 
     Raises:
-        Overloaded: All requests together would hold too many bytes.
+        Overloaded: The byte budget of all requests is exhausted.
     """
     proto, field, tensor = _written_head(tensor)
     number = field_number(TensorProto, field)
@@ -172,7 +174,7 @@ def writing_tensor(tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
 
 
 def _written_head(tensor: Array) -> tuple[protos.Message, str, Array]:
-    """An output's message without values, the field for those, and the values as that field wants them."""
+    """Return an output's message without values, the field for them, and the values in that field's dtype."""
     datatype = BY_DTYPE[tensor.dtype]
     proto = TensorProto(dtype=datatype.tensorflow)
     for size in tensor.shape:

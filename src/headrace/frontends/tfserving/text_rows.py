@@ -1,4 +1,4 @@
-"""Rows with texts, as JSON's decoder gives them, packed: no array of objects for each input."""
+"""Packing of rows with texts, as JSON's decoder returns them, without an object array for each input."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _FORMS_KEPT = 512
 
 Get = Callable[[Any], Any]
 Packer = tuple[Callable[..., Iterable[bytes]], Callable[..., bytes]]
-"""How the values of a column are gone through, and what packs each: a number, or the numbers of a list."""
+"""How to iterate over a column's values, and what packs each: a number, or the numbers of a list."""
 
 
 class _Form(NamedTuple):
-    """What requests of so many rows have in common.
+    """The layout of requests with the same number of rows.
 
     Attributes:
         inputs: The inputs.
-        numbers: How many bytes the numbers of each input take.
+        numbers: Size of each numeric input's values in bytes.
     """
 
     inputs: tuple[PackedInput, ...]
@@ -33,17 +33,17 @@ class _Form(NamedTuple):
 
 
 class TextRowsPacker:
-    """Packs rows for one layout; what comes of it is what a message with these texts would be."""
+    """Packs rows for one layout, with the same result as for a message with these texts."""
 
     __slots__ = ("_forms", "_layout", "_numbers", "_texts")
 
     def __init__(self, layout: RowLayout, getters: Sequence[Get], packers: Sequence[Packer | None]) -> None:
-        """Prepare what all requests have in common.
+        """Prepare the parts that all requests share.
 
         Args:
-            layout: How a row lies in memory; texts have at most one axis besides rows.
-            getters: What gets each input out of a row.
-            packers: What turns an input's values into bytes; None for texts.
+            layout: Layout of a row in memory; texts have at most one axis besides rows.
+            getters: Get each input from a row.
+            packers: Convert each input's values to bytes; None for texts.
         """
         self._layout = layout
         inputs = list(zip(getters, packers, layout.shapes, strict=True))
@@ -52,10 +52,10 @@ class TextRowsPacker:
         self._forms: dict[int, _Form] = {}
 
     def pack(self, rows: Sequence[Any]) -> PackedColumns:
-        """Pack some rows.
+        """Pack rows.
 
         Raises:
-            UnicodeEncodeError: A text has half a surrogate pair.
+            UnicodeEncodeError: A text contains half a surrogate pair.
         """
         texts: list[str] = []
         for get, several in self._texts:
@@ -80,7 +80,7 @@ class TextRowsPacker:
         return PackedColumns(message, places, form.inputs, text_bytes)
 
     def _form(self, rows: int) -> _Form:
-        """The form of requests of so many rows: the same object each time."""
+        """Return the form of requests with this number of rows: the same object each time."""
         layout = self._layout
         specs = list(zip(layout.specs, layout.shapes, layout.row_bytes, strict=True))
         at, inputs, numbers = HEAD + len(self._texts), dict[str, PackedInput](), list[int]()
@@ -101,7 +101,7 @@ class TextRowsPacker:
 
 
 def _encoded(texts: list[str]) -> tuple[bytes, list[int]]:
-    """The texts' bytes, one after the other, and how many each has."""
+    """Return the UTF-8 bytes of all texts, concatenated, and the size of each."""
     joined = "".join(texts)
     if joined.isascii():
         return joined.encode(), list(map(len, texts))

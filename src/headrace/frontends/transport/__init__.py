@@ -1,1 +1,1 @@
-"""Where bytes come from and go to: ASGI, and the servers under it."""
+"""Transports: the ASGI application, and the servers that run it."""

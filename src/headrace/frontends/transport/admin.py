@@ -1,4 +1,4 @@
-"""The ports of administration: a port, a path of this machine, or both, served by h2corn."""
+"""The administration listeners: a port, a Unix socket, or both, served by h2corn."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ _MOST_CONNECTIONS = 16
 
 
 class AdminPorts:
-    """Where administration is asked for.
+    """The administration port and Unix socket.
 
     Attributes:
-        address: Host and port; None without one.
+        address: Host and port; None without a port.
     """
 
     def __init__(self, config: ServerConfig, given: Sequence[socket.socket] = ()) -> None:
         """Open them.
 
         Args:
-            config: The server's settings.
-            given: Those of a server whose place it takes; used where they are what the settings say.
+            config: Server settings.
+            given: Sockets of a server that is being replaced; those that match the settings are used, the
+                others closed.
 
         Raises:
-            ConfigError: One cannot be had.
+            ConfigError: One of them cannot be opened.
         """
         limits = msgspec.structs.replace(config.limits, max_connections=_MOST_CONNECTIONS)
         self._config = msgspec.structs.replace(config, limits=limits, max_connection_age_seconds=0.0)
@@ -72,11 +73,11 @@ class AdminPorts:
     def transports(
         self, application: Application, certificate: ServedCertificate | None
     ) -> list[H2cornTransport]:
-        """What serves them.
+        """Return the transports that serve them.
 
         Args:
-            application: What answers.
-            certificate: What connections to the port are encrypted with; those at the path are not.
+            application: Application to serve.
+            certificate: Certificate for TLS on the port; None for plaintext. The Unix socket is plaintext.
         """
         made = []
         if self._at_port is not None:
@@ -89,7 +90,7 @@ class AdminPorts:
         """Close them.
 
         Args:
-            leaves_path: Whether another server goes on to listen at the path.
+            leaves_path: Whether another server keeps listening at the path.
         """
         if self._at_port is not None:
             self._at_port.close()

@@ -1,8 +1,8 @@
 """Both front ends as one ASGI application: REST, and gRPC by trailers.
 
-The codecs see bytes and metadata; this is where those come from and go to. It runs on any ASGI server; gRPC
-needs one that has HTTP/2 and the ``http.response.trailers`` extension (h2corn). Mounted in another
-application it answers below its ``root_path``.
+The codecs handle only bytes and metadata; this module exchanges those with the ASGI server. Any ASGI server
+can run it; gRPC needs one with HTTP/2 and the ``http.response.trailers`` extension (h2corn). Mounted in
+another application, it serves the paths below its ``root_path``.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
-# What smaller bodies are parsed to is within what each open request counts with anyway.
+# The per-call charge covers parsed small bodies.
 _COUNTED_FROM_BYTES = 16_384
-# HTTP/2 says it in a frame of the server's under the application, which drops this header there.
+# On HTTP/2 the server sends GOAWAY and drops this header.
 _CLOSE = ((b"connection", b"close"),)
 _GZIP_FROM_BYTES = 8192
 _ANSWERS_SHARE = 2
@@ -75,12 +75,12 @@ class Application:
     """The ASGI application over the codecs' routes and methods.
 
     Attributes:
-        bodies: Reads bodies, under limits for all of them together.
-        answers: The large ones that are being sent.
-        pauses: Those of streams, before and between their messages.
-        outcomes: Where calls end.
-        load: What every answer says of the server's load.
-        gate: Who may come in; None for everybody.
+        bodies: Reader of request bodies, with limits on all of them together.
+        answers: Large responses being sent.
+        pauses: Pauses of streams before and between their messages.
+        outcomes: Records of how calls end.
+        load: Load report that every response carries.
+        gate: Access check for calls; None admits every call.
     """
 
     gate: Gate | None = None
@@ -96,11 +96,11 @@ class Application:
         """Serve these routes and methods.
 
         Args:
-            routes: The REST APIs; the first that matches answers.
-            methods: The gRPC services' methods.
-            limits: What bodies may cost.
-            outcomes: Where calls end: the engine's.
-            lane: Where large bodies are opened, and large answers compressed; the codecs' own.
+            routes: Routes of the REST APIs; the first match handles a request.
+            methods: Methods of the gRPC services.
+            limits: Limits on request bodies.
+            outcomes: Records of how calls end, shared with the engine.
+            lane: Lane for decoding large bodies and compressing large responses, shared with the codecs.
         """
         self._router = Router(routes)
         served = list(methods)
@@ -119,18 +119,18 @@ class Application:
         self._holding: asyncio.Event | None = None
 
     def drain(self) -> None:
-        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
+        """Send ``Connection: close`` with every HTTP/1.1 response from now on."""
         self._closing = _CLOSE
 
     @asynccontextmanager
     async def holding_answers(self, seconds: float) -> AsyncIterator[None]:
-        """Hold answers back, for a moment before and a moment after what is done meanwhile.
+        """Hold responses back while the block runs, and for ``seconds`` before and after it.
 
-        For telling HTTP/2 clients that the connection ends: one that waits for an answer sends nothing that
-        could cross the word on its way, and the connection cannot end before the answer.
+        Used to announce the end of HTTP/2 connections. A client that waits for a response sends no request
+        that could cross the announcement, and its connection cannot end before the response.
 
         Args:
-            seconds: Each of the moments.
+            seconds: Length of each of the two delays in seconds.
         """
         self._holding = asyncio.Event()
         try:
@@ -143,18 +143,18 @@ class Application:
 
     @property
     def stream_paths(self) -> tuple[str, ...]:
-        """The paths of streams, which may be silent for as long as both sides like."""
+        """The paths of streams, which may be idle indefinitely."""
         return tuple(self._stream_methods)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; or the lifespan protocol, in which there is nothing to do."""
-        # Servers tell the versions of ASGI apart by whether this is a coroutine function.
+        """Handle one request, or the lifespan protocol, which requires no work."""
+        # Servers detect the ASGI version by checking whether this is a coroutine function.
         await self.answer(scope, receive, send)
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """The same for servers that do not ask what they call.
+        """Return the coroutine that handles one request, for servers that do not inspect the callable.
 
-        Not a coroutine itself but a choice between them: one less for every request.
+        A plain function saves one coroutine per request.
         """
         if scope["type"] == "http":
             path = scope["path"]
@@ -178,12 +178,12 @@ class Application:
         call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
         if outcomes.observed:
             outcomes.begin(call, "POST", scope["path"], scope.get("client"))
-        bodies.taken_bytes += bodies.call_bytes  # `open` and `close`, spelled out: on every request's way
+        bodies.taken_bytes += bodies.call_bytes  # `open` and `close`, inlined on the hot path
         try:
             encoding = read_grpc(call)
             calm = bodies.taken_bytes <= bodies.calm_bytes
             event = await (receive() if calm else bodies.first(receive))
-            message: Any = plain_message(event.get("body", b""))  # bytes, or a view for who takes views
+            message: Any = plain_message(event.get("body", b""))  # bytes; a view if the method takes views
             if message is None:
                 message = await self._read_message(call, scope["path"], event, receive, encoding)
             elif len(message) > bodies.included_bytes:
@@ -194,9 +194,9 @@ class Application:
             if len(reply) >= COUNTED_ANSWER_BYTES:
                 self.answers.begin(len(reply))
         except HeadraceError as error:
-            # Without its frames: this one knows it, and all together would wait for the garbage collector.
+            # Without the traceback: its frames refer to the error, a cycle only the garbage collector frees.
             failed = error.with_traceback(None)
-        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
+        except Exception:  # noqa: BLE001 - network boundary: a bug fails only its own call
             _log.exception("a gRPC call failed unexpectedly")
             failed = HeadraceError(_INTERNAL)
         except BaseException as error:
@@ -207,11 +207,11 @@ class Application:
             if held or call.account is not None:
                 bodies.release(held if call.account is None else held + call.account.held)
         if failed is not None:
-            # Only now: what a refused call held must not refuse the next one while the error is being sent.
+            # Sent after the release: bytes of a refused call must not cause the next refusal meanwhile.
             await self._send_grpc_error(send, call, failed)
             return
         if call.outcome is None:
-            self._of_grpc.answered += 1  # what `answered` does, spelled out: this is on every request's way
+            self._of_grpc.answered += 1  # `answered`, inlined on the hot path
         else:
             call.outcome.weighed(len(message or b""), len(reply))
             outcomes.answered(call)
@@ -226,7 +226,7 @@ class Application:
         await send(self.load.grpc_ok_with(call.notes) if call.notes else self.load.grpc_ok)
 
     async def _send_message(self, reply: bytes | Pieces, call: GrpcCall, send: Send) -> None:
-        """Send a large answer, which is counted."""
+        """Send a large response, which is counted in ``answers``."""
         try:
             if self._holding is not None:
                 await self._holding.wait()
@@ -239,7 +239,7 @@ class Application:
     async def _read_message(
         self, call: GrpcCall, path: str, event: Event, receive: Receive, encoding: bytes
     ) -> bytes | memoryview:
-        """Read a message that is large, not all there, or compressed; its account has what is held for it."""
+        """Read a message that is large, incomplete or compressed; its account records the bytes held."""
         bodies = self.bodies
         chunks = await bodies.read(event, receive, announced_size(event.get("body", b"")), PREFIX_BYTES)
         call.account = account = Account(bodies.hold_of_stream, sum(map(len, chunks)))
@@ -273,11 +273,11 @@ class Application:
                     await send(_GRPC_START)
                     started = True
                 if not await self._send_part(reply, send):
-                    self.outcomes.failed(call, Cancelled("it did not read its answers"))
+                    self.outcomes.failed(call, Cancelled("client stopped reading responses"))
                     return
         except HeadraceError as error:
             failed = error.with_traceback(None)
-        except Exception:  # noqa: BLE001 - the same boundary
+        except Exception:  # noqa: BLE001 - network boundary, as above
             _log.exception("a gRPC stream failed unexpectedly")
             failed = HeadraceError(_INTERNAL)
         except BaseException as error:
@@ -296,7 +296,7 @@ class Application:
         await send(ending)
 
     async def _send_part(self, reply: bytes | Pieces, send: Send) -> bool:
-        """Send one of a stream's answers; say whether it was sent, or had to make room for others."""
+        """Send one response of a stream; return False if it was cancelled to make room for others."""
         if len(reply) < COUNTED_ANSWER_BYTES:
             await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": True})
             return True
@@ -309,12 +309,12 @@ class Application:
     async def _messages(
         self, receive: Receive, encoding: bytes, unanswered: deque[Account]
     ) -> AsyncIterator[bytes]:
-        """The messages of a stream; each counts as held, as large as it opens, until it has been answered.
+        """Yield a stream's messages; each counts as held, at its decompressed size, until answered.
 
         Args:
-            receive: Gives ASGI's events.
-            encoding: The value of ``grpc-encoding``, or empty.
-            unanswered: Gets what each message that is handed out holds, in order.
+            receive: ASGI's receive callable.
+            encoding: Value of ``grpc-encoding``, or empty.
+            unanswered: Collects the account of each message yielded, in order.
         """
         bodies, held = self.bodies, 0
         reader = MessageReader(encoding, bodies.limits)
@@ -333,7 +333,7 @@ class Application:
             bodies.release(held)
 
     async def _opened(self, steps: Opening, account: Account) -> bytes:
-        """Open a message, with others answered in between if that is long; it counts as it grows."""
+        """Decompress a message, yielding to other requests if it is long; its account grows with it."""
         bodies = self.bodies
         try:
             bodies.grow(account, next(steps))
@@ -348,7 +348,7 @@ class Application:
             return opened
 
     async def _send_grpc_error(self, send: Send, call: GrpcCall, error: HeadraceError) -> None:
-        """Answer with an error only: what gRPC calls a trailers-only response."""
+        """Send an error as a trailers-only response."""
         headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *self._error_trailers(call, error)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_NO_BODY)
@@ -390,7 +390,7 @@ class Application:
                 self._of_rest.answered += 1  # as above
             else:
                 self._end(call, call.outcome, reply)
-        except Exception as error:  # noqa: BLE001 - the boundary to the network: a bug fails its own request only
+        except Exception as error:  # noqa: BLE001 - network boundary: a bug fails only its own request
             reply = self._refusal(call, error)
         except BaseException as error:
             self.outcomes.failed(call, error)
@@ -454,17 +454,17 @@ class Application:
     async def _read_rest(
         self, call: HttpCall, event: Event, receive: Receive, length: int, compressed: bool
     ) -> int:
-        """Read a body that is not small and all there, and open it.
+        """Read a body that is large, compressed or perhaps incomplete, and decompress it.
 
         Args:
-            call: Gets the whole.
-            event: The first of ASGI's events.
-            receive: Gives those after it.
-            length: The declared one.
-            compressed: Whether it is.
+            call: Call whose body is set.
+            event: First ASGI event.
+            receive: ASGI's receive callable, for later events.
+            length: Declared length in bytes; -1 for none.
+            compressed: Whether the body is compressed.
 
         Returns:
-            What is held for it beside its account.
+            Number of bytes held for it outside its account.
         """
         bodies = self.bodies
         chunks = await bodies.read(event, receive, length)

@@ -1,4 +1,4 @@
-"""Reading bodies: never more of one, of all together, or for longer, than the server allows."""
+"""Read request bodies within limits on one body, on all of them together, and on time."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _JOINED_AT_ONCE_BYTES = 1024 * 1024
 
 
 INCLUDED_BYTES = 4096
-"""Up to how large a body is within what its call counts with."""
+"""Bodies up to this size are included in CALL_BYTES."""
 CALL_BYTES = 20 * 1024 + INCLUDED_BYTES
-"""What an open call counts with, and a small body with it: 46,000 silent streams took 960 MB."""
+"""Bytes charged per open call, a small body included: 46,000 silent streams took 960 MB."""
 
 _WAITING_SHARE, _CALM_SHARE = 4, 16
 
 
 class Bodies:
-    """Reads bodies under the limits, and knows how many bytes are held.
+    """Reads request bodies under the limits, and counts the bytes held.
 
     Attributes:
-        limits: What they are.
-        taken_bytes: What all open calls count with, their bodies included.
-        held_bytes: Their bodies.
-        call_bytes: What a call counts with, and with it a body of up to ``included_bytes``.
-        included_bytes: What is larger is held by itself.
-        calm_bytes: As long as no more is taken, nobody needs to know who waits: see ``silent``.
-        silent: The calls of whose bodies nothing has come.
-        begun: The calls that wait for more: of a body, or for a stream's next message.
+        limits: Limits on request bodies.
+        taken_bytes: Bytes charged for all open calls, their bodies included.
+        held_bytes: Bytes held for bodies that are charged separately.
+        call_bytes: Bytes charged per open call, including a body of up to ``included_bytes``.
+        included_bytes: Size above which a body is charged separately.
+        calm_bytes: Value of ``taken_bytes`` up to which waiting calls need not be tracked; see ``silent``.
+        silent: Calls whose body has not begun to arrive.
+        begun: Calls that wait for more: of a body, or for a stream's next message.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -53,32 +53,32 @@ class Bodies:
         self._messages = Pauses()
 
     def open(self) -> None:
-        """Count a call as open, before anything of its body has come; ``close`` ends it."""
+        """Charge a call as open, before any of its body has arrived; pair with ``close``."""
         self.taken_bytes += self.call_bytes
 
     def close(self, held: int) -> None:
-        """Count a call as ended, and the bytes that it held as given back."""
+        """Release the charge of a call that has ended, and the bytes that it held."""
         self.taken_bytes -= self.call_bytes
         if held:
             self.release(held)
 
     def check_room(self) -> None:
-        """Refuse the call that was opened last, if there is no room for it beside others.
+        """Refuse the call opened last if there is no room for it beside others.
 
         Raises:
-            Overloaded: There is none.
+            Overloaded: There is no room for it.
         """
         if self._most_bytes < self.taken_bytes != self.call_bytes:
             calls = (self.taken_bytes - self.held_bytes) // self.call_bytes - 1
             raise Overloaded(
-                f"{calls} requests are open, each of which counts with {self.call_bytes} bytes beside its "
-                f"body; one more would pass max_inflight_bytes = {self._most_bytes}"
+                f"{calls} requests are open, each of which takes {self.call_bytes} bytes besides its body; "
+                f"one more would exceed max_inflight_bytes = {self._most_bytes}"
             )
 
     async def first(self, receive: Receive) -> Event:
-        """Receive the first of a call's events, where so much is taken that it has to be known who waits.
+        """Receive a call's first event, tracking the call as waiting meanwhile.
 
-        Where that is not so (``calm_bytes``), ``receive`` does the same at less cost.
+        Up to ``calm_bytes``, ``receive`` alone does the same at less cost.
 
         Raises:
             Overloaded: There is no room for the call; or too many waited, and this one had waited longest.
@@ -89,23 +89,23 @@ class Bodies:
     async def read(
         self, event: Event, receive: Receive, wanted: int, prefix_bytes: int = 0
     ) -> list[bytes | memoryview]:
-        """Read a whole body; the caller gives its bytes back with ``release`` when the request is answered.
+        """Read a whole body; the caller must ``release`` its bytes when the request has been answered.
 
         Args:
-            event: The first of ASGI's events.
-            receive: Gives those after it.
-            wanted: How many bytes it is announced to have; 0 or less if that is not known. Once they are
-                there, the end mark is not awaited.
-            prefix_bytes: How many of them are in front of the message, whose size is limited.
+            event: First ASGI event.
+            receive: ASGI's receive callable, for later events.
+            wanted: Announced size in bytes; 0 or less if unknown. Once that many bytes have arrived, the end
+                mark is not awaited.
+            prefix_bytes: Number of bytes in front of the message; the size limit applies to the message.
 
         Returns:
-            Its chunks, as they arrived; ``whole`` joins them.
+            The chunks in order of arrival; ``whole`` joins them.
 
         Raises:
-            TooLarge: It is larger than one body may be, or is announced to be; reading stops there.
-            Overloaded: All bodies together would be.
-            DeadlineExceeded: It took too long to arrive.
-            Cancelled: The client left.
+            TooLarge: The body exceeds the limit for one body, or announces that it will; reading stops.
+            Overloaded: All bodies together would exceed their limit.
+            DeadlineExceeded: The body took too long to arrive.
+            Cancelled: The client disconnected.
         """
         self.check(wanted - prefix_bytes)
         first: bytes = event.get("body", b"")
@@ -117,9 +117,10 @@ class Bodies:
     async def _gather(
         self, event: Event, receive: Receive, wanted: int, prefix_bytes: int
     ) -> list[bytes | memoryview]:
-        """Read a body that its first event does not end.
+        """Read a body that its first event does not complete.
 
-        What has arrived is held while the rest is on its way: many slow bodies cost as much as many at once.
+        Bytes that have arrived count as held while the rest is awaited, so many slow bodies cannot exceed the
+        limit.
         """
         chunks: list[bytes | memoryview] = []
         size, complete = 0, False
@@ -127,7 +128,7 @@ class Bodies:
             async with asyncio.timeout(self.limits.body_timeout_seconds):
                 while True:
                     if event["type"] == "http.disconnect":
-                        raise Cancelled("the client left before its request had arrived")
+                        raise Cancelled("the client disconnected before its request had arrived")
                     chunk: bytes = event.get("body", b"")
                     self.hold(len(chunk), size - prefix_bytes)
                     size += len(chunk)
@@ -141,8 +142,8 @@ class Bodies:
                         event = await (self.begun if size else self.silent).coming(receive)
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the body had not arrived after {self.limits.body_timeout_seconds:g} s; "
-                f"{size} bytes of it had"
+                f"the body did not arrive within {self.limits.body_timeout_seconds:g} s; "
+                f"only {size} bytes of it did"
             ) from None
         finally:
             if not complete:
@@ -152,51 +153,51 @@ class Bodies:
         """Count bytes of one body as held.
 
         Args:
-            size: How many.
-            before: How many of the same body are held already.
+            size: Number of bytes to add.
+            before: Number of bytes of the same body that are held already.
 
         Raises:
-            TooLarge: They are more than one body may have.
-            Overloaded: All bodies together would have too many.
+            TooLarge: The body would exceed the limit for one body.
+            Overloaded: All bodies together would exceed their limit.
         """
         if before + size > self._largest:
             self.check(before + size)
         self.hold_of_stream(size)
 
     def check(self, size: int) -> None:
-        """Refuse a body of so many bytes, or more, if it is more than one may have.
+        """Check the size of a body against the limit for one body.
 
         Raises:
-            TooLarge: It is.
+            TooLarge: It exceeds the limit.
         """
         if size > self._largest:
             raise TooLarge(f"the body has {size} bytes or more; this server takes at most {self._largest}")
 
     def grow(self, account: Account, size: int) -> None:
-        """Count a body as large as it has become by now, decompressed.
+        """Raise the bytes held for a body to its decompressed size so far.
 
         Args:
-            account: What its call holds.
-            size: Its bytes now.
+            account: Account of the call.
+            size: Decompressed size so far in bytes.
 
         Raises:
-            TooLarge: They are more than one body may have.
-            Overloaded: All bodies together would have too many.
+            TooLarge: The body exceeds the limit for one body.
+            Overloaded: All bodies together would exceed their limit.
         """
         self.check(size)
         if size > account.held:
             account.hold(size - account.held)
 
     def hold_of_stream(self, size: int) -> None:
-        """Count bytes of a stream as held: a stream has no end, its messages are limited one by one.
+        """Count bytes as held, without a limit per body: a stream has no end.
 
         Raises:
-            Overloaded: All bodies together would have too many.
+            Overloaded: All bodies together would exceed their limit.
         """
         taken = self.taken_bytes + size
-        if taken > self._most_bytes and self.taken_bytes > self.call_bytes:  # more than this call is open
+        if taken > self._most_bytes and self.taken_bytes > self.call_bytes:  # not for a lone, empty call
             raise Overloaded(
-                f"requests of {self.taken_bytes} bytes are being answered; {size} more would pass "
+                f"requests of {self.taken_bytes} bytes are in progress; {size} more would exceed "
                 f"max_inflight_bytes = {self._most_bytes}"
             )
         self.taken_bytes = taken
@@ -210,20 +211,20 @@ class Bodies:
     async def chunks(
         self, receive: Receive, message: Callable[[], int | None], pauses: Pauses
     ) -> AsyncIterator[bytes]:
-        """The chunks of a stream, which may be silent for as long as its sender likes between messages.
+        """Yield the chunks of a stream, which may be idle indefinitely between messages.
 
-        Not within a message, and not before the first one.
+        A timeout applies within each message and before the first one.
 
         Args:
-            receive: Gives ASGI's events.
-            message: Says which message has come in part, by its number; None for none.
-            pauses: Those before and between messages.
+            receive: ASGI's receive callable.
+            message: Function that returns the number of the message that has arrived in part, or None.
+            pauses: Pauses of streams before and between messages.
 
         Raises:
-            Cancelled: The client left.
+            Cancelled: The client disconnected.
             DeadlineExceeded: A message took too long to arrive, or the first one to begin.
             Unavailable: The server stopped before a message began.
-            Overloaded: It had waited longest of too many calls that wait for their clients.
+            Overloaded: Too many calls waited for their clients, and this one had waited longest.
         """
         seconds, loop = self.limits.body_timeout_seconds, asyncio.get_running_loop()
         between, within = pauses.of_stream(), self._messages.of_stream()
@@ -236,12 +237,12 @@ class Bodies:
             event = await pause.coming(coming, None if come and begun is None else until)
             if event is None:
                 raise DeadlineExceeded(
-                    f"a message had not arrived {seconds:g} s after it began"
+                    f"a message did not arrive completely within {seconds:g} s"
                     if come
-                    else f"no message had come {seconds:g} s after the stream was opened"
+                    else f"no message arrived within {seconds:g} s after the stream was opened"
                 )
             if event["type"] == "http.disconnect":
-                raise Cancelled("the client left within its stream")
+                raise Cancelled("the client disconnected during its stream")
             if chunk := event.get("body", b""):
                 come = True
                 yield chunk
@@ -250,13 +251,13 @@ class Bodies:
 
 
 async def whole(chunks: list[bytes | memoryview]) -> bytes:
-    """Join a body's chunks: a large one piece by piece, with others answered in between.
+    """Join a body's chunks, those of a large body in steps that let other requests run.
 
     Args:
         chunks: The chunks; the list is emptied.
     """
     if len(chunks) == 1 and isinstance(chunks[0], bytes):
-        return bytes(chunks.pop())  # the same, as it is one
+        return bytes(chunks.pop())  # returns the same object
     if sum(map(len, chunks)) <= _JOINED_AT_ONCE_BYTES:
         at_once = b"".join(chunks)
         chunks.clear()

@@ -1,4 +1,4 @@
-"""A server's certificate as its files say it: read, and checked before anybody meets it."""
+"""Read a server's certificate from its files, and check it before clients see it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ _NAMES_TOLD = 3
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a server proves itself with, and what it asks of clients.
+    """A server's TLS certificate and key, and the authorities of client certificates.
 
     Attributes:
-        chain: Its certificate, then those that lead to its authority, as PEM.
-        key: The private key, as PEM.
-        client_ca: The authorities of which clients need a certificate, as PEM; None if clients need none.
-        names: For whom it was made, in words.
-        begins: From when on it is valid.
-        expires: Until when all of the chain is valid.
+        chain: Server certificate, followed by its intermediates, as PEM.
+        key: Private key, as PEM.
+        client_ca: Authorities of client certificates, as PEM; None if clients need no certificate.
+        names: Names that it was issued for, as text.
+        begins: Start of its validity.
+        expires: End of the validity of the chain.
     """
 
     chain: bytes
@@ -45,25 +45,25 @@ class Certificate:
 
 
 Signature = tuple[FileState | None, ...]
-"""Of some files: what changes when one of them does."""
+"""State of some files, which changes when one of them does."""
 
 
 def files(tls: Tls) -> dict[str, Path]:
-    """The files that are set, by setting."""
+    """Return the configured files, by setting."""
     named = {f"tls.{name}": getattr(tls, name) for name in tls.__struct_fields__}
     return {setting: file for setting, file in named.items() if file is not None}
 
 
 def signature(tls: Tls) -> Signature:
-    """What changes when one of the files does; a file that is not there has None."""
+    """Return the state of the files, which changes when one of them does; None for a missing file."""
     return tuple(map(file_state, files(tls).values()))
 
 
 def read(tls: Tls) -> Certificate:
-    """Read the files and check what they say.
+    """Read the files and check their contents.
 
     Raises:
-        ConfigError: Something is wrong with one of them; or the extra ``tls`` is not installed.
+        ConfigError: One of them cannot be used; or the extra ``tls`` is not installed.
     """
     try:
         from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra
@@ -78,16 +78,16 @@ def read(tls: Tls) -> Certificate:
     except TypeError:
         raise ConfigError(
             f"{where['tls.key']} is encrypted; expected a private key without a password: "
-            "openssl pkey -in FILE -out NEW_FILE takes it off"
+            "openssl pkey -in FILE -out NEW_FILE removes it"
         ) from None
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(
-            f"{where['tls.key']} holds no private key that can be used; expected one in PEM"
+            f"{where['tls.key']} contains no usable private key; expected one in PEM"
         ) from error
     if chain[0].public_key() != key.public_key():
         raise ConfigError(
             f"{where['tls.key']} is not the private key of the first certificate in "
-            f"{tls.certificate} ({_names(chain[0])}); expected that of the server, and its certificate first"
+            f"{tls.certificate} ({_names(chain[0])}); expected the server's key, and its certificate first"
         )
     client_ca = read.get("tls.client_ca")
     if client_ca is not None:
@@ -116,35 +116,35 @@ def _read(setting: str, file: Path) -> bytes:
 
 
 def _certificates(where: str, content: bytes) -> list[x509.Certificate]:
-    from cryptography import x509  # noqa: PLC0415 - the extra is there
+    from cryptography import x509  # noqa: PLC0415 - the extra is installed
 
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError as error:
         raise ConfigError(
-            f"{where} holds no certificate that can be used; expected -----BEGIN CERTIFICATE----- (PEM)"
+            f"{where} contains no usable certificate; expected -----BEGIN CERTIFICATE----- (PEM)"
         ) from error
 
 
 def _names(certificate: x509.Certificate) -> str:
-    """For whom a certificate was made: the names that clients compare, or else its subject."""
-    from cryptography import x509  # noqa: PLC0415 - the extra is there
+    """Return the names that clients compare with the server's, or else the certificate's subject."""
+    from cryptography import x509  # noqa: PLC0415 - the extra is installed
 
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except (x509.ExtensionNotFound, ValueError):  # or extensions that cannot be read
+    except (x509.ExtensionNotFound, ValueError):  # ValueError for unreadable extensions
         return certificate.subject.rfc4514_string() or "nobody"
     names = [str(one.value) for one in found]
     return ", ".join([*names[:_NAMES_TOLD], *(["…"] if len(names) > _NAMES_TOLD else [])])
 
 
 def doubts(certificate: Certificate, tls: Tls, now: datetime) -> Iterator[str]:
-    """What an operator should know of a certificate, though it is served.
+    """Yield warnings for the operator about a certificate that is served all the same.
 
     Args:
-        certificate: What was read.
-        tls: From which files.
-        now: The time.
+        certificate: Certificate read.
+        tls: Paths of its files.
+        now: Current time.
     """
     yield from _times(certificate, now)
     if tls.key is not None and _others_can_read(tls.key):
@@ -154,13 +154,13 @@ def doubts(certificate: Certificate, tls: Tls, now: datetime) -> Iterator[str]:
 def _times(certificate: Certificate, now: datetime) -> Iterable[str]:
     said = f"the certificate of {certificate.names}"
     if now >= certificate.expires:
-        yield f"{said} has expired on {certificate.expires:%Y-%m-%d %H:%M} UTC; clients refuse it"
+        yield f"{said} expired on {certificate.expires:%Y-%m-%d %H:%M} UTC; clients refuse it"
     elif now < certificate.begins:
-        yield f"{said} is valid only from {certificate.begins:%Y-%m-%d %H:%M} UTC on; clients refuse it"
+        yield f"{said} is not valid before {certificate.begins:%Y-%m-%d %H:%M} UTC; clients refuse it"
 
 
 def is_valid(certificate: Certificate, now: datetime) -> bool:
-    """Whether it is the certificate's time."""
+    """Return whether a certificate is valid at a time."""
     return certificate.begins <= now < certificate.expires
 
 
@@ -173,10 +173,12 @@ def _others_can_read(file: Path) -> bool:
 
 @contextmanager
 def pem_files(certificate: Certificate) -> Iterator[dict[str, Path]]:
-    """A certificate as files, for who reads only those: what was checked, whatever is on the disk by now.
+    """Write a certificate to files for libraries that read only those, and yield them by part.
+
+    They hold the checked contents, even if the original files have changed.
 
     Args:
-        certificate: What they hold.
+        certificate: Certificate to write.
     """
     with ExitStack() as closing:
         contents = {part: getattr(certificate, part) for part in ("chain", "key", "client_ca")}
@@ -184,14 +186,15 @@ def pem_files(certificate: Certificate) -> Iterator[dict[str, Path]]:
 
 
 def _file(content: bytes, closing: ExitStack) -> Path:
-    if sys.platform == "linux":  # in memory only: a private key has no business on a disk
+    if sys.platform == "linux":  # in memory only: a private key must not reach a disk
         descriptor = os.memfd_create("headrace-tls")
         closing.callback(os.close, descriptor)
         os.write(descriptor, content)
         return Path(f"/proc/self/fd/{descriptor}")
-    import tempfile  # noqa: PLC0415 - only here
+    import tempfile  # noqa: PLC0415 - used here only
 
-    kept = closing.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115 - closed there; its owner's alone to read
+    # Mode 0600: readable by its owner only.
+    kept = closing.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115 - `closing` closes it
     kept.write(content)
     kept.flush()
     return Path(kept.name)

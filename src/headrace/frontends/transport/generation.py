@@ -1,4 +1,4 @@
-"""Some of the connections that h2corn serves: they begin with one configuration, and end together."""
+"""A group of connections that h2corn serves with one configuration, and that end together."""
 
 from __future__ import annotations
 
@@ -21,38 +21,41 @@ from headrace.frontends.transport.waiting import Pauses
 if TYPE_CHECKING:
     from headrace.frontends.transport.certificates import Certificate
 
-# Unread bytes do not count in max_inflight_bytes; the window bounds them.
+# Unread bytes are not counted in max_inflight_bytes; the window bounds them.
 _LEAST_WINDOW_BYTES, _MOST_WINDOW_BYTES = 1024 * 1024, 4 * 1024 * 1024
 _WINDOW_PART = 128
 _STREAM_PART, _FRAME_PART = 4, 16
-# One thread keeps up with the serving thread on a few cores.
+# One I/O thread keeps up with the serving thread on a few cores.
 _CORES_PER_THREAD, _MOST_THREADS = 4, 4
 _RESPONSE_STALL_SECONDS = 60.0
 _FIRST_BYTES_SECONDS = 15.0
-"""How long a connection may say nothing. This runs on while the process stands still or gets no processor,
-and then those who have just connected are closed with their requests unread: h2corn's 5 s are too few."""
+"""Longest silence of a new connection in seconds.
+
+The timer also runs while the process is suspended or gets no CPU time, and connections are then closed with
+their requests unread: h2corn's default of 5 s is too short.
+"""
 _HELD_SECONDS = 0.1
 _ENDED = (
-    "this connection has to end, for its age or for a new certificate; what was read is answered: open the "
-    "stream again, on a new connection"
+    "this connection is closing because of its age or a new certificate; all messages read are answered: "
+    "open the stream again, on a new connection"
 )
 
-# h2corn prints a banner whenever a generation begins, which names an option that headrace does not have. No
-# setting turns it off. Should the function be gone one day, there is a banner again, and nothing worse.
+# h2corn prints a banner when a generation starts, which names an option that headrace does not have. No
+# setting disables it. If a later version removes this function, the banner merely returns.
 vars(_lib)["emit_banner"] = lambda *_arguments: None
 
 
 class Generation:
-    """An h2corn server of its own, with the connections that it accepts.
+    """An h2corn server with the connections it accepts.
 
-    What it was told at its start (the certificate above all) cannot be changed. So there may be several on
-    the same listening sockets, one after another.
+    Its configuration, the certificate above all, is fixed at its start. So several generations may follow
+    one another on the same listening sockets.
 
     Attributes:
-        serving: From ``start`` on, ends when all its connections have ended, with what ended it.
-        application: What answers on its connections; it drains, holds and pauses apart from the others.
-        number: Of the set of listening sockets that it has.
-        accepts_no_more: Set when it has stopped to accept connections.
+        serving: Future that ends with the last connection, with the error if any; None before ``start``.
+        application: Copy of the application that drains, holds responses and pauses for this generation.
+        number: Number of its set of listening sockets.
+        accepts_no_more: Set when the generation has stopped accepting connections.
     """
 
     def __init__(
@@ -66,11 +69,11 @@ class Generation:
         """Prepare to serve.
 
         Args:
-            application: What answers.
-            sockets: Descriptors of listening sockets, which stay the caller's.
-            config: The server's settings.
-            most_connections: How many may be open at a time.
-            certificate: What connections are encrypted with; None for not at all.
+            application: Application to serve.
+            sockets: Descriptors of the listening sockets, which the caller keeps owning.
+            config: Server settings.
+            most_connections: Largest number of open connections.
+            certificate: Certificate for TLS; None for plaintext.
         """
         self.application = copy.copy(application)
         self.application.pauses = Pauses()
@@ -83,10 +86,10 @@ class Generation:
         self.serving: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Start answering; returns when connections are accepted.
+        """Start serving; return when connections are accepted.
 
         Raises:
-            ValueError: h2corn cannot use the certificate.
+            ValueError: h2corn rejects the certificate.
         """
         with _files(self._certificate) as tls:
             self._server = Server(
@@ -102,21 +105,21 @@ class Generation:
             await started
 
     def drain(self) -> None:
-        """From now on say in each answer over HTTP/1.1 that its connection ends with it."""
+        """Send ``Connection: close`` with every HTTP/1.1 response from now on."""
         self.application.drain()
 
     async def stop(self, stream_seconds: float = 0.0, hurry: asyncio.Event | None = None) -> None:
-        """Accept nothing more; return when what was accepted is answered, or the drain time is over.
+        """Stop accepting; return when accepted requests are answered or the drain time has expired.
 
         Args:
-            stream_seconds: How long streams may go on to be read.
-            hurry: Set when they may not any more.
+            stream_seconds: Grace period in seconds before streams are ended.
+            hurry: Event that ends the grace period early; without it there is no grace period.
         """
         if self.serving is None:
             self.accepts_no_more.set()
             return
-        # It closes a connection with its GOAWAY as soon as nothing is being answered on it, and what the
-        # client has sent meanwhile makes that a reset.
+        # h2corn sends GOAWAY and closes a connection at once if no response is pending on it. A request
+        # that the client has sent meanwhile turns the close into a reset.
         try:
             async with self.application.holding_answers(_HELD_SECONDS):
                 self._server.shutdown()
@@ -129,35 +132,34 @@ class Generation:
             hurried.cancel()
             if not hurry.is_set():
                 self.application.pauses.why = _ENDED
-        # Only now: a client that is told before the connection ends opens its next stream on it.
+        # End streams only after shutdown begins, or clients open new ones on this connection.
         self.application.pauses.end()
         await self.serving
 
 
 def window_bytes(max_inflight_bytes: int) -> int:
-    """How much a connection may send before the server reads it: its HTTP/2 window.
+    """Return the size in bytes of a connection's HTTP/2 window.
 
-    With a small one, a client that has many large requests under way on a connection waits for the next
-    update again and again.
+    With a small window, a client with many large requests in flight on a connection often waits for updates.
 
     Args:
-        max_inflight_bytes: What all requests may hold together; the window is a small part of that.
+        max_inflight_bytes: Limit on the bytes of all requests; the window is a small part of it.
     """
     return min(max(max_inflight_bytes // _WINDOW_PART, _LEAST_WINDOW_BYTES), _MOST_WINDOW_BYTES)
 
 
 def threads_for(processors: int) -> int:
-    """How many threads read and write connections.
+    """Return the number of threads that read and write connections.
 
     Args:
-        processors: How many processors this process may use.
+        processors: Number of processors that this process may use.
     """
     return min(max(processors // _CORES_PER_THREAD, 1), _MOST_THREADS)
 
 
 @functools.cache
 def _runtime_threads() -> int:
-    """The number of threads; asked once, as h2corn cannot change it within a process."""
+    """Return the number of threads, computed once: h2corn cannot change it within a process."""
     return threads_for(cpus.available())
 
 
@@ -185,8 +187,8 @@ def _configuration(
         h2_max_inbound_frame_size=window // _FRAME_PART,
         timeout_handshake=_FIRST_BYTES_SECONDS,
         timeout_keep_alive=IDLE_SECONDS,
-        # The smaller of both holds for a kept HTTP/1.1 connection. For heads this is the longest
-        # silence, not the longest time: who sends a byte now and then was never cut off by it.
+        # The smaller of the two applies to idle HTTP/1.1 connections. For request heads it limits the time
+        # between bytes, not the total: a client that sends a byte now and then is never cut off.
         timeout_request_header=IDLE_SECONDS,
         timeout_graceful_shutdown=config.answer_seconds,
         certfile=tls.get("chain"),
@@ -203,8 +205,8 @@ def _configuration(
                 )
                 for path in application.stream_paths
             ),
-            # Sizes are limited where bodies are read, with an error that says so. Native gRPC is
-            # exempt from h2corn's time limits unless a policy names its path.
+            # Body sizes are limited where bodies are read, with an error that names the limit. Native gRPC
+            # is exempt from h2corn's time limits unless a policy names its path.
             RequestPolicy(
                 path="/*",
                 max_request_body_size=0,
@@ -218,6 +220,6 @@ def _configuration(
 def _files(certificate: Certificate | None) -> AbstractContextManager[dict[str, Path]]:
     if certificate is None:
         return nullcontext({})
-    from headrace.frontends.transport.certificates import pem_files  # noqa: PLC0415 - only where it is used
+    from headrace.frontends.transport.certificates import pem_files  # noqa: PLC0415 - needed with TLS only
 
     return pem_files(certificate)

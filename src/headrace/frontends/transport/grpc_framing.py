@@ -1,6 +1,6 @@
 """gRPC's framing and metadata, without I/O: prefixed messages, timeouts, status trailers.
 
-The format is gRPC's "PROTOCOL-HTTP2": each message is a flag byte (1 = compressed), its length in four bytes,
+The format is gRPC's "PROTOCOL-HTTP2". Each message is a flag byte (1 = compressed), its length in four bytes,
 big-endian, and its bytes.
 """
 
@@ -23,7 +23,7 @@ _PREFIX = struct.Struct(">BI")
 _prefix = _PREFIX.pack
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _LONGEST_MESSAGE = 2000
-# Clients refuse trailers beyond 8 KiB or so, and then say that instead of what went wrong.
+# Clients reject trailers beyond about 8 KiB, and then report that instead of the error.
 _LONGEST_ENCODED_MESSAGE = 4096
 _TWELVE_BYTES_A_CHARACTER = 12
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
@@ -32,19 +32,19 @@ Header = tuple[bytes, bytes]
 
 
 def frame(message: bytes) -> bytes:
-    """Put the prefix of an uncompressed message in front of it."""
+    """Return an uncompressed message with its prefix."""
     return _prefix(0, len(message)) + message
 
 
 def frame_prefix(message: Sized) -> bytes:
-    """The prefix of an uncompressed message."""
+    """Return the prefix of an uncompressed message."""
     return _prefix(0, len(message))
 
 
 def plain_message(body: bytes) -> bytes | None:
-    """The message, if the first chunk of a body is all of it: a unary call waits for nothing more then.
+    """Return the message if the first chunk of a body is all of it, so that a unary call need not read on.
 
-    None also for a large or compressed message, which takes the longer way.
+    Return None for anything else, and for a large or compressed message.
     """
     size = len(body) - PREFIX_BYTES
     if 0 <= size <= AT_ONCE_BYTES and body.startswith(_prefix(0, size)):
@@ -53,7 +53,7 @@ def plain_message(body: bytes) -> bytes | None:
 
 
 def announced_size(body: bytes) -> int:
-    """The size of a unary call's body, from the prefix at its start; -1 if that is cut off."""
+    """Return the size of a unary call's body, from the prefix at its start; -1 if that is incomplete."""
     if len(body) < PREFIX_BYTES:
         return -1
     length: int = _PREFIX.unpack_from(body)[1]
@@ -61,10 +61,10 @@ def announced_size(body: bytes) -> int:
 
 
 def take_prefix(chunks: list[bytes | memoryview]) -> bool:
-    """Take the prefix off the body of a unary call, in place and without copying the message.
+    """Remove the prefix from the body of a unary call, in place and without copying the message.
 
     Args:
-        chunks: The whole body in the chunks it arrived in; the message's own bytes are left.
+        chunks: Chunks of the whole body; those of the message remain.
 
     Returns:
         Whether the message is compressed.
@@ -90,14 +90,14 @@ def take_prefix(chunks: list[bytes | memoryview]) -> bool:
 
 
 class MessageReader:
-    """Cuts a stream of bytes into messages; fed chunk by chunk, in any sizes."""
+    """Splits a stream of bytes into messages; takes chunks of any size."""
 
     def __init__(self, encoding: bytes, limits: Limits) -> None:
         """Start at the beginning of a stream.
 
         Args:
-            encoding: The value of ``grpc-encoding``, or empty.
-            limits: What a message may have.
+            encoding: Value of ``grpc-encoding``, or empty.
+            limits: Limits on a message.
         """
         self._encoding = encoding
         self._limits = limits
@@ -106,22 +106,21 @@ class MessageReader:
 
     @property
     def begun(self) -> int | None:
-        """Which message has come in part, counted from 0; None while none has."""
+        """Number of the message that has arrived in part, counted from 0; None if there is none."""
         return self._complete if self._buffer else None
 
     @property
     def buffered_bytes(self) -> int:
-        """How much of a message that is not complete is kept."""
+        """Number of bytes buffered of an incomplete message."""
         return len(self._buffer)
 
     def feed(self, chunk: bytes) -> Iterator[Opening]:
-        """Take a chunk, and give the messages that it completes one by one: those before a wrong one, too.
+        """Take a chunk, and yield the messages that it completes, including those before an invalid one.
 
-        Each opens step by step.
+        Each is a generator that decompresses the message step by step, as ``opened`` does.
 
         Raises:
-            TooLarge: A message announces more bytes than are allowed; it is not waited for.
-            Unsupported: A message is compressed in a way that is not known here.
+            TooLarge: A message announces more bytes than are allowed; the rest is not awaited.
         """
         self._buffer += chunk
         while len(self._buffer) >= PREFIX_BYTES:
@@ -148,18 +147,18 @@ class MessageReader:
 
 
 def opened(payload: bytes, encoding: bytes, limits: Limits, *, compressed: bool) -> Opening:
-    """Open a message without its prefix, step by step.
+    """Decompress a message without its prefix, step by step.
 
     Args:
-        payload: The message as it came, no larger than one may be.
-        encoding: The value of ``grpc-encoding``, or empty.
-        limits: What a message may have.
-        compressed: What the prefix says.
+        payload: Message as received, within the size limit.
+        encoding: Value of ``grpc-encoding``, or empty.
+        limits: Limits on a message.
+        compressed: Compression flag of the prefix.
 
     Raises:
-        InvalidRequest: It is not compressed as it says.
-        TooLarge: The message is too large when it is decompressed.
-        Unsupported: It is compressed in a way that is not known here.
+        InvalidRequest: The compressed data is invalid.
+        TooLarge: The decompressed message is too large.
+        Unsupported: The compression is not supported.
     """
     if not compressed:
         return payload
@@ -170,10 +169,10 @@ def opened(payload: bytes, encoding: bytes, limits: Limits, *, compressed: bool)
 
 
 def timeout_seconds(value: bytes) -> float:
-    """Read ``grpc-timeout``: up to eight digits and a unit, H M S m u n.
+    """Return the value of ``grpc-timeout`` in seconds: up to eight digits and a unit, H M S m u n.
 
     Raises:
-        InvalidRequest: It is something else.
+        InvalidRequest: It has another format.
     """
     digits, unit = value[:-1], value[-1:]
     if unit not in _TIMEOUT_UNITS or not digits.isdigit() or len(digits) > 8:
@@ -184,7 +183,7 @@ def timeout_seconds(value: bytes) -> float:
 
 
 def short_message(error: HeadraceError) -> str:
-    """As much of an error's message as clients accept in trailers."""
+    """Return an error's message, shortened to what clients accept in trailers."""
     message = told(error)[:_LONGEST_MESSAGE]
     if len(quote(message, _PLAIN, errors="replace")) > _LONGEST_ENCODED_MESSAGE:
         return message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
@@ -192,7 +191,7 @@ def short_message(error: HeadraceError) -> str:
 
 
 def error_headers(error: HeadraceError) -> list[Header]:
-    """The trailers that say what went wrong."""
+    """Return the trailers that describe an error."""
     message = quote(short_message(error), _PLAIN, errors="replace")
     headers = [
         (b"grpc-status", str(codes(error).grpc).encode()),

@@ -1,4 +1,4 @@
-"""Serving gRPC with grpcio (the extra ``grpcio``): slower than h2corn, and the reference for clients."""
+"""Serve gRPC with grpcio (the extra ``grpcio``): slower than h2corn, and the reference for clients."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
-# How long no call may have come before the server stops, and how often that is waited for at the most.
+# The server stops after this long without a new call, or after this many attempts to see that.
 _QUIET_SECONDS = 0.1
 _QUIET_ATTEMPTS = 10
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
@@ -62,11 +62,11 @@ class GrpcioTransport:
         """Prepare to serve.
 
         Args:
-            application: What answers REST; its budget of bytes, and where calls end, are for both.
-            methods: What answers.
-            listener: Bound and listening; its port is taken over, because grpcio opens its own sockets.
-            config: The server's settings.
-            certificate: What connections are encrypted with, followed as it changes; None for not at all.
+            application: Application for REST, whose byte budget and outcomes gRPC shares.
+            methods: Methods to serve.
+            listener: Bound and listening socket; only its port is used, as grpcio opens its own sockets.
+            config: Server settings.
+            certificate: Certificate for TLS, followed as it changes; None for plaintext.
         """
         self._drain_seconds = config.answer_seconds
         self.serving: asyncio.Future[None] | None = None
@@ -86,7 +86,7 @@ class GrpcioTransport:
         )
 
     async def start(self) -> None:
-        """Start answering; returns when connections are accepted."""
+        """Start serving; return when connections are accepted."""
         host, port = self._listener.getsockname()[:2]
         self._listener.close()
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -101,12 +101,12 @@ class GrpcioTransport:
         await self._server.wait_for_termination()
 
     def drain(self) -> None:
-        """Nothing: HTTP/2 connections learn that they end when it stops."""
+        """Do nothing: HTTP/2 clients are notified when the server stops."""
 
     async def stop(self) -> None:
-        """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
-        # What has arrived but was not handed to a method yet would be cancelled. So answers are held back for
-        # a moment: a caller that waits for one sends nothing new, and then hears that the server goes.
+        """Stop accepting; return when accepted requests are answered or the drain time has expired."""
+        # Calls that have arrived but not reached a method would be cancelled. So responses are held back for
+        # a moment: a client that waits for one sends nothing new, and then learns that the server stops.
         self._methods.answering.clear()
         await self._methods.until_quiet()
         stopping = asyncio.ensure_future(self._server.stop(self._drain_seconds))
@@ -117,14 +117,14 @@ class GrpcioTransport:
 
 
 def _age(config: ServerConfig) -> Iterator[tuple[str, int]]:
-    """The options of connections with a greatest age; grpcio varies it by a tenth by itself."""
+    """Yield the options for a maximum connection age; grpcio itself varies the age by a tenth."""
     if config.max_connection_age_seconds:
         yield "grpc.max_connection_age_ms", math.ceil(config.max_connection_age_seconds * 1000)
         yield "grpc.max_connection_age_grace_ms", math.ceil(config.drain_seconds * 1000)
 
 
 def _credentials(certificate: ServedCertificate) -> grpc.ServerCredentials:
-    """Those of new connections: of the certificate that is in force when each begins."""
+    """Return credentials that give new connections the certificate in force when each begins."""
     given = certificate.current
 
     def when_changed() -> grpc.ServerCertificateConfiguration | None:
@@ -147,8 +147,8 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
     """Finds the handler of a call by its path; messages stay bytes.
 
     Attributes:
-        answering: Not set while answers are held back.
-        pauses: The pauses of streams before and between their messages.
+        answering: Cleared while responses are held back.
+        pauses: Pauses of streams before and between their messages.
     """
 
     def __init__(self, methods: Sequence[GrpcMethod], application: Application) -> None:
@@ -160,7 +160,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         self._calls = 0
 
     async def until_quiet(self) -> None:
-        """Wait until no call has come for a moment, or that has taken too long."""
+        """Wait until no call has arrived for a moment, or the attempts are used up."""
         for _ in range(_QUIET_ATTEMPTS):
             before = self._calls
             await asyncio.sleep(_QUIET_SECONDS)
@@ -172,7 +172,7 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpcio has no t
         method = self._methods.get(details.method)
         application, gate = self._application, self._application.gate
         if method is not None and method.unary is not None:
-            # As a stream of one message: only so there is a moment in which it has not arrived yet.
+            # A stream of one message, because only a stream shows that a message has not arrived yet.
             unary: _Answer = _Unary(method.path, method.unary, application, self.answering).answer
             if gate is not None:
                 unary = _through_gate(unary, method, gate, application)
@@ -193,7 +193,7 @@ _Answers = Callable[[AsyncIterator[bytes], aio.ServicerContext], AsyncIterator[b
 
 
 def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, application: Application) -> _Answer:
-    """A handler of one call that is let in first; the library runs each in a task of its own."""
+    """Return a handler that passes the gate first; the library runs each call in a task of its own."""
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> bytes:
         caller = await _admitted(context, method, gate, application)
@@ -208,7 +208,7 @@ def _through_gate(inner: _Answer, method: GrpcMethod, gate: Gate, application: A
 def _stream_through_gate(
     inner: _Answers, method: GrpcMethod, gate: Gate, application: Application
 ) -> _Answers:
-    """The same for streams."""
+    """Return a handler of streams that passes the gate first."""
 
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
         caller = await _admitted(context, method, gate, application)
@@ -258,7 +258,7 @@ class _Unary:
             reply = await self._handler(message, call)
         except HeadraceError as error:
             failed = error
-        except Exception:  # noqa: BLE001 - the boundary to the network: a bug fails its own call only
+        except Exception:  # noqa: BLE001 - network boundary: a bug fails only its own call
             _log.exception("a gRPC call failed unexpectedly", extra={"path": self._path})
             failed = _INTERNAL
         except BaseException as error:
@@ -274,7 +274,7 @@ class _Unary:
             return joined(reply)
         finally:
             bodies.close(account.held)
-        # Only now: what a refused call held must not refuse the next one while the error is being sent.
+        # Sent after the release: bytes of a refused call must not cause the next refusal meanwhile.
         await _abort(context, call, failed, self._application)
         raise AssertionError("abort always raises")
 
@@ -285,7 +285,7 @@ class _Unary:
             async with asyncio.timeout(seconds):
                 return await bodies.silent.coming(messages.__anext__)
         except TimeoutError:
-            raise DeadlineExceeded(f"the message had not arrived after {seconds:g} s") from None
+            raise DeadlineExceeded(f"the message did not arrive within {seconds:g} s") from None
         except StopAsyncIteration:
             raise InvalidRequest("expected one gRPC message, got none") from None
 
@@ -314,7 +314,7 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> _An
                 yield joined(reply)
         except HeadraceError as error:
             await _abort(context, call, error, application)
-        except Exception:  # noqa: BLE001 - the same boundary
+        except Exception:  # noqa: BLE001 - network boundary, as above
             _log.exception("a gRPC stream failed unexpectedly", extra={"path": method.path})
             await _abort(context, call, _INTERNAL, application)
         except BaseException as error:
@@ -331,9 +331,9 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> _An
 
 
 async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pauses) -> AsyncIterator[bytes]:
-    """A stream's messages: the first one within the time for a body, those after it whenever they come.
+    """Yield a stream's messages: the first within the timeout of a body, later ones whenever they arrive.
 
-    Once the server stops, only those that have arrived, as far as that can be told.
+    Once the server stops, only messages that have arrived are yielded, as far as that can be determined.
     """
     seconds = bodies.limits.body_timeout_seconds
     come, of_stream = False, pauses.of_stream()
@@ -345,7 +345,7 @@ async def _in_time(messages: AsyncIterator[bytes], bodies: Bodies, pauses: Pause
         except StopAsyncIteration:
             return
         if message is None:
-            raise DeadlineExceeded(f"no message had come {seconds:g} s after the stream was opened")
+            raise DeadlineExceeded(f"no message arrived within {seconds:g} s after the stream was opened")
         come = True
         yield message
 
@@ -367,7 +367,7 @@ def _call(
 
 
 def _caller(peer: str) -> str:
-    """The other end as ASGI's servers have it, of ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``."""
+    """Return ``HOST:PORT`` of a peer such as ``ipv4:127.0.0.1:5000`` or ``ipv6:%5B::1%5D:5000``, else ""."""
     family, _, address = unquote(peer).partition(":")
     return address if family in {"ipv4", "ipv6"} else ""
 
@@ -375,13 +375,13 @@ def _caller(peer: str) -> str:
 def _refusing(error: HeadraceError, path: str, application: Application) -> _Answers:
     async def answer(messages: AsyncIterator[bytes], context: aio.ServicerContext) -> AsyncIterator[bytes]:
         await _abort(context, _call(context, path, application.outcomes), error, application)
-        yield b""  # makes it a stream; never reached
+        yield b""  # makes this an async generator; never reached
 
     return answer
 
 
 class _Metadata:
-    """The headers of a call, read from the library only if somebody asks."""
+    """The headers of a call, read from the library only on demand."""
 
     def __init__(self, context: aio.ServicerContext) -> None:
         self._context = context
@@ -391,7 +391,7 @@ class _Metadata:
 
 
 def _headers(metadata: Iterable[tuple[str, str | bytes]] | None) -> Iterator[tuple[bytes, bytes]]:
-    """Metadata as the library has it, as headers."""
+    """Yield the library's metadata as headers."""
     for name, value in metadata or ():
         yield name.encode(), value if isinstance(value, bytes) else value.encode()
 

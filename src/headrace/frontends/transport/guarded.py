@@ -1,4 +1,4 @@
-"""The application behind a gate: nothing of a call is read, its body least of all, before it is let in."""
+"""The application behind a gate, which admits a call before anything but its headers is read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from headrace.outcomes import Outcomes
 
 
 class GuardedApplication(Application):
-    """An Application that asks a Gate first.
+    """An Application that checks each call at a Gate first.
 
-    A class of its own, so that a server without keys has nothing of it on a request's way.
+    A separate class, so that a server without keys pays nothing for it per request.
     """
 
     gate: Gate
@@ -37,7 +37,7 @@ class GuardedApplication(Application):
         *,
         gate: Gate,
     ) -> None:
-        """Serve these routes and methods; as ``Application``."""
+        """Serve these routes and methods behind ``gate``; otherwise as ``Application``."""
         methods = list(methods)
         super().__init__(routes, methods, limits, outcomes, lane)
         self.gate = gate
@@ -45,7 +45,7 @@ class GuardedApplication(Application):
         self._verbs = {method.path: method.verbs for method in methods}
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request, or refuse it at the gate."""
+        """Return the coroutine that handles one request, or refuses it at the gate."""
         if scope["type"] == "http":
             return self._through_gate(scope, receive, send)
         return super().answer(scope, receive, send)
@@ -59,7 +59,7 @@ class GuardedApplication(Application):
         except HeadraceError as error:
             await self._refuse(scope, send, error.with_traceback(None))
             return
-        ASKING.set(caller)  # of this request's task alone
+        ASKING.set(caller)  # for this request's task only
         if caller.limits is None:
             await self._admitted(scope, receive, send)
             return
@@ -91,7 +91,7 @@ class GuardedApplication(Application):
     async def _messages(
         self, receive: Receive, encoding: bytes, unanswered: deque[Account]
     ) -> AsyncIterator[bytes]:
-        """A stream's messages; whose key has ended meanwhile, gets no further."""
+        """Yield a stream's messages; each is checked at the gate, which ends the stream of an expired key."""
         async for message in super()._messages(receive, encoding, unanswered):
             await self.gate.in_turn(ASKING.get())
             yield message

@@ -1,4 +1,4 @@
-"""Serving with h2corn: HTTP/1.1, HTTP/2 and native gRPC on every port, with its guards set."""
+"""Serve with h2corn: HTTP/1.1, HTTP/2 and native gRPC on every port, with its limits configured."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Descriptors that are not connections: models, logs, listening sockets, the event loop's own.
+# Descriptors reserved for models, logs, listening sockets and the event loop.
 _SPARE_DESCRIPTORS = 64
-# Of the drain time, what streams get of a generation that goes while the server stays.
+# Share of the drain time for streams of a generation that retires while the server keeps running.
 _STREAMS_SHARE = 0.5
-# Connections that end for their age end in so many parts, one after another.
+# With a maximum connection age, connections are divided among this many generations, which retire in turn.
 _PARTS = 4
 _AGE_JITTER = 0.1
-# Who could not accept begins again when so many descriptors are free, within so long. Where that happens so
-# often, something keeps descriptors for itself, and only another process has them back.
+# A generation that failed to accept is replaced once _FREE_DESCRIPTORS are free, within _FREE_SECONDS. More
+# than _MOST_FAILURES within _FAILURES_SECONDS suggest a descriptor leak, which only a new process ends.
 _FREE_DESCRIPTORS = 24
 _FREE_SECONDS = 5.0
 _LOOK_SECONDS = 0.05
@@ -41,14 +41,14 @@ _MOST_FAILURES, _FAILURES_SECONDS = 3, 60.0
 
 
 class H2cornTransport:
-    """The application on some listening sockets.
+    """The application on a set of listening sockets.
 
-    Its connections belong to generations. Mostly there is one; another follows it for a new certificate.
-    Where connections have a greatest age, some serve at a time, and end in turn.
+    Its connections belong to generations. Usually there is one; a new certificate starts another, which
+    replaces it. With a maximum connection age, several serve at a time and retire in turn.
 
     Attributes:
-        listeners: Where it listens.
-        accepts_no_more: Set when it has stopped to accept connections.
+        listeners: Listening sockets.
+        accepts_no_more: Set when the transport has stopped accepting connections.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class H2cornTransport:
         """Prepare to serve.
 
         Args:
-            application: What answers.
-            listeners: Where it listens; their first set stays the caller's.
-            config: The server's settings.
-            certificate: What connections are encrypted with, followed as it changes; None for not at all.
+            application: Application to serve.
+            listeners: Listening sockets; the caller keeps ownership of the first set.
+            config: Server settings.
+            certificate: Certificate for TLS, followed as it changes; None for plaintext.
         """
         self._application = application
         self.listeners = listeners
@@ -89,11 +89,11 @@ class H2cornTransport:
 
     @property
     def opened(self) -> list[socket.socket]:
-        """The listening sockets that were opened beside those given."""
+        """The listening sockets opened in addition to those given."""
         return self.listeners.opened
 
     async def start(self) -> None:
-        """Start answering; returns when connections are accepted."""
+        """Start serving; return when connections are accepted."""
         for _ in range(self._many):
             self._current.append(await self._begun())
         self._lead()
@@ -128,13 +128,13 @@ class H2cornTransport:
         self.listeners.lead_to([one.number for one in self._current])
 
     def _ended(self, generation: Generation, ended: asyncio.Future[None]) -> None:
-        """Say so when a generation that takes connections ends; others may."""
+        """Replace a generation that failed to accept, or pass the end of a current one on to ``serving``."""
         error = None if ended.cancelled() else ended.exception()
         if generation not in self._current or self.serving is None or self.serving.done():
             return
         if isinstance(error, OSError) and not self._draining.is_set() and self._may_begin_again():
             _log.error(
-                "no connection could be accepted: %s; all are closed until there are descriptors", error
+                "no connection could be accepted: %s; all are closed until descriptors are free", error
             )
             again = asyncio.create_task(self._begin_again(generation, error, self.serving))
             self._beginning_again.add(again)
@@ -152,16 +152,16 @@ class H2cornTransport:
         return True
 
     async def _begin_again(self, failed: Generation, why: OSError, serving: asyncio.Future[None]) -> None:
-        """Let a generation follow one that could accept no connection; h2corn closes those it has then.
+        """Replace a generation that failed to accept; h2corn closes the connections it has then.
 
-        It has the same sockets, so it need not wait for a server that is about to take them over.
+        The replacement has the same sockets, so it need not wait for a server that is taking them over.
         """
         until = time.monotonic() + _FREE_SECONDS
         while not self._draining.is_set():
             try:
                 _expect_descriptors(_FREE_DESCRIPTORS)
                 async with self._changing:
-                    if failed not in self._current:  # by age, or for a certificate: another has its place
+                    if failed not in self._current:  # replaced meanwhile, for its age or a certificate
                         return
                     self._current[self._current.index(failed)] = await self._begun(failed.number)
                 self._lead()
@@ -176,19 +176,19 @@ class H2cornTransport:
                 return
 
     async def _use(self, _certificate: Certificate) -> None:
-        """Let new connections get the certificate in force, and tell those that are to go on a new one."""
+        """Replace all generations, so that new connections use the certificate in force."""
         for place in range(len(self._current)):
             await self._replace(place)
 
     async def _retire_in_turn(self) -> None:
-        """Let one part of the connections after the other end, so that none grows older than it may."""
+        """Retire one generation after another, so that no connection exceeds the maximum age."""
         place = 0
         while not self._draining.is_set():
             seconds = self._age_seconds / self._many
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds * (1 - _AGE_JITTER * random.random())):
                     await self._draining.wait()
-            # No more than twice as many as serve: each keeps sockets until its last stream has ended.
+            # Bound the retiring generations: each keeps its sockets until its last stream has ended.
             while len(self._going) > 2 * self._many and not self._draining.is_set():
                 await asyncio.wait({*self._going}, return_when=asyncio.FIRST_COMPLETED)
             if self._draining.is_set():
@@ -196,11 +196,11 @@ class H2cornTransport:
             try:
                 await self._replace(place)
             except (OSError, ValueError) as error:
-                _log.error("connections stay beyond their greatest age: %s", error)
+                _log.error("connections stay open beyond their maximum age: %s", error)
             place = (place + 1) % self._many
 
     async def _replace(self, place: int) -> None:
-        """Let a new generation take connections in an old one's place, which ends."""
+        """Start a new generation in place of an old one, which retires."""
         await self._may_follow.wait()
         async with self._changing:
             if self._draining.is_set():
@@ -224,34 +224,34 @@ class H2cornTransport:
     def _gone(self, going: asyncio.Task[None]) -> None:
         self._going.discard(going)
         if not going.cancelled() and (error := going.exception()) is not None:
-            _log.error("connections that were to end have failed", exc_info=error)
+            _log.error("old connections could not be closed properly", exc_info=error)
 
     async def hold(self) -> None:
-        """Let no generation follow another one at other sockets, until ``release``."""
+        """Block the replacement of generations on other sockets until ``release``."""
         self._may_follow.clear()
-        async with self._changing:  # what has begun is done then
+        async with self._changing:  # wait for a replacement under way
             pass
 
     def release(self) -> None:
-        """Let generations follow again."""
+        """Allow the replacement of generations again."""
         self._may_follow.set()
 
     # --- the end ---
 
     def drain(self) -> None:
-        """From now on say in each answer over HTTP/1.1 that its connection ends with it, and let it end."""
+        """Send ``Connection: close`` with every HTTP/1.1 response from now on."""
         self._draining.set()
         for generation in self._current:
             generation.drain()
 
     async def stop(self) -> None:
-        """Accept nothing more; return when what was accepted is answered, or the drain time is over."""
+        """Stop accepting; return when accepted requests are answered or the drain time has expired."""
         self._draining.set()
         self._hurry.set()
         if self._retiring is not None:
             await self._retiring
         await asyncio.gather(*self._beginning_again)
-        async with self._changing:  # what is about to take another's place has done so, or does not
+        async with self._changing:  # wait for a replacement under way; later ones return at once
             stops = asyncio.gather(*(one.stop() for one in self._current), *self._going)
             await asyncio.gather(*(one.accepts_no_more.wait() for one in self._current))
             self.accepts_no_more.set()
@@ -260,20 +260,20 @@ class H2cornTransport:
 
 
 def _most_connections(wanted: int, parts: int, *, changes: bool) -> int:
-    """As many connections for each generation as are wanted of all, 0 for any number, and descriptors allow.
+    """Return the connection limit of each generation: its share of ``wanted``, as far as descriptors allow.
 
-    An accept that finds no descriptor costs all connections.
+    h2corn closes all connections when an accept finds no free descriptor.
 
     Args:
-        wanted: How many.
-        parts: How many generations serve at a time.
-        changes: Whether others follow them: meanwhile both have connections.
+        wanted: Largest number of connections in all; 0 for no limit.
+        parts: Number of generations that serve at a time.
+        changes: Whether generations are replaced, so that old and new ones have connections at once.
     """
     possible = max(1, _connections_within_file_limit() // (2 if changes else 1))
     if wanted > possible:
         _log.warning(
-            "limits.max_connections = %d, but the process may have too few files open: %d are accepted; "
-            "raise its limit (ulimit -n)",
+            "limits.max_connections = %d, but the process may open too few files: %d connections are "
+            "accepted; raise its limit (ulimit -n)",
             *(wanted, possible),
         )
     return math.ceil(min(wanted or possible, possible) / parts)
@@ -288,10 +288,10 @@ def _connections_within_file_limit() -> int:
 
 
 def _expect_descriptors(free: int) -> None:
-    """See whether descriptors are free.
+    """Check that this many descriptors are free.
 
     Raises:
-        OSError: There are fewer.
+        OSError: Fewer are free.
     """
     taken: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""What a request's headers say of its body, its deadline and its caller."""
+"""Read the body length, compression, deadline and request id from a request's headers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _DIGITS_OF_63_BITS = 19
 
 
 def read_http(call: HttpCall) -> tuple[int, bool]:
-    """Take the deadline, which runs from now on, from the headers.
+    """Read the request id and the deadline, which runs from now, from the headers.
 
     Returns:
-        The length that the body is declared to have, -1 if it declares none; and whether it is compressed.
+        The declared length of the body in bytes, -1 for none; and whether the body is compressed.
 
     Raises:
-        Unsupported: It is compressed in a way that is not known here.
+        InvalidRequest: The timeout is not a number above 0.
+        Unsupported: The compression is not supported.
     """
     named = dict(call.headers)
     request_id = named.get(REQUEST_ID)
@@ -36,10 +37,13 @@ def read_http(call: HttpCall) -> tuple[int, bool]:
 
 
 def read_grpc(call: GrpcCall) -> bytes:
-    """Take the deadline, which runs from now on, from the metadata.
+    """Read the request id and the deadline, which runs from now, from the metadata.
 
     Returns:
-        How the messages are compressed; empty if it does not say.
+        The compression of the messages; empty if not given.
+
+    Raises:
+        InvalidRequest: The timeout has another format than gRPC's.
     """
     named = dict(call.headers)
     request_id = named.get(REQUEST_ID)
@@ -52,7 +56,7 @@ def read_grpc(call: GrpcCall) -> bytes:
 
 
 def announced_bytes(content_length: bytes) -> int:
-    """What a body's ``content-length`` says; -1 for what is no number, the largest for what is too long."""
+    """Return the value of ``content-length``; -1 if it is no number, the largest int if it is too long."""
     if not content_length.isdigit():
         return -1
     return int(content_length) if len(content_length) < _DIGITS_OF_63_BITS else sys.maxsize
@@ -69,14 +73,14 @@ def _is_compressed(headers: Headers) -> bool:
 
 
 def echo_request_id(call: Call) -> None:
-    """Take the name that the caller gave the call; for calls whose other headers nobody reads."""
+    """Take the request id from the headers, for calls whose other headers are not read."""
     request_id = call.header(REQUEST_ID)
     if request_id is not None:
         call.echo(request_id)
 
 
 def is_grpc(headers: Headers) -> bool:
-    """Whether a request is gRPC's, by its ``content-type``."""
+    """Return whether a request is a gRPC call, by its ``content-type``."""
     for name, value in headers:
         if name == b"content-type":
             return value.startswith(b"application/grpc") and not value.startswith(b"application/grpc-web")
@@ -84,10 +88,10 @@ def is_grpc(headers: Headers) -> bool:
 
 
 def deadline_in(seconds: float) -> float:
-    """When to have answered: a little before the client gives up.
+    """Return the deadline on the monotonic clock, a little before the client's own.
 
-    A client whose own deadline passes cancels its call, and many cancelled calls look like an attack (rapid
-    resets), for which HTTP/2 servers end the whole connection with the innocent calls on it.
+    A client cancels its call when its own deadline passes. Many cancelled calls look like an attack (rapid
+    resets), for which HTTP/2 servers close the whole connection with the innocent calls on it.
     """
     return time.monotonic() + seconds - min(0.005, seconds * 0.1)
 

@@ -1,4 +1,4 @@
-"""The listening sockets of generations: each has its own, so that it can be kept from new connections."""
+"""The listening sockets of generations: each has its own set, so that new connections can be steered away."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from headrace.frontends.transport.steering import program, steer
 
 
 class Listeners:
-    """Sets of listening sockets, one socket a port in each, numbered from 0 as the kernel numbers them.
+    """Sets of listening sockets, one socket per port in each, numbered from 0 as in the kernel.
 
-    The kernel is told which sets get new connections. Sockets stay open when nobody accepts at them any more,
-    and whoever comes next gets them: so their numbers in the kernel never change, not even when another
-    server takes all of them over.
+    The kernel is told which sets get new connections. Sockets stay open when nobody accepts on them any more,
+    and the next generation reuses them. So their numbers in the kernel never change, even when another server
+    takes all of them over.
 
-    Where that cannot be had (not Linux; sockets that somebody else has opened, or steers to), there is one
-    set, and whoever follows takes connections from it side by side with who was there.
+    Where this is unavailable (not Linux; sockets that others have opened, or steer), there is one set, and a
+    new generation accepts on it beside the old one.
 
     Attributes:
         sets: All sets.
-        has_many: Whether sets can be added, and connections led to some of them.
-        leading: The sets that get new connections.
+        has_many: Whether sets can be added, and connections steered to some of them.
+        leading: Numbers of the sets that get new connections.
     """
 
     def __init__(
@@ -34,13 +34,14 @@ class Listeners:
         free: Sequence[int] | None = None,
         leading: Sequence[int] | None = None,
     ) -> None:
-        """Begin with some sets.
+        """Start with some sets.
 
         Args:
-            sets: Bound and listening, one a port in each. The first set stays the caller's.
-            may_join: Whether further sockets may be opened beside them.
-            free: The sets at which nobody accepts; all of them if left out.
-            leading: The sets to which another server leads connections now, and goes on to until ``resume``.
+            sets: Bound and listening sockets, one per port in each set. The caller owns the first set.
+            may_join: Whether further sockets may be opened on the same ports.
+            free: Numbers of the sets on which nobody accepts; all of them if omitted.
+            leading: Numbers of the sets to which another server steers connections until ``resume``; None if
+                no other server does.
         """
         self.sets = [list(one) for one in sets]
         self._free = [*range(len(self.sets))] if free is None else list(free)
@@ -55,19 +56,19 @@ class Listeners:
 
     @property
     def free(self) -> list[int]:
-        """The sets at which nobody accepts."""
+        """Numbers of the sets on which nobody accepts."""
         return list(self._free)
 
     @property
     def used(self) -> list[int]:
-        """The sets at which somebody may accept."""
+        """Numbers of the sets on which somebody may accept."""
         return [number for number in range(len(self.sets)) if number not in self._free]
 
     def take(self) -> int:
-        """The number of a set for somebody who accepts there, which gets no connections yet.
+        """Reserve a set to accept on, and return its number; it gets no connections yet.
 
         Raises:
-            OSError: No further socket can be had.
+            OSError: No further socket can be opened.
         """
         if self._free:
             return self._free.pop(0)
@@ -85,11 +86,11 @@ class Listeners:
         return len(self.sets) - 1
 
     def descriptors(self, number: int) -> list[int]:
-        """The descriptors of a set."""
+        """Return the descriptors of a set."""
         return [one.fileno() for one in self.sets[number]]
 
     def lead_to(self, numbers: Sequence[int]) -> None:
-        """Let these sets, and no others, get new connections."""
+        """Steer new connections to these sets only."""
         self.leading = sorted(set(numbers))
         if not self._paused and (self.has_many or len(self.sets) > 1):
             self._steer()
@@ -100,26 +101,26 @@ class Listeners:
         return all(took)
 
     def pause(self) -> None:
-        """Leave it to another server where connections are led, until ``resume``."""
+        """Leave the steering to another server until ``resume``."""
         self._paused = True
 
     def resume(self) -> None:
-        """Lead connections again, to where they were to be led last."""
+        """Steer connections again, to the sets requested last."""
         self._paused = False
         self.lead_to(self.leading)
 
     async def until_accepted(self, *numbers: int) -> None:
-        """Wait until the connections are accepted that sets got before new ones were led elsewhere."""
+        """Wait until sets have accepted the connections they got before new ones were steered elsewhere."""
         if self.has_many:
             await until_settled([one for number in numbers for one in self.sets[number]])
 
     def give_back(self, *numbers: int) -> None:
-        """Let somebody else have sets."""
+        """Return sets for reuse."""
         if self.has_many:
             self._free.extend(numbers)
 
     def listen_no_more(self) -> None:
-        """Let another server have the ports, although connections go on here that came from them."""
+        """Free the ports for another server, while connections accepted from them continue."""
         for several in self.sets:
             for one in several:
                 listen_no_more(one)
@@ -134,9 +135,9 @@ class Ports(NamedTuple):
     """Listening sockets that a server has not opened itself.
 
     Attributes:
-        listeners: For REST and gRPC.
-        is_lent: Whether somebody else goes on to listen at the same sockets, so nothing may be left on them.
-        admin: Those for administration.
+        listeners: Sockets for REST and gRPC.
+        is_lent: Whether another process keeps listening on the same sockets; no filter may remain on them.
+        admin: Sockets for administration.
     """
 
     listeners: Listeners

@@ -1,4 +1,4 @@
-"""Listening sockets: opened with an error that says the way out, and closed without cutting anybody off."""
+"""Open listening sockets with errors that name the fix, and close them without dropping connections."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from headrace.errors import ConfigError, PlaceTaken
 _BACKLOG = 1024
 
 IDLE_SECONDS = 120
-"""How long a kept connection may be idle: longer than callers keep theirs (Go 90 s, most balancers 60 s).
+"""Idle timeout of kept connections: longer than that of callers (Go 90 s, most balancers 60 s).
 
-Whoever closes first must be the one who sends, or a request crosses the close on its way.
+The side that sends must also be the one that closes, or a request crosses the close in transit.
 """
 
-# Linux: a classic BPF program that is run on each packet to a listening socket, from its TCP header on.
+# Linux: a classic BPF program that runs on each packet to a listening socket, starting at its TCP header.
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _LOAD_FLAGS = (0x30, 0, 0, 13)
 _IF_SYN_ELSE_SKIP_ONE = (0x45, 0, 1, 0x02)
 _DROP = (0x06, 0, 0, 0)
 _PASS = (0x06, 0, 0, 0xFFFFFFFF)
 
-# Where Linux's tcp_info says how many connections are waiting to be accepted.
+# Where Linux's tcp_info holds the number of connections waiting to be accepted.
 _TCP_INFO_BYTES = 104
 _WAITING = struct.Struct("24xI")
 _LOOK_SECONDS = 0.005
-# Where it says in which state a connection is, and how many bytes the other end has got.
+# Where it holds a connection's state, and the number of bytes that the peer has acknowledged.
 _GOT = struct.Struct("=B119xQ")
 _OPEN = (1, 8)
-"""Established; and closed by the other end, which may still wait for an answer."""
+"""ESTABLISHED and CLOSE_WAIT: a peer that has closed its sending side may still wait for a response."""
 _UNREAD = struct.Struct("i")
 _BY_PORT = (socket.AF_INET, socket.AF_INET6)
 _LOOK_AT_CONNECTIONS_SECONDS = 0.02
-# How long packets of connections that were begun before may be on their way.
+# How long packets of connections begun earlier may be in transit.
 _SETTLE_SECONDS = 0.15
 _MOST_SETTLE_SECONDS = 1.0
 
@@ -52,12 +52,12 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
     """Open a listening socket.
 
     Args:
-        host: Where.
-        port: The port; 0 for any free one.
-        setting: What the port is called, for the error.
+        host: Address to listen on.
+        port: Port; 0 for any free one.
+        setting: Name of the port's setting, for the error.
 
     Raises:
-        ConfigError: The port or the address cannot be had.
+        ConfigError: The port or the address is not available.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -69,17 +69,17 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
 def listen_together(
     host: str, port: int, setting: str, many: int, *, listening: bool = True
 ) -> list[socket.socket]:
-    """Open several sockets at one port, among which the system shares out new connections.
+    """Open several sockets on one port, among which the kernel distributes new connections.
 
     Args:
-        host: Where.
-        port: The port; 0 for any free one.
-        setting: What the port is called, for the error.
-        many: How many sockets.
-        listening: Whether they listen. Else they only keep the port for sockets that join them.
+        host: Address to listen on.
+        port: Port; 0 for any free one.
+        setting: Name of the port's setting, for the error.
+        many: Number of sockets.
+        listening: Whether they listen; otherwise they only reserve the port for sockets that join them.
 
     Raises:
-        ConfigError: The port or the address cannot be had: also where others share that port already.
+        ConfigError: The port or the address is not available, even if its other users share it.
     """
     opened: list[socket.socket] = []
     try:
@@ -90,7 +90,7 @@ def listen_together(
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            if len(opened) == 1:  # binds as if it were alone: refused where anybody is at that port
+            if len(opened) == 1:  # bound without SO_REUSEPORT: fails if anything uses the port
                 one.bind((host, port))
                 port = one.getsockname()[1]
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -107,10 +107,10 @@ def listen_together(
 
 
 def join(listener: socket.socket) -> socket.socket:
-    """Open a further socket at the port of one that ``listen_together`` has opened.
+    """Open a further socket on the port of one that ``listen_together`` has opened.
 
     Raises:
-        OSError: It cannot be had.
+        OSError: It cannot be opened.
     """
     joined = socket.socket(listener.family, socket.SOCK_STREAM)
     try:
@@ -135,21 +135,22 @@ def _why_not(host: str, port: int, setting: str, error: OSError) -> str:
     option = f"--{setting.replace('_', '-')}"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} of {host} is taken, perhaps by a headrace that runs already; stop what listens "
-            f"there, or choose another with {option} N (0 for any free one)"
+            f"port {port} of {host} is taken, perhaps by another headrace server; stop that server, "
+            f"or choose another port with {option} N (0 for any free one)"
         )
     if error.errno == errno.EACCES:
         return f"port {port} of {host} is for privileged users only; choose one above 1023 with {option} N"
-    return f"cannot listen on {host}:{port}: {error.strerror or error}; --host and {option} say where"
+    return (
+        f"cannot listen on {host}:{port}: {error.strerror or error}; choose others with --host and {option}"
+    )
 
 
 def take_no_more(listener: socket.socket) -> None:
-    """Let no further connection come into being, while those that exist or are under way can be accepted.
+    """Prevent new connections, while those that exist or are pending can still be accepted.
 
-    Closing a listening socket resets every connection that waits in it to be accepted, and its caller may
-    have sent a request already. So first the kernel is told to drop what would begin a connection (a packet
-    with SYN): to its caller that is a packet lost on the way; when it is sent again, the socket is closed.
-    Where that cannot be had (not Linux), there is nothing to be done but closing.
+    Closing a listening socket resets every connection in its backlog, and its client may have sent a request
+    already. So the kernel is first told to drop packets that begin a connection (SYN). The client sees a lost
+    packet; when it retransmits, the socket is closed. Without kernel support (not Linux) nothing happens.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -160,25 +161,25 @@ def take_no_more(listener: socket.socket) -> None:
         listener.setsockopt(
             socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 4, ctypes.addressof(program))
         )
-    except OSError:  # a kernel without it
+    except OSError:  # not supported by the kernel
         return
 
 
 def take_again(listener: socket.socket) -> None:
-    """Let connections come into being again, after ``take_no_more``."""
+    """Allow new connections again, after ``take_no_more``."""
     if sys.platform.startswith("linux"):
-        with suppress(OSError):  # nothing was kept off
+        with suppress(OSError):  # no filter was attached
             listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
 def listen_no_more(listener: socket.socket) -> None:
-    """Let others listen at its port, although h2corn has it open until its last connection has ended."""
+    """Free the port for others, although h2corn keeps the socket open until its last connection has ended."""
     with suppress(OSError):  # closed already
         listener.shutdown(socket.SHUT_RDWR)
 
 
 async def until_accepted(listener: socket.socket, seconds: float) -> None:
-    """Wait until no connection waits to be accepted, or the time is over."""
+    """Wait until no connection waits to be accepted, or the timeout has expired."""
     until = time.monotonic() + seconds
     while _waiting(listener) and time.monotonic() < until:  # noqa: ASYNC110 - the kernel sets no event
         await asyncio.sleep(_LOOK_SECONDS)
@@ -189,17 +190,17 @@ def _waiting(listener: socket.socket) -> int:
         return 0
     try:
         info = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-    except OSError:  # closed already, by the server that has taken its place
+    except OSError:  # closed already, by the server that took over
         return 0
     waiting: int = _WAITING.unpack_from(info)[0]
     return waiting
 
 
 async def until_none_waits(listeners: Sequence[socket.socket]) -> None:
-    """Let no further connection come into being, and wait until those that exist are accepted, for a while.
+    """Prevent new connections, and wait until those that exist are accepted, up to a time limit.
 
     Args:
-        listeners: All sockets of a server.
+        listeners: All listening sockets of a server.
     """
     for one in listeners:
         take_no_more(one)
@@ -207,25 +208,26 @@ async def until_none_waits(listeners: Sequence[socket.socket]) -> None:
 
 
 async def until_settled(listeners: Sequence[socket.socket]) -> None:
-    """Wait until the connections are accepted that sockets got before new ones went elsewhere, for a while.
+    """Wait until sockets that get no new connections have accepted those they had, up to a time limit.
 
     Args:
-        listeners: The sockets.
+        listeners: Listening sockets.
     """
     await asyncio.sleep(_SETTLE_SECONDS)
     await asyncio.gather(*(until_accepted(one, _MOST_SETTLE_SECONDS) for one in listeners))
 
 
 async def until_first_answers(listeners: Sequence[socket.socket], seconds: float) -> None:
-    """Wait until all who have connected have got something, and what they sent is read, for a while.
+    """Wait until every client has received something, and what it sent has been read, up to a timeout.
 
-    h2corn and uvicorn, once told to stop, close a connection without an answer on which nothing had come,
-    or a part of a head: h2corn when the rest comes. But who connects is about to ask; on a crowded machine
-    seconds pass between the two. Encrypted connections are not seen so: their handshake was something.
+    Once told to stop, h2corn and uvicorn close a connection without a response if nothing, or only part of a
+    head, has arrived on it; h2corn does so when the rest arrives. But a client that connects is about to
+    send, and on a crowded machine seconds pass between the two. Encrypted connections are not detected: their
+    handshake counts as something received.
 
     Args:
-        listeners: Where this process has accepted connections, and accepts none any more.
-        seconds: How long to wait at the most.
+        listeners: Sockets on which this process has accepted connections, and accepts no more.
+        seconds: Longest wait in seconds.
     """
     if not seconds or not sys.platform.startswith("linux"):
         return
@@ -239,23 +241,23 @@ async def until_first_answers(listeners: Sequence[socket.socket], seconds: float
 
 
 def _is_owed(descriptor: int, ports: Collection[int]) -> bool:
-    """Whether it is a connection to one of the ports that has got nothing yet, or has sent what is unread."""
+    """Return whether a connection to one of the ports has received nothing, or has sent unread data."""
     try:
         connection = socket.socket(fileno=descriptor)
-    except OSError:  # something else, or closed meanwhile
+    except OSError:  # not a socket, or closed meanwhile
         return False
     try:
         if connection.family not in _BY_PORT or connection.getsockname()[1] not in ports:
             return False
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _GOT.size)
-        if len(info) < _GOT.size:  # a kernel that does not say it
+        if len(info) < _GOT.size:  # a kernel without this field
             return False
         state, got = _GOT.unpack(info)
         return state in _OPEN and (not got or _unread_bytes(descriptor) > 0)
     except OSError:
         return False
     finally:
-        connection.detach()  # it belongs to what serves it
+        connection.detach()  # the server owns the descriptor
 
 
 def _unread_bytes(descriptor: int) -> int:

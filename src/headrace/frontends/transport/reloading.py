@@ -1,4 +1,4 @@
-"""The certificate in force, which follows its files: looked at every few seconds, and when told to."""
+"""The certificate in force, reloaded when its files change: checked every few seconds, and on request."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ _log = logging.getLogger(__name__)
 EXPIRES = Metric(
     "headrace_tls_certificate_expires_seconds",
     "gauge",
-    "Time until the certificate in force expires, or one of those that lead to its authority: alert on it.",
+    "Time until the certificate in use, or one of its chain, expires: alert on it.",
     (),
 )
 RELOADS = Metric(
     "headrace_tls_certificate_reloads",
     "counter",
-    "New certificates: loaded, or failed, which leaves the one before in force.",
+    "Reloads of certificates: loaded, or failed, which keeps the previous one.",
     ("result",),
 )
 
 METRICS = (EXPIRES, RELOADS)
 
 LOOK_SECONDS = 5.0
-"""How often the files are looked at."""
+"""Interval in seconds between checks of the files."""
 
 _MOST_PASSES = 63
-"""How many looks pass at the most until files that the system has refused are tried again: five minutes."""
+"""Largest number of checks skipped before files that the system could not read are retried: five minutes."""
 
 
 class ServedCertificate:
     """The certificate that new connections get. Event loop only.
 
     Attributes:
-        current: What is in force.
-        reloads: How often new files have been taken up.
-        failures: How often they could not be.
-        uses: What takes up a new certificate, one after another; what raises refuses it for all.
-        tells: Is told of each that was taken up, or refused; takes as long as the disk does.
+        current: Certificate in force.
+        reloads: Number of new certificates loaded.
+        failures: Number of new certificates that could not be loaded.
+        uses: Functions that apply a new certificate, called in turn; an exception rejects it for all.
+        tells: Function notified of each certificate loaded or rejected; it may block on disk I/O.
     """
 
     def __init__(self, tls: Tls) -> None:
         """Read the certificate.
 
         Args:
-            tls: Where it is.
+            tls: Paths of its files.
 
         Raises:
-            ConfigError: Something is wrong with it.
+            ConfigError: The certificate cannot be used.
         """
         self._tls = tls
         self._seen = signature(tls)
@@ -82,14 +82,14 @@ class ServedCertificate:
         self._tell(self.current)
 
     def look(self) -> None:
-        """Look at the files at once, and take them up even if they seem not to have changed."""
+        """Check the files at once, and reload them even if they seem unchanged."""
         self._now.set()
 
     async def follow(self, seconds: float = LOOK_SECONDS) -> None:
-        """Look at the files again and again.
+        """Check the files repeatedly.
 
         Args:
-            seconds: How often.
+            seconds: Interval in seconds.
         """
         while True:
             try:
@@ -102,8 +102,8 @@ class ServedCertificate:
             try:
                 await self._look(was_told=was_told)
                 self._tell_when_over()
-            except Exception:  # noqa: BLE001 - the one in force stays so, and the files are looked at again
-                _log.exception("the certificate could not be looked at")
+            except Exception:  # noqa: BLE001 - the current one stays in force and the files are rechecked
+                _log.exception("cannot check the certificate for changes")
 
     async def _look(self, *, was_told: bool) -> None:
         found = await asyncio.to_thread(signature, self._tls)
@@ -113,7 +113,7 @@ class ServedCertificate:
         try:
             certificate = await asyncio.to_thread(read, self._tls)
         except HeadraceError as error:
-            # Whoever writes the certificate and then the key is between the two for a moment.
+            # A writer that replaces the certificate and then the key is between the two for a moment.
             if was_told or found == self._doubted:
                 await self._refuse(found, error.message, error.__cause__)
             self._doubted = found
@@ -126,14 +126,14 @@ class ServedCertificate:
         try:
             for use in self.uses:
                 await use(certificate)
-        except Exception as error:  # noqa: BLE001 - the boundary to three libraries, each with errors of its own
+        except Exception as error:  # noqa: BLE001 - boundary to three libraries, each with errors of its own
             self.current = before
             await self._refuse(found, str(error), error)
             return
         self._take_note(found)
         self.reloads += 1
         _log.info(
-            "new connections get the new certificate",
+            "new connections use the new certificate",
             extra={"names": certificate.names, "expires": certificate.expires.isoformat()},
         )
         self._tell(certificate)
@@ -147,16 +147,16 @@ class ServedCertificate:
         self._seen, self._refused, self._passes_next = found, "", 0
 
     async def _refuse(self, found: Signature, why: str, cause: BaseException | None) -> None:
-        """Leave the one before in force; what the system has refused is tried again, and told once."""
+        """Keep the current certificate; retry files that the system could not read, and report them once."""
         if not isinstance(cause, OSError):
             self._seen = found
-        else:  # out of descriptors, perhaps; ever more seldom, as connections may have begun to change over
+        else:  # perhaps out of descriptors; back off: an attempt may already have moved connections
             self._passes = self._passes_next = min(2 * self._passes_next + 1, _MOST_PASSES)
             if why == self._refused:
                 return
         self._refused = why
         self.failures += 1
-        _log.error("the new certificate cannot be used; the one before stays in force: %s", why)
+        _log.error("the new certificate cannot be used; the previous one stays in use: %s", why)
         await self._told(f"failed: {why}")
 
     def _tell(self, certificate: Certificate) -> None:
@@ -176,11 +176,11 @@ class TlsMetrics:
     """A Prometheus collector of a certificate."""
 
     def __init__(self, certificate: ServedCertificate) -> None:
-        """Measure a certificate."""
+        """Measure this certificate."""
         self._certificate = certificate
 
     def collect(self) -> Iterator[Family]:
-        """How long it is valid, and how reading it anew went."""
+        """Yield the time until it expires, and the number of reloads."""
         expires, reloads = family(EXPIRES), family(RELOADS)
         expires.add_metric([], (self._certificate.current.expires - datetime.now(UTC)).total_seconds())
         reloads.add_metric(["loaded"], self._certificate.reloads)

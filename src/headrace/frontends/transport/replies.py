@@ -1,4 +1,4 @@
-"""What the transport answers by itself, without a codec: errors of REST, and ASGI's lifespan."""
+"""Replies of the transport itself, without a codec: REST errors, and ASGI's lifespan protocol."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHALLENGE = (b"www-authenticate", b'Bearer realm="headrace"')
 
 
 def error_reply(error: HeadraceError) -> HttpReply:
-    """An error as both REST APIs write it: ``{"error": "…"}``; a check's no as its protocol does."""
+    """Return an error as both REST APIs write it, ``{"error": "…"}``; NotReady has its protocol's body."""
     headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
     if isinstance(error, NotReady):
         return HttpReply(error.body, status=codes(error).http)
@@ -31,7 +31,7 @@ def error_reply(error: HeadraceError) -> HttpReply:
 
 
 async def live(receive: Receive, send: Send) -> None:
-    """The lifespan protocol, in which there is nothing to do."""
+    """Answer the lifespan protocol, which requires no work."""
     while True:
         event = await receive()
         await send({"type": f"{event['type']}.complete"})

@@ -1,4 +1,4 @@
-"""From a method and a path to the handler of a REST API; paths seen before are found by one look-up."""
+"""Find the handler of a REST request by method and path, with a cache of known paths."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from headrace.access.verbs import ANY
 from headrace.frontends.calls import HttpHandler, HttpRoute
 
 PATHS_KEPT = 1024
-"""How many paths are remembered before those that nobody has asked for again are forgotten."""
+"""Number of paths remembered before those that have not been requested again are forgotten."""
 
-# Longer than the path of any model that can be: what is longer is no client's usual path.
+# Longer than the path of any model, so no client uses longer ones regularly.
 _LONGEST_PATH_KEPT = 256
 _LONGEST_PATH = 2048
 
 
 class Match(NamedTuple):
-    """Where a request goes.
+    """The route that a request takes.
 
     Attributes:
-        handler: What answers it; None when nothing does.
-        parameters: The values of the pattern's ``{names}``.
-        allowed: The methods that the path has, when the path is known but not with this method.
-        verbs: A key must permit one of them, as bits; what is not here is told to whoever has a key.
+        handler: Handler of the request; None if no route matches.
+        parameters: Values of the pattern's ``{names}``.
+        allowed: Methods of the path, if the path is known but not with this method.
+        verbs: Verbs as bits, one of which the key must permit. Any key suffices to learn of unknown routes.
     """
 
     handler: HttpHandler | None
@@ -37,12 +37,12 @@ class Router:
     """The routes of all HTTP APIs together."""
 
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
-        """Compile the routes; the first that matches answers."""
+        """Compile the routes; the first match handles a request."""
         self._routes = [
             (route.method, _compiled(route.pattern), route.handler, route.verbs) for route in routes
         ]
-        # Two halves: what was asked for since the last turn, and before it. Paths that clients make up push
-        # out one another, and never one that is in use.
+        # Two halves: paths requested since the last swap, and before it. Paths that clients invent evict
+        # each other, and never one in use.
         self._recent: dict[tuple[str, str], Match] = {}
         self._older: dict[tuple[str, str], Match] = {}
 
@@ -50,13 +50,13 @@ class Router:
         """Find the handler of a request.
 
         Args:
-            method: The HTTP method; HEAD goes where GET goes.
-            path: The decoded path, without the query.
+            method: HTTP method; HEAD is routed as GET.
+            path: Decoded path, without the query.
         """
         found = self._recent.get((method, path))
         if found is None:
             found = self._older.get((method, path)) or self._search(method, path)
-            if found.handler is not None and len(path) <= _LONGEST_PATH_KEPT:  # unknown ones are not worth it
+            if found.handler is not None and len(path) <= _LONGEST_PATH_KEPT:  # unknown paths are not kept
                 self._remember((method, path), found)
         return found
 
@@ -66,7 +66,7 @@ class Router:
         self._recent[asked] = found
 
     def _search(self, method: str, path: str) -> Match:
-        if len(path) > _LONGEST_PATH:  # names have 128 characters at most: there is nothing to be found
+        if len(path) > _LONGEST_PATH:  # names have at most 128 characters, so nothing can match
             return Match(None, {})
         allowed, asked = [], "GET" if method == "HEAD" else method
         for known, pattern, handler, verbs in self._routes:

@@ -1,4 +1,4 @@
-"""Large answers on their way: in slices, and counted until their clients have read them."""
+"""Send large responses in slices, and count them until their clients have read them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COUNTED_ANSWER_BYTES = 2048
-"""Smaller answers are within what the server keeps for a stream anyway."""
+"""Responses below this size are covered by what the server keeps per stream."""
 
 _OWN_BYTES = 1024
 _SMALL_BYTES = 1024 * 1024
@@ -31,11 +31,11 @@ _SAID_EVERY_SECONDS = 60.0
 
 
 class _Answer:
-    """One of them.
+    """One response being sent.
 
     Attributes:
-        size: What it counts with.
-        due: Until when its client should have read it, on the monotonic clock; infinity before it is sent.
+        size: Bytes charged for it.
+        due: Deadline of its client for reading it, on the monotonic clock; infinity unless it is being sent.
     """
 
     __slots__ = ("due", "size")
@@ -45,11 +45,11 @@ class _Answer:
 
 
 class _Room:
-    """What some of the answers may take together.
+    """A byte budget for some of the responses.
 
     Attributes:
-        most_bytes: How many bytes; one that is alone may have more.
-        bytes: How many they have.
+        most_bytes: Largest total in bytes; a single response may exceed it.
+        bytes: Current total in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -58,32 +58,32 @@ class _Room:
         self._looked = -math.inf
 
     def has(self, size: int) -> bool:
-        """Whether there is room for one more."""
+        """Return whether a response of ``size`` bytes fits."""
         return not self.bytes or self.bytes + size <= self.most_bytes
 
     def enter(self, task: asyncio.Task[object] | None, answer: _Answer) -> None:
-        """Count an answer."""
+        """Count a response."""
         self._line[task] = answer
         self.bytes += answer.size
 
     def find(self, task: asyncio.Task[object] | None) -> _Answer | None:
-        """The answer of a task, if it counts here."""
+        """Return the response of a task, or None if it is not counted here."""
         return self._line.get(task)
 
     def leave(self, task: asyncio.Task[object] | None) -> bool:
-        """Count an answer no more; False if it did not, or had to leave before."""
+        """Stop counting a response; return False if it was not counted, or cancelled before."""
         answer = self._line.pop(task, None)
         if answer is not None:
             self.bytes -= answer.size
         return answer is not None
 
     def end_late(self, size: int) -> int:
-        """End answers that are late, the latest first, until there is room for one more and some others.
+        """Cancel overdue responses, the longest overdue first, until one more and some others fit.
 
-        Looking through all of them is not done for each answer that finds no room.
+        The scan is rate-limited: not every response that finds no room starts one.
 
         Returns:
-            How many were ended.
+            Number of responses cancelled.
         """
         now = time.monotonic()
         if now - self._looked < _LOOK_EVERY_SECONDS:
@@ -102,18 +102,18 @@ class _Room:
 
 
 class Answers:
-    """The answers that are being sent, but for tiny ones. Serving thread only.
+    """The responses being sent, except tiny ones. Serving thread only.
 
-    An answer is held until its client has read it. Small and large answers have a room each, so that no large
-    one keeps small ones out. Where a room is full, answers make room for others whose clients have taken
-    longer than a second, and one more for each 8 MiB; the latest go first. Nobody is ended before.
+    A response is held until its client has read it. Small and large responses have separate budgets, so that
+    no large one keeps small ones out. Where a budget is exhausted, responses are cancelled whose clients have
+    taken longer than a second plus a second per 8 MiB, the longest overdue first; none is cancelled before.
     """
 
     def __init__(self, most_bytes: int) -> None:
         """Start with none.
 
         Args:
-            most_bytes: How many bytes all together may have.
+            most_bytes: Limit on the bytes of all responses together.
         """
         self._small = _Room(most_bytes // _SMALL_SHARE)
         self._large = _Room(most_bytes - most_bytes // _SMALL_SHARE)
@@ -121,14 +121,14 @@ class Answers:
 
     @property
     def held_bytes(self) -> int:
-        """What all together count with."""
+        """Bytes charged for all responses together."""
         return self._small.bytes + self._large.bytes
 
     def begin(self, size: int) -> None:
-        """Count the answer of the current task, unless it is tiny; ``end`` must follow.
+        """Count the current task's response, unless it is tiny; pair with ``end``.
 
         Raises:
-            Overloaded: There is no room for it beside others, which are being read.
+            Overloaded: There is no room for it beside those being read.
         """
         task = asyncio.current_task()
         if size < COUNTED_ANSWER_BYTES or task is None:
@@ -139,31 +139,31 @@ class Answers:
             self._say()
             if not room.has(counted):
                 raise Overloaded(
-                    f"answers of {room.bytes} bytes are being sent; {size} more would pass the part of "
-                    f"max_inflight_bytes that is theirs, {room.most_bytes}"
+                    f"answers of {room.bytes} bytes are being sent; {size} more would exceed their share of "
+                    f"max_inflight_bytes, {room.most_bytes}"
                 )
         room.enter(task, _Answer(counted))
 
     def end(self) -> None:
-        """The current task's answer is sent, or its client has gone."""
+        """Stop counting the current task's response: it is sent, or its client has disconnected."""
         task = asyncio.current_task()
         self._small.leave(task)
         self._large.leave(task)
 
     async def send(self, send: Send, slices: Iterator[bytes], *, more: bool = False) -> bool:
-        """Send the body of the current task's answer.
+        """Send the body of the current task's response.
 
         Args:
-            send: ASGI's.
-            slices: Of the body.
-            more: Whether something follows.
+            send: ASGI's send callable.
+            slices: Slices of the body.
+            more: Whether more of the body follows.
 
         Returns:
-            Whether it was sent; False if it had to make room for others.
+            True if it was sent; False if it was cancelled to make room for others.
         """
         task = asyncio.current_task()
         room = self._small if self._small.find(task) is not None else self._large
-        answer = room.find(task)  # none for an error, which is not counted
+        answer = room.find(task)  # None for an error, which is not counted
         if answer is not None:
             answer.due = time.monotonic() + _SECONDS + answer.size / _BYTES_A_SECOND
         body = next(slices, b"")
@@ -171,28 +171,28 @@ class Answers:
             for following in slices:
                 await send({"type": "http.response.body", "body": body, "more_body": True})
                 body = following
-                await asyncio.sleep(0)  # a fast reader's answer is no reason for others to wait
+                await asyncio.sleep(0)  # let other tasks run, even if the client reads fast
             await send({"type": "http.response.body", "body": body, "more_body": more})
         except asyncio.CancelledError:
             if task is None or answer is None or room.leave(task) or task.uncancel():
-                raise  # for another reason, or for another one, too
+                raise  # cancelled for another reason, alone or as well
             return False
         if answer is not None:
-            answer.due = math.inf  # what follows is the server's
+            answer.due = math.inf  # the server sends the rest
         return True
 
     def _say(self) -> None:
         now = time.monotonic()
         if self._ended and now - self._said >= _SAID_EVERY_SECONDS:
             _log.warning(
-                "answers were ended that their clients took too long to read: others had no room",
+                "answers whose clients read too slowly were cancelled, to make room for others",
                 extra={"answers": self._ended},
             )
             self._ended, self._said = 0, now
 
 
 def framed(reply: bytes | Pieces) -> Iterator[bytes]:
-    """A gRPC message with its prefix, in slices."""
+    """Return a gRPC message with its prefix, in slices."""
     if isinstance(reply, bytes) and len(reply) < SLICE_BYTES:
         return iter((frame(reply),))
     parts = reply.parts if isinstance(reply, Pieces) else [reply]

@@ -1,6 +1,6 @@
-"""The application for web pages of other origins (CORS): browsers ask before they let a page ask.
+"""The application for web pages of other origins (CORS), with answers to browsers' preflight requests.
 
-Classes of their own, so that a server that shares nothing has nothing of it on a request's way.
+Separate classes, so that a server without CORS pays nothing for it per request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 Parts = tuple[Iterable[HttpRoute], Iterable[GrpcMethod], Limits, Outcomes, Lane]
-"""What an Application is made of, in the order of its arguments."""
+"""Arguments of Application, in order."""
 
 _VARY = (b"vary", b"origin")
 _EXPOSED = (
@@ -40,22 +40,22 @@ _REMEMBERED_SECONDS = b"600"
 
 
 class Origins:
-    """Whose pages may ask; says the headers that tell browsers so."""
+    """The origins whose pages may send requests, and the CORS headers that tell browsers so."""
 
     def __init__(self, origins: Iterable[str]) -> None:
-        """Know some origins.
+        """Allow some origins.
 
         Args:
-            origins: As the settings have them.
+            origins: Origins as in the settings.
         """
         self._known = frozenset(origin.encode() for origin in origins)
         self._anybody = ANY_ORIGIN.encode() in self._known
 
     def allowed(self, origin: bytes | None) -> Pairs:
-        """What says that pages of an origin may ask; nothing where they may not.
+        """Return the headers that allow an origin; none if it is not allowed.
 
         Args:
-            origin: As a browser sends it; None if none came.
+            origin: Origin as sent by the browser; None if there was none.
         """
         if origin is None:
             return ()
@@ -64,19 +64,19 @@ class Origins:
         return ((b"access-control-allow-origin", origin),) if origin in self._known else ()
 
     def with_answer(self, origin: bytes | None) -> Pairs:
-        """What an answer says: caches must not give one origin's to another."""
+        """Return the headers of a response, with ``Vary`` if it depends on the origin, for caches."""
         allowed = self.allowed(origin)
         said = (*allowed, _EXPOSED) if allowed else ()
         return said if self._anybody else (*said, _VARY)
 
     def with_preflight(self, origin: bytes, methods: Sequence[str], names: bytes) -> Pairs:
-        """What the answer says when a browser asks what it may let a page do.
+        """Return the headers of the response to a preflight request.
 
         Args:
-            origin: As the browser sends it; an allowed one.
-            methods: What the path takes.
-            names: The headers that the page wants to send. Whatever they are, they permit nothing: there are
-                no cookies here, and a key is one that the page itself has.
+            origin: Origin as sent by the browser; an allowed one.
+            methods: Methods of the path.
+            names: Headers that the page wants to send. Any are allowed, which grants no access: headrace uses
+                no cookies, and a page must have its own key.
         """
         return (
             *self.allowed(origin),
@@ -88,17 +88,17 @@ class Origins:
 
 
 class SharedApplication(Application):
-    """An Application that answers web pages of some origins, too."""
+    """An Application that also serves web pages of some origins."""
 
     origins: Origins
 
     def answer(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
-        """Answer one request, or a browser that asks what it may let a page do."""
+        """Return the coroutine that handles one request or preflight request."""
         if scope["type"] != "http":
             return super().answer(scope, receive, send)
         headers, method = dict(scope["headers"]), scope["method"]
         origin = headers.get(b"origin")
-        if origin is None and method == "POST":  # no page's, and nothing that caches keep: above all gRPC
+        if origin is None and method == "POST":  # not from a page, and not cacheable: above all gRPC
             return super().answer(scope, receive, send)
         if method == "OPTIONS" and b"access-control-request-method" in headers:
             root = scope.get("root_path")
@@ -113,16 +113,16 @@ class SharedApplication(Application):
 
 
 class GuardedSharedApplication(SharedApplication, GuardedApplication):
-    """The same behind a gate: browsers ask without a key, pages with theirs."""
+    """The same behind a gate: preflight requests need no key, requests of pages do."""
 
 
 def shared(origins: Iterable[str], gate: Gate | None, parts: Parts) -> Application:
-    """An application that answers web pages of some origins, too.
+    """Return an application that also serves web pages of some origins.
 
     Args:
-        origins: As the settings have them.
-        gate: What calls pass; None if all may.
-        parts: What it is made of.
+        origins: Origins as in the settings.
+        gate: Access check for calls; None admits every call.
+        parts: Arguments of Application.
     """
     made = SharedApplication(*parts) if gate is None else GuardedSharedApplication(*parts, gate=gate)
     made.origins = Origins(origins)

@@ -1,8 +1,8 @@
-"""Which of the sockets at a port gets a new connection: a small program that the kernel runs, where it can.
+"""A program that the kernel runs to choose the socket at a port that gets a new connection.
 
-Left alone, the kernel takes a hash of both addresses: with 64 connections and two sockets one often gets two
-thirds, and it also picks one at which nobody accepts. Linux takes a caller's
-successive source ports a few apart, so blocks of ports, dealt out in turn, come out nearly even.
+By default the kernel hashes both addresses: with 64 connections and two sockets, one often gets two thirds.
+It also picks sockets on which nobody accepts. Linux picks a client's successive source ports a few apart, so
+blocks of ports, assigned in turn, give a nearly even distribution.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _BLOCK_BITS = 5
-"""Blocks of 32 ports: of 16 to 64, they came out most even for two workers, and nearly so for four."""
+"""Blocks of 32 ports: among 16 to 64, the most even for two workers, and nearly so for four."""
 
-# Classic BPF: the operations that are used here.
+# Classic BPF operations.
 _LOAD_BYTE, _LOAD_HALF = 0x30, 0x28
 _SHIFT_RIGHT, _MODULO = 0x74, 0x94
 _IF_EQUAL, _ALWAYS, _RETURN = 0x15, 0x05, 0x06
@@ -27,13 +27,13 @@ _SOURCE_PORT_V4, _SOURCE_PORT_V6 = _NETWORK_HEADER + 20, _NETWORK_HEADER + 40
 
 
 class Step(NamedTuple):
-    """One operation of a program.
+    """One instruction of a classic BPF program.
 
     Attributes:
-        code: What it does.
-        if_so: How many steps to leave out if it is so.
-        if_not: How many if not.
-        value: What it does it with.
+        code: Operation.
+        if_so: Number of steps to skip if the condition holds.
+        if_not: Number of steps to skip if it does not.
+        value: Operand.
     """
 
     code: int
@@ -43,13 +43,13 @@ class Step(NamedTuple):
 
 
 def program(taking: Sequence[int]) -> list[Step]:
-    """The program that deals out new connections.
+    """Return the program that distributes new connections.
 
     Args:
-        taking: The sockets that take connections, by the order in which they began to listen; at least one.
+        taking: Sockets that take connections, by the order in which they began to listen; at least one.
 
     Returns:
-        Steps that end with the number of a socket.
+        Steps that end by returning the number of a socket.
     """
     steps = [
         Step(_LOAD_BYTE, 0, 0, _NETWORK_HEADER),
@@ -67,14 +67,14 @@ def program(taking: Sequence[int]) -> list[Step]:
 
 
 def steer(listener: socket.socket, steps: Sequence[Step]) -> bool:
-    """Let the kernel run a program for each new connection to a port; it takes the place of the one before.
+    """Attach a program that the kernel runs for each new connection to a port, replacing any earlier one.
 
     Args:
-        listener: One of the sockets at the port.
-        steps: The program.
+        listener: One of the sockets on the port.
+        steps: Program.
 
     Returns:
-        Whether the kernel does it.
+        Whether the kernel accepted it.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Listening at a path of this machine, which only the server's own user may open."""
+"""A listening Unix socket that only the server's own user may open."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _ASK_SECONDS = 1.0
 
 
 class UnixSocket:
-    """A listening socket at a path.
+    """A listening Unix socket at a path.
 
     Attributes:
-        path: Where.
+        path: Path of the socket.
         socket: The socket.
     """
 
     def __init__(self, path: Path, setting: str, given: socket.socket | None = None) -> None:
-        """Open it; what a server that was killed has left at the path is removed.
+        """Open the socket; one left at the path by a server that was killed is removed.
 
         Args:
-            path: Where.
-            setting: What the path is called, for the error.
-            given: The socket that listens there already.
+            path: Path of the socket.
+            setting: Name of the path's setting, for the error.
+            given: Socket that already listens there; None to open one.
 
         Raises:
-            ConfigError: It cannot be had: it is too long, something else is there, or somebody listens there.
+            ConfigError: The path is too long, holds something else, or another process listens there.
         """
         self.path = path
         if given is not None:
@@ -42,7 +42,7 @@ class UnixSocket:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.bind(str(path))
-            os.chmod(path, _MODE)  # before anybody can connect
+            os.chmod(path, _MODE)  # before clients can connect
             self.socket.listen(_BACKLOG)
             self._identity = _identity(path)
         except OSError as error:
@@ -52,10 +52,10 @@ class UnixSocket:
             raise ConfigError(said) from error
 
     def close(self, *, leaves_path: bool = False) -> None:
-        """Close it, and remove the path if it is still this socket's.
+        """Close the socket, and remove the path if it is still this socket's.
 
         Args:
-            leaves_path: Whether another server goes on to listen there.
+            leaves_path: Whether another server keeps listening there.
         """
         self.socket.close()
         if leaves_path:
@@ -76,9 +76,11 @@ def _make_room(path: Path, setting: str) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise ConfigError(f"{setting}: cannot look at {path}: {error.strerror or error}") from error
+        raise ConfigError(f"{setting}: cannot check {path}: {error.strerror or error}") from error
     if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"{setting}: expected a path at which nothing is, but {path} is there: remove it")
+        raise ConfigError(
+            f"{setting}: expected an unused path, but {path} exists and is not a socket: remove it"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(_ASK_SECONDS)
         try:
@@ -87,7 +89,5 @@ def _make_room(path: Path, setting: str) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError as error:
-            raise ConfigError(f"{setting}: cannot look at {path}: {error.strerror or error}") from error
-    raise ConfigError(
-        f"{setting}: somebody listens at {path} already, perhaps a headrace that runs; choose another path"
-    )
+            raise ConfigError(f"{setting}: cannot check {path}: {error.strerror or error}") from error
+    raise ConfigError(f"{setting}: {path} is taken, perhaps by another headrace server; choose another path")

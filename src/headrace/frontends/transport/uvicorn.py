@@ -1,4 +1,4 @@
-"""Serving REST with uvicorn (the extra ``uvicorn``); gRPC needs h2corn or grpcio."""
+"""Serve REST with uvicorn (the extra ``uvicorn``); gRPC needs h2corn or grpcio."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ class UvicornTransport:
         """Prepare to serve.
 
         Args:
-            application: What answers.
-            listener: Bound and listening.
-            config: The server's settings.
-            certificate: What connections are encrypted with, followed as it changes; None for not at all.
+            application: Application to serve.
+            listener: Bound and listening socket.
+            config: Server settings.
+            certificate: Certificate for TLS, followed as it changes; None for plaintext.
         """
         if config.max_connection_age_seconds:
             raise ConfigError(
-                "max_connection_age_seconds: expected 0 with http_server = uvicorn, which keeps connections; "
-                "h2corn can end them"
+                "max_connection_age_seconds: expected 0 with http_server = uvicorn, which cannot limit "
+                "the age of connections; h2corn can"
             )
         self._listener = listener
         tls = None if certificate is None else _Encryption(certificate)
@@ -57,7 +57,7 @@ class UvicornTransport:
                 _Guarded(application, config.limits),
                 log_config=None,
                 access_log=False,
-                proxy_headers=False,  # a caller is the other end of its connection, not what it says it is
+                proxy_headers=False,  # the caller is the peer of the connection, whatever its headers claim
                 lifespan="off",
                 limit_concurrency=config.limits.max_connections or None,
                 timeout_keep_alive=IDLE_SECONDS,
@@ -69,23 +69,23 @@ class UvicornTransport:
         self.opened: tuple[socket.socket, ...] = ()
 
     async def start(self) -> None:
-        """Start answering; returns when connections are accepted."""
-        # uvicorn closes what it serves; the listening socket is its owner's, so it gets a copy.
+        """Start serving; return when connections are accepted."""
+        # uvicorn closes the socket that it serves, so it gets a copy: the listening socket is the caller's.
         self.serving = asyncio.create_task(self._server.serve([self._listener.dup()]))
         await self._server.begun.wait()
 
     def drain(self) -> None:
-        """Nothing: the application says that its connections end."""
+        """Do nothing: the application tells clients that their connections end."""
 
     async def stop(self) -> None:
-        """Accept nothing more, and return when what was accepted has been answered."""
+        """Stop accepting; return when accepted requests are answered or the drain time has expired."""
         self._server.should_exit = True
         if self.serving is not None:
             await self.serving
 
 
 class _Guarded:
-    """The application behind what uvicorn lacks: limits of how long and how large a body may become."""
+    """The application with the limits on the time and size of bodies that uvicorn lacks."""
 
     def __init__(self, application: Application, limits: Limits) -> None:
         self._application = application
@@ -98,7 +98,7 @@ class _Guarded:
 
 
 class _Body:
-    """The receiving end of one request, with the time and the size of its body limited."""
+    """The receiving side of one request, with limits on the time and size of its body."""
 
     def __init__(self, scope: Scope, receive: Receive, limits: Limits) -> None:
         self._receive = receive
@@ -113,7 +113,9 @@ class _Body:
     async def receive(self) -> Event:
         most = self._limits.max_message_bytes
         if self._announced > most:
-            raise TooLarge(f"the body is to have {self._announced} bytes; this server takes at most {most}")
+            raise TooLarge(
+                f"the announced body has {self._announced} bytes; this server takes at most {most}"
+            )
         if self._arrived:
             return await self._receive()
         try:
@@ -121,13 +123,13 @@ class _Body:
                 event = await self._receive()
         except TimeoutError:
             seconds = self._limits.body_timeout_seconds
-            raise DeadlineExceeded(f"the body had not arrived after {seconds:g} s") from None
+            raise DeadlineExceeded(f"the body did not arrive within {seconds:g} s") from None
         self._arrived = not event.get("more_body", False)
         return event
 
 
 class _Embedded(uvicorn.Server):
-    """A server that leaves signals to its host, and says when it has begun."""
+    """A server that leaves signals to its host, and signals its start."""
 
     def __init__(self, config: uvicorn.Config, tls: _Encryption | None) -> None:
         super().__init__(config)
@@ -145,10 +147,10 @@ class _Embedded(uvicorn.Server):
 
 
 class _Encryption:
-    """How connections are encrypted: each as the certificate says that is in force when it begins.
+    """TLS for new connections, each with the certificate in force when it begins.
 
     Attributes:
-        first: What a connection begins with, before its client's first message has come.
+        first: Context of each connection until its client's first message has arrived.
     """
 
     def __init__(self, certificate: ServedCertificate) -> None:

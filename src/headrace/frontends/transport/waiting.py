@@ -1,4 +1,4 @@
-"""The calls that wait for their clients: so many and no more, and never at the cost of those that do not."""
+"""Limit the number of calls that wait for their clients, at no cost to calls that do not wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _T = TypeVar("_T")
 
 
 class Waiting:
-    """A line of calls that wait, first the one that has waited longest.
+    """A queue of waiting calls, the longest-waiting first.
 
-    Opening calls and sending nothing costs a client next to nothing, so where too many wait, the first is
+    Opening calls and sending nothing costs a client almost nothing, so where too many wait, the first one is
     ended. A call whose body came with it is never among them.
 
     Attributes:
-        most: How many calls may wait.
+        most: Largest number of waiting calls.
     """
 
     def __init__(self, most: int) -> None:
@@ -28,7 +28,7 @@ class Waiting:
         self._looking = False
 
     async def coming(self, receive: Callable[[], Awaitable[_T]]) -> _T:
-        """Receive what a client sends next.
+        """Receive a client's next data.
 
         Raises:
             Overloaded: Too many calls waited, and this one had waited longest.
@@ -36,7 +36,7 @@ class Waiting:
         task, line = asyncio.current_task(), self._line
         line[task] = None
         if len(line) > self.most and not self._looking:
-            # Not now: what is there already is given at once, and then this call does not wait.
+            # Deferred: if data has arrived already, it is received at once, and this call does not wait.
             self._looking = True
             asyncio.get_running_loop().call_soon(self._end_some)
         try:
@@ -44,12 +44,12 @@ class Waiting:
         except asyncio.CancelledError:
             was_ended = task is not None and task not in line and not task.uncancel()
             line.pop(task, None)
-            task = None  # it keeps what ends it, which keeps this frame
+            task = None  # breaks the cycle of task, cancellation and this frame
             if not was_ended:
-                raise  # for another reason, or for another one, too
+                raise  # cancelled for another reason, alone or as well
         finally:
             line.pop(task, None)
-        raise self._ended()  # here, where it does not keep the cancellation and its frames
+        raise self._ended()  # outside the handler, so as not to keep the cancellation and its frames
 
     def _end_some(self) -> None:
         self._looking = False
@@ -62,14 +62,14 @@ class Waiting:
 
     def _ended(self) -> Overloaded:
         return Overloaded(
-            f"more than {self.most} calls waited for what their clients send, which may take a quarter of "
+            f"more than {self.most} calls waited for data from their clients, which may take a quarter of "
             "max_inflight_bytes; the one that had waited longest was ended"
         )
 
 
-# How long a stream that is to end waits for a message: one that has arrived is handed over a moment later.
+# How long an ending stream waits for a message: one that has arrived is delivered a moment later.
 _LAST_PAUSE_SECONDS = 0.25
-# All of these together: a client that sends a message every millisecond would keep the server from stopping.
+# Limit on their sum: a client that sends a message every millisecond would keep the server from stopping.
 _LAST_PAUSES_SECONDS = 2.0
 
 
@@ -78,12 +78,12 @@ class Pauses:
 
     Attributes:
         over: Whether the server is stopping.
-        why: Why streams end, as their clients are told.
+        why: Reason for ending streams, as reported to clients.
     """
 
     def __init__(self) -> None:
         """Start with no pauses."""
-        self.why = "the server is stopping, and ends streams once it has answered what it has read"
+        self.why = "the server is stopping, and ends streams after answering all messages read"
         self.over = False
         self._open: set[asyncio.Timeout] = set()
 
@@ -95,19 +95,19 @@ class Pauses:
                 pause.reschedule(asyncio.get_running_loop().time() + _LAST_PAUSE_SECONDS)
 
     def of_stream(self) -> StreamPauses:
-        """The pauses of one stream."""
+        """Return the pauses of one stream."""
         return StreamPauses(self, self._open)
 
 
 class StreamPauses:
-    """The pauses of one stream, which together are short once the server stops."""
+    """The pauses of one stream, limited in total once the server stops."""
 
     def __init__(self, pauses: Pauses, open_pauses: set[asyncio.Timeout]) -> None:
         """Start before the stream's first message.
 
         Args:
-            pauses: Says whether the server is stopping.
-            open_pauses: Where the stream's pause is kept while it lasts.
+            pauses: Pauses of all streams, which record whether the server is stopping.
+            open_pauses: Set that holds the stream's pause while it lasts.
         """
         self._pauses = pauses
         self._open = open_pauses
@@ -117,14 +117,14 @@ class StreamPauses:
         """Receive the next message, or part of it, from the stream's client.
 
         Args:
-            receive: Gives it.
-            until: When it is late, on the loop's clock; None for never.
+            receive: Function that receives it.
+            until: Deadline on the loop's clock; None for none.
 
         Returns:
-            What came; None if it was late.
+            The data received; None if the deadline has passed.
 
         Raises:
-            Unavailable: Nothing had come when the server stopped.
+            Unavailable: Nothing had arrived when the server stopped.
         """
         clock, is_last = asyncio.get_running_loop().time, self._pauses.over
         began = clock()
@@ -136,10 +136,10 @@ class StreamPauses:
             async with pause:
                 return await receive()
         except TimeoutError:
-            pass  # told below, where it does not keep the cancellation, its frames and their task
+            pass  # raised below, so as not to keep the cancellation, its frames and their task
         finally:
             self._open.discard(pause)
-            del pause  # it keeps the task, which keeps what ends it, and that this frame
+            del pause  # breaks the cycle of pause, task, cancellation and this frame
             if is_last:
                 self._left_seconds -= clock() - began
         if self._pauses.over:

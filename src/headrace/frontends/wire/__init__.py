@@ -1,1 +1,1 @@
-"""Bytes on the wire, for every protocol: decoded, counted and written here, whatever they mean to whom."""
+"""Decode, count and write the bytes of every protocol, independently of their meaning."""

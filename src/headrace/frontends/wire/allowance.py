@@ -1,4 +1,4 @@
-"""What one request may cost beside its bytes: checked before it is paid, by every codec in the same way."""
+"""Limits on the cost of one request beyond its bytes, checked in advance and by every codec alike."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from headrace.frontends.calls import Budget, GrpcCall, HttpCall
 
 BYTES_A_VALUE = 2
-"""The fewest bytes of a value in any form that is decoded value by value, such as ``0,``."""
+"""Smallest size of a value in any form that is decoded value by value, such as ``0,``."""
 
 
 class Allowance:
-    """Adds up what decoding one request costs, and refuses what is beyond the limits.
+    """Adds up the cost of decoding one request, and refuses what exceeds the limits.
 
-    Made for a request that is really parsed; one that is recognised by its template needs none. What is raw
-    bytes (raw tensors, packed numbers) costs its bytes only, which are limited as they arrive. Everything
-    else is values: numbers, texts, lists, members of objects, features, inputs, fields of a message; and what
-    is repeated or spread counts as often as it is repeated.
+    Made for a request that is parsed; one that is recognised by its template needs none. Raw bytes (raw
+    tensors, packed numbers) cost their size only, which is limited as they arrive. Everything else counts as
+    values: numbers, texts, lists, members of objects, features, inputs, fields of a message. Values that are
+    repeated or spread count once per repetition.
 
-    Leaving it as a context manager gives back what it holds on no account but its own.
+    As a context manager, it releases on exit the bytes held on an account of its own.
 
     Attributes:
-        most_rows: How many rows it may have; the model's setting, once the model is known.
+        most_rows: Largest number of rows; the model's setting, once the model is known.
     """
 
     __slots__ = (
@@ -48,9 +48,9 @@ class Allowance:
         """Start with nothing used.
 
         Args:
-            limits: What a request may cost.
-            account: What the request holds of the byte budget of all; None where it has no account.
-            budget: The byte budget of all, for a request without an account; None where nothing is counted.
+            limits: Limits on a request.
+            account: Account of the request in the byte budget of all requests; None if it has none.
+            budget: Byte budget of all requests, for a request without an account; None if nothing is counted.
         """
         self.most_rows = sys.maxsize
         self._budget = None if account is not None else budget
@@ -63,33 +63,33 @@ class Allowance:
 
     @classmethod
     def of(cls, limits: Limits, call: HttpCall | GrpcCall) -> Allowance:
-        """The allowance of a call.
+        """Return the allowance of a call.
 
         Args:
-            limits: What a request may cost.
+            limits: Limits on a request.
             call: The call.
         """
         return cls(limits, call.counted(), call.budget)
 
     def __enter__(self) -> Self:
-        """Hold from now on."""
+        """Return the allowance itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """The request is settled: what is held on an account of the allowance's own is given back."""
+        """Release the bytes held on an account of the allowance's own."""
         if self._budget is not None and self._account is not None:
             self._budget.release(self._account.held)
             self._account = None
 
     def rows(self, count: int, field: str) -> None:
-        """Refuse more rows than a request may have, before anything is made for them.
+        """Check the number of rows, before anything is allocated for them.
 
         Args:
-            count: How many it has.
-            field: Where they are, for the error.
+            count: Number of rows.
+            field: Field that contains them, for the error.
 
         Raises:
-            TooLarge: They are too many.
+            TooLarge: There are too many rows.
         """
         if count > self.most_rows:
             raise TooLarge(
@@ -99,14 +99,14 @@ class Allowance:
             )
 
     def values(self, count: int, field: str) -> None:
-        """Add values that are about to be decoded or made.
+        """Charge for values that are about to be decoded or made.
 
         Args:
-            count: How many.
-            field: Where they are, for the error.
+            count: Number of values.
+            field: Field that contains them, for the error.
 
         Raises:
-            TooLarge: The request has more than it may have.
+            TooLarge: The request has too many values.
         """
         self._values += count
         if self._values > self._limits.max_values:
@@ -117,14 +117,14 @@ class Allowance:
             )
 
     def expanded(self, size: int, field: str) -> None:
-        """Add, and hold, bytes that are about to be made by repeating or spreading what came once.
+        """Charge for, and hold, bytes that are about to be allocated by repeating or spreading values.
 
         Args:
-            size: How many bytes, the texts themselves included.
-            field: What is repeated, for the error.
+            size: Number of bytes, those of the texts included.
+            field: Field that is repeated, for the error.
 
         Raises:
-            TooLarge: All that the request repeats takes more than it may take.
+            TooLarge: All repeated values of the request would take too many bytes.
             Overloaded: All requests together would hold too many bytes.
         """
         self._expanded += size
@@ -138,10 +138,10 @@ class Allowance:
         self.hold(size)
 
     def hold(self, size: int) -> None:
-        """Count bytes of what was parsed in the byte budget of all requests, until this one is settled.
+        """Count bytes of parsed values in the byte budget of all requests, until this one is settled.
 
         Raises:
-            Overloaded: All requests together would hold too many.
+            Overloaded: All requests together would hold too many bytes.
         """
         if self._account is not None:
             self._account.hold(size)

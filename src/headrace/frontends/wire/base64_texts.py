@@ -1,4 +1,4 @@
-"""Base64 as common tools write it: with line ends, without padding, or with the alphabet of URLs."""
+"""Decode base64 as common tools write it: with line ends, without padding, or in the URL-safe alphabet."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _MOST_PADDING = 2
 
 
 def decoding(text: str, step: int) -> Iterator[bytes]:
-    """Decode base64, in small steps.
+    """Decode base64 in small steps.
 
     Args:
-        text: RFC 4648's standard alphabet or that for URLs, with or without padding and white space.
-        step: How many characters are decoded at once.
+        text: Base64 in RFC 4648's standard or URL-safe alphabet, with or without padding and white space.
+        step: Number of characters decoded at once.
 
     Yields:
-        The bytes, step by step.
+        Decoded bytes of each step.
 
     Raises:
-        ValueError: It is no base64.
+        ValueError: The text is not base64.
     """
     left = ""
     for start in range(0, len(text), step):
@@ -40,5 +40,5 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
 
 
 def decoded(text: str) -> bytes:
-    """Decode base64, at once; see ``decoding``."""
+    """Decode base64 at once; see ``decoding``."""
     return b"".join(decoding(text, max(1, len(text))))

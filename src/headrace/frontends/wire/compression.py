@@ -1,4 +1,4 @@
-"""Compressed bodies, opened within the limits, and large answers compressed: all in small steps."""
+"""Decompress bodies within the limits, and compress large responses, in small steps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ _FASTEST = 1
 _UNWANTED = re.compile(rb"gzip\s*;\s*q=0(\.0*)?\s*(,|$)")
 
 Opening = Generator[int, None, bytes]
-"""A message that opens step by step: how many bytes there are by now, and at the end all of them."""
+"""Decompression in steps: yields the number of bytes decompressed so far, and returns all of them."""
 
 ALWAYS_OPENED_BYTES = 1024 * 1024
-"""What any compressed message may open to, however small it came: small bodies may compress well."""
+"""Size to which any compressed message may expand, however small it is: small bodies may compress well."""
 
 
 def opening(payload: bytes, limits: Limits) -> Opening:
-    """Open gzip or zlib data, never holding more of it than the limits allow.
+    """Decompress gzip or zlib data, never holding more of it than the limits allow.
+
+    Yields:
+        Number of bytes decompressed so far, after each step of less than a millisecond.
 
     Returns:
-        What it opens to. On the way there each step, which takes less than a millisecond, says how many bytes
-        there are by now.
+        The decompressed data.
 
     Raises:
-        InvalidRequest: It is not gzip or zlib, it is cut short, or something follows it.
-        TooLarge: It opens to more than a message may have, or to more than so few bytes may.
+        InvalidRequest: The data is not gzip or zlib, is truncated, or has something after its end.
+        TooLarge: It expands to more than a message may have, or to more than its compressed size allows.
     """
     allowed = min(limits.max_message_bytes, max(ALWAYS_OPENED_BYTES, limits.max_expansion * len(payload)))
     opener = zlib.decompressobj(_GZIP_OR_ZLIB)
@@ -47,16 +49,16 @@ def opening(payload: bytes, limits: Limits) -> Opening:
         try:
             parts.append(opener.decompress(rest, _STEP_BYTES))
         except zlib.error as error:
-            raise InvalidRequest("the body says it is compressed, but is neither gzip nor zlib") from error
+            raise InvalidRequest("the body is marked as compressed, but is neither gzip nor zlib") from error
         rest = opener.unconsumed_tail
         size += len(parts[-1])
         if size > allowed:
             raise _opens_too_far(len(payload), allowed, limits)
         yield size
     if not opener.eof:
-        raise InvalidRequest("the compressed body is cut short")
+        raise InvalidRequest("the compressed body is truncated")
     if opener.unused_data or taken < len(payload):
-        raise InvalidRequest("the compressed body goes on after its end; send it as one gzip member")
+        raise InvalidRequest("the compressed body has data after its end; send it as one gzip member")
     return b"".join(parts)
 
 
@@ -66,17 +68,17 @@ def _opens_too_far(came: int, allowed: int, limits: Limits) -> TooLarge:
             f"the body decompresses to more than {allowed} bytes, the most that this server takes"
         )
     return TooLarge(
-        f"the body came as {came} bytes and decompresses to more than {allowed}; expected at most "
+        f"the body has {came} bytes and decompresses to more than {allowed}; expected at most "
         f"{limits.max_expansion} times as many (limits.max_expansion), or 1 MiB; send it uncompressed"
     )
 
 
 async def gzipped(body: bytes, lane: Lane) -> bytes:
-    """Compress an answer as gzip; a large one in the lane.
+    """Compress a response as gzip, a large one in the lane.
 
     Args:
-        body: The answer.
-        lane: Where large ones are compressed.
+        body: Body of the response.
+        lane: Lane in which large responses are compressed.
     """
     packer = zlib.compressobj(_FASTEST, wbits=_GZIP)
     if len(body) <= _STEP_BYTES:
@@ -90,7 +92,7 @@ async def gzipped(body: bytes, lane: Lane) -> bytes:
 
 
 def accepts_gzip(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether whoever sent these headers takes an answer that is compressed."""
+    """Return whether the sender of these headers accepts a gzip response."""
     return any(
         name == b"accept-encoding" and b"gzip" in value and not _UNWANTED.search(value)
         for name, value in headers

@@ -1,4 +1,4 @@
-"""Messages that no template knows, decoded: at once, or in the lane, where large ones are counted first."""
+"""Decode messages that match no template: at once, or in the lane, where large ones are counted first."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ async def decode_and_ask(
     allowance: Allowance,
     lane: Lane,
 ) -> tuple[Decoded, Result]:
-    """Decode a message, ask what it asks, and wait for the answer.
+    """Decode a message, submit its request, and wait for the answer.
 
     Args:
-        message: The serialized message.
-        form: What to look into where it is counted.
-        steps: Decode it.
-        ask: Asks. Called in the turn of the event loop in which decoding ends, which keeps the version loaded
-            no longer.
-        allowance: What the request may cost.
-        lane: Where it is decoded if that takes long, and not waited for.
+        message: Serialized message.
+        form: Fields to inspect when the message is counted.
+        steps: Steps that decode the message.
+        ask: Function that submits the request. It is called in the event-loop iteration in which decoding
+            ends, because nothing keeps the version loaded after that.
+        allowance: Limits on the cost of the request.
+        lane: Lane in which a long decode runs, and which is left before the answer is awaited.
 
     Returns:
-        What was decoded, and the answer.
+        The decoded request, and the answer.
 
     Raises:
-        TooLarge: There are more values than the request may have.
+        TooLarge: The request has too many values.
     """
     is_large = len(message) > AT_ONCE_BYTES
     found = None if is_large else at_once(steps)
@@ -48,7 +48,7 @@ async def decode_and_ask(
     async with lane:
         if is_large:
             await charge(counted(message, form), allowance, lane)
-            allowance.hold(len(message))  # for the tensors, which are copied out of it
+            allowance.hold(len(message))  # for the tensors, which are copied from it
         found = await in_steps(steps, lane)
         answering = ask(found)
     return found, await answering

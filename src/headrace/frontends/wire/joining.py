@@ -1,4 +1,4 @@
-"""Parts of a body or an answer, joined in small steps."""
+"""Join the parts of a body or a response in small steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ _JOINED_BYTES = 256 * 1024
 
 
 def joined(parts: list[bytes | memoryview]) -> Generator[None, None, bytes]:
-    """Join parts in small steps, each of which is given back once it is copied: the list is emptied.
+    """Join parts in small steps, freeing each once it is copied.
 
     Args:
-        parts: The parts.
+        parts: Parts to join; each is replaced by empty bytes.
     """
-    # What it is made with is written over, and becomes the bytes: nothing is copied again. Growing would copy
-    # it several times where the system has no pages to move.
+    # The initial bytes are overwritten in place and returned without another copy. A growing buffer would be
+    # copied several times where the system cannot move its pages.
     whole, written = BytesIO(bytes(sum(map(len, parts)))), 0
     for index, part in enumerate(parts):
         view = memoryview(part)

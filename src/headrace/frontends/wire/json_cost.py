@@ -1,4 +1,4 @@
-"""What JSON text costs, seen from its bytes: whether it is parsed at once, and by which parser."""
+"""Estimate the cost of JSON text from its bytes, to choose the parser, and whether to parse at once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headrace.frontends.wire.allowance import BYTES_A_VALUE
 
 _AT_ONCE_BYTES = 16 * 1024
 _LIGHT_TIMES = 4
-_LIGHT_COST = 16 * 1024  # of what one comma costs: about a millisecond
+_LIGHT_COST = 16 * 1024  # in units of one comma; about a millisecond in all
 _COST_OF_BRACKETS = 3
 _COMMA_BYTE = ord(",")
-_NO_CASE, _OPENING = 0xDF, ord("[")  # both opening brackets, as one letter's two cases
+_NO_CASE, _OPENING = 0xDF, ord("[")  # the two opening brackets differ only in the case bit
 _FEW_EXPONENTS = 4
-_COUNTED_BYTES = 4096  # below these, searching is quicker than an array
+_COUNTED_BYTES = 4096  # below this, searching is faster than array operations
 _SHORT_BYTES = 1024
 _LOWER = 0x20
 _NUMBER_WITH_EXPONENT = re.compile(rb"[\[:,\s]-?[0-9][0-9.]*[eE][-+]?0*[1-9][0-9]")
@@ -24,31 +24,31 @@ _EXPONENTS = (re.compile(rb"e[-+]?0*[1-9][0-9]"), re.compile(rb"E[-+]?0*[1-9][0-
 
 
 def at_once_bytes(limits: Limits) -> int:
-    """How long a text may be to be parsed at once: so short ones never hold too many values."""
+    """Return the size up to which any text is parsed at once; such texts never hold too many values."""
     return min(_AT_ONCE_BYTES, limits.max_values * BYTES_A_VALUE)
 
 
 def light_bytes(at_once: int, limits: Limits) -> int:
-    """How long a text may be to be parsed at once if it is light, or of a type that is known.
+    """Return the size up to which a text is parsed at once if it is light, or of a known type.
 
     Args:
-        at_once: How long any text may be.
-        limits: Such texts never hold more values than these allow.
+        at_once: Size up to which any text is parsed at once.
+        limits: Limits on a request; such texts never hold more values than these allow.
     """
     return min(_LIGHT_TIMES * at_once, limits.max_values * BYTES_A_VALUE)
 
 
 def parsed_at_once(text: bytes, at_once: int, limits: Limits) -> bool:
-    """Whether a text is parsed at once: it is short, or not much longer and light."""
+    """Return whether a text is parsed at once: it is short, or light and not much longer."""
     size = len(text)
     return size <= at_once or (size <= light_bytes(at_once, limits) and is_light(text))
 
 
 def is_light(text: bytes) -> bool:
-    """Whether a text takes no longer than its bytes say.
+    """Return whether parsing a text takes no longer than its size suggests.
 
-    Most do: their numbers have several digits. Some array operations tell them from texts that are all
-    brackets, or full of numbers that take long.
+    Most texts are light: their numbers have several digits. A few array operations distinguish them from
+    texts made of brackets, or full of slow numbers.
     """
     given = np.frombuffer(text, np.uint8)
     opened = np.count_nonzero((given & _NO_CASE) == _OPENING)
@@ -57,11 +57,11 @@ def is_light(text: bytes) -> bool:
 
 
 def has_slow_numbers(text: bytes) -> bool:
-    """Whether a text may hold numbers for which msgspec takes up to 50 µs each, a thousand times the usual.
+    """Return whether a text may hold numbers that take msgspec up to 50 µs each, a thousand times the usual.
 
-    Those are numbers with large exponents, such as ``1e-320``; Python's own parser has no trouble with them.
+    Those are numbers with large exponents, such as ``1e-320``; Python's own parser handles them fast.
     """
-    if len(text) <= _SHORT_BYTES and text.find(b"E") < 0:  # counting is as quick as finding some, there
+    if len(text) <= _SHORT_BYTES and text.find(b"E") < 0:  # counting is as fast as finding in short texts
         if text.count(b"e") <= _FEW_EXPONENTS or not _EXPONENTS[0].search(text):
             return False
         return _NUMBER_WITH_EXPONENT.search(text) is not None
@@ -79,7 +79,7 @@ def has_slow_numbers(text: bytes) -> bool:
 
 
 def _some(letter: bytes, text: bytes) -> int:
-    """How many of a letter there are, or one more than few; finding is ten times as quick as counting."""
+    """Return the count of a letter, at most one more than few; finding is ten times as fast as counting."""
     found, at = 0, text.find(letter)
     while at >= 0 and found <= _FEW_EXPONENTS:
         found += 1

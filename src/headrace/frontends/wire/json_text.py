@@ -1,8 +1,8 @@
-"""JSON text of any size: parsed in time that is linear in its bytes, the large in slices.
+"""Parse JSON text of any size in linear time, large texts in slices.
 
-A large text is walked first, in pieces, by array operations: they find its brackets, commas and colons
-outside strings. So its depth and the number of its values are known before one is made, and the parser can be
-handed short parts of it, one by one.
+A large text is first scanned in pieces by array operations, which find its brackets, commas and colons
+outside strings. So its depth and the number of its values are known before any value is made, and the parser
+can be given short parts of it, one by one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,20 @@ from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.names import check_name
 
 Json = Any
-"""What JSON decodes to; looked into with isinstance before it is used."""
+"""Decoded JSON; to be checked with isinstance before use."""
 
 _PIECE_BYTES = 128 * 1024
 _PART_BYTES = 16 * 1024
 _PART_MARKS = 4096
 _TEXT_BYTES = 256 * 1024
-_LONGEST_NUMBER = 16 * 1024  # nobody means one; a library takes 4 ns for each digit, in one step
+_LONGEST_NUMBER = 16 * 1024  # more than any real number; a library takes 4 ns per digit, in one step
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 _SURROGATES = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _WHOLE_ESCAPES = re.compile(rb"(?:[^\\]++|" + _SURROGATES + rb"|\\u(?![dD][89abAB]).{4}|\\[^u])*+", re.DOTALL)
-_BYTES_A_VALUE_HELD = (
-    96  # of a parsed document, on average: 8 for a small number, 230 for an object and its name
-)
+_BYTES_A_VALUE_HELD = 96  # average of a parsed document: 8 for a small number, 230 for an object and its name
 
 _COMMA, _COLON, _LIST, _OBJECT = 1, 2, 3, 4
-_END = 2  # the code of a closing bracket is its opening bracket's and this
+_END = 2  # the code of a closing bracket is that of its opening bracket plus this
 _QUOTED = 7
 _CODES = {
     ",": _COMMA,
@@ -76,27 +74,27 @@ def parse_at_once(text: bytes, max_depth: int) -> Json:
     """Parse a short or light text.
 
     Args:
-        text: JSON, in which NaN, Infinity and -Infinity are numbers too.
-        max_depth: How deep it may nest.
+        text: JSON; NaN, Infinity and -Infinity are accepted as numbers.
+        max_depth: Largest nesting depth.
 
     Raises:
-        InvalidRequest: It is not JSON, or nests too deep.
+        InvalidRequest: The text is not JSON, or nested too deep.
     """
     check_depth(text, max_depth)
     return decode(text)
 
 
 def check_depth(text: bytes, max_depth: int) -> None:
-    """Check how deep a short or light text nests.
+    """Check the nesting depth of a short or light text.
 
     Args:
-        text: JSON, or what shall be.
-        max_depth: How deep it may nest.
+        text: JSON that has not been parsed.
+        max_depth: Largest nesting depth.
 
     Raises:
-        InvalidRequest: It nests too deep.
+        InvalidRequest: The text is nested too deep.
     """
-    # Brackets alone, and each pass takes out the innermost. What is left after some has its depth counted.
+    # Keep brackets only; each pass removes the innermost pairs. If some remain, compute their depth.
     brackets = text.translate(None, _NEITHER_BRACKETS_NOR_QUOTES).replace(b'""', b"")
     for _ in range(min(_USUAL_DEPTH, max_depth)):
         if not brackets:
@@ -109,21 +107,21 @@ def check_depth(text: bytes, max_depth: int) -> None:
 
 
 def decode(text: bytes, *, nan: bool = True) -> Json:
-    """Parse a text without looking at how deep it nests.
+    """Parse a text without checking its nesting depth.
 
     Args:
-        text: The text.
-        nan: Whether NaN, Infinity and -Infinity are numbers too.
+        text: JSON text.
+        nan: Whether NaN, Infinity and -Infinity are accepted as numbers.
 
     Raises:
-        InvalidRequest: It is not JSON.
+        InvalidRequest: The text is not JSON.
     """
     if has_slow_numbers(text):
         return _decode_slow_numbers(text, nan)
     try:
         return _decode(text)
     except RecursionError as error:
-        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+        raise InvalidRequest("expected JSON with less nesting", field="body") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"expected UTF-8, got {error.reason}; send bytes as base64", field="body"
@@ -137,11 +135,11 @@ def decode(text: bytes, *, nan: bool = True) -> Json:
 def _decode_slow_numbers(text: bytes, nan: bool) -> Json:
     try:
         found = json.loads(text.decode(), parse_float=_finite, parse_constant=None if nan else _no_number)
-        if _SURROGATE.search(text):  # a half of a pair is no text, which this parser does not mind
+        if _SURROGATE.search(text):  # this parser accepts lone surrogates, which are not text
             json.dumps(found, ensure_ascii=False).encode()
         return found
     except RecursionError as error:
-        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+        raise InvalidRequest("expected JSON with less nesting", field="body") from error
     except ValueError as error:
         raise InvalidRequest(f"expected JSON: {error}", field="body") from error
 
@@ -154,7 +152,7 @@ def _finite(text: str) -> float:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"it has no {text}")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 def _too_deep(max_depth: int) -> InvalidRequest:
@@ -167,15 +165,15 @@ def _too_deep(max_depth: int) -> InvalidRequest:
 
 
 class _Scanner:
-    """Finds brackets, commas and colons outside strings, in pieces of a text one after another."""
+    """Finds brackets, commas and colons outside strings in consecutive pieces of a text."""
 
     __slots__ = ("_escaped", "_in_string", "_wanted")
 
     def __init__(self, wanted: bytes = _MARKS) -> None:
-        """Begin outside a string.
+        """Start outside a string.
 
         Args:
-            wanted: The code of each byte, 0 for what is passed over; quotes are always needed.
+            wanted: Code of each byte, 0 for bytes to skip; quotes are always needed.
         """
         self._escaped = False
         self._in_string = False
@@ -183,11 +181,11 @@ class _Scanner:
 
     @property
     def in_string(self) -> bool:
-        """Whether what was seen so far ends within a string."""
+        """Whether the pieces so far end within a string."""
         return self._in_string
 
     def marks(self, piece: bytes) -> tuple[Integers, Bytes]:
-        """Where the marks of the next piece are in it, and which they are."""
+        """Return the positions of the marks in the next piece, and their codes."""
         coded = np.frombuffer(piece.translate(self._wanted), np.uint8)
         if self._escaped or b"\\" in piece:
             coded = self._without_escaped(np.frombuffer(piece, np.uint8), coded)
@@ -205,7 +203,7 @@ class _Scanner:
         return at[outside], codes[outside]
 
     def _without_escaped(self, given: Bytes, coded: Bytes) -> Bytes:
-        """A backslash escapes what follows it, unless it is escaped itself: every other one of a run does."""
+        """Clear escaped quotes: of a run of backslashes, every other one escapes the next character."""
         coded = coded.copy()
         slashes = np.flatnonzero(given == _BACKSLASH)
         if self._escaped and not (len(slashes) and slashes[0] == 0) and coded[0] == _QUOTED:
@@ -226,15 +224,15 @@ class _Scanner:
 
 
 class _Structure(NamedTuple):
-    """A text's marks.
+    """A text and its marks.
 
     Attributes:
         text: The whole text.
-        at: Where each mark is.
-        marks: Which it is.
-        separators: For each depth, which marks end the members of what is nested so deep: commas and closing
+        at: Position of each mark.
+        marks: Code of each mark.
+        separators: For each depth, indices of the marks that end members at that depth: commas and closing
             brackets.
-        nan: Whether NaN, Infinity and -Infinity are numbers too.
+        nan: Whether NaN, Infinity and -Infinity are accepted as numbers.
     """
 
     text: bytes
@@ -245,9 +243,9 @@ class _Structure(NamedTuple):
 
 
 async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: Lane) -> _Structure:
-    """Find a text's marks, and check how deep it nests and how many values it has, before one is made."""
+    """Find a text's marks, and check its depth and number of values before any value is made."""
     scanner, deep, before = _Scanner(), 0, (-1, 0)
-    found_at, found_marks = bytearray(), bytearray()  # they grow in place: nothing is joined in the end
+    found_at, found_marks = bytearray(), bytearray()  # grown in place, so that nothing is joined in the end
     separators: defaultdict[int, bytearray] = defaultdict(bytearray)
     for start in range(0, len(text), _PIECE_BYTES):
         at, marks = scanner.marks(text[start : start + _PIECE_BYTES])
@@ -257,7 +255,7 @@ async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: La
             if depth.max() > max_depth:
                 raise _too_deep(max_depth)
             if depth.min() < 0:
-                raise InvalidRequest("expected JSON: a bracket is closed that is not open", field="body")
+                raise InvalidRequest("expected JSON: a closing bracket has no opening one", field="body")
             values = _values(at, marks, before)
             allowance.values(values, "body")
             allowance.hold(values * _BYTES_A_VALUE_HELD)
@@ -275,7 +273,7 @@ async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: La
 def _add_separators(
     separators: defaultdict[int, bytearray], marks: Bytes, depth: npt.NDArray[np.int32], first: int
 ) -> None:
-    """Tell a piece's commas and closing brackets apart by depth, so that no level is walked for another."""
+    """Sort a piece's commas and closing brackets by depth, so that no level is scanned for another."""
     closes = marks > _OBJECT
     levels = ((depth + closes) * (closes | (marks == _COMMA))).astype(np.int16)  # 0 for all others
     for level in range(max(1, int(depth.min())), int(levels.max()) + 1):
@@ -285,15 +283,15 @@ def _add_separators(
 
 
 def _values(at: Integers, marks: Bytes, before: tuple[int, int]) -> int:
-    """How many values the marks stand for: each comma, colon and bracket brings one, but an empty pair none.
+    """Return the number of values: one per comma, colon and opening bracket, less one per empty pair.
 
-    Never more than half the text's bytes, nor less than a quarter of the marks: one bracket never follows
-    another that is closed, so empty pairs do not come without commas or colons.
+    It is at most half the text's bytes, and at least a quarter of the marks: a bracket never opens directly
+    after another one closes, so empty pairs come with commas or colons.
 
     Args:
-        at: Where the marks are.
-        marks: Which they are.
-        before: Where the mark before them is, and which.
+        at: Positions of the marks.
+        marks: Codes of the marks.
+        before: Position and code of the previous mark.
 
     Raises:
         InvalidRequest: A value follows another one without a comma.
@@ -319,36 +317,36 @@ def _opens(mark: int) -> bool:
 async def parse_in_slices(
     text: bytes, max_depth: int, allowance: Allowance, lane: Lane, *, nan: bool = True
 ) -> Json:
-    """Parse a text of any size, letting others go on in between.
+    """Parse a text of any size, with other requests served in between.
 
     Args:
-        text: JSON.
-        max_depth: How deep it may nest.
-        allowance: What the request may cost.
-        lane: Held by the caller.
-        nan: Whether NaN, Infinity and -Infinity are numbers too.
+        text: JSON text.
+        max_depth: Largest nesting depth.
+        allowance: Limits on the cost of the request.
+        lane: Lane, entered by the caller.
+        nan: Whether NaN, Infinity and -Infinity are accepted as numbers.
 
     Raises:
-        InvalidRequest: It is not JSON, or nests too deep.
+        InvalidRequest: The text is not JSON, or nested too deep.
         TooLarge: It has too many values.
-        Overloaded: All requests together would hold too much.
+        Overloaded: All requests together would hold too many bytes.
     """
     structure = (await _structure(text, max_depth, allowance, lane))._replace(nan=nan)
     try:
         return await _parsed(structure, _Span(0, len(text), 0, len(structure.at), 1), lane)
     except RecursionError as error:  # only with limits.max_json_depth in the hundreds
-        raise InvalidRequest("expected JSON, nested less deep", field="body") from error
+        raise InvalidRequest("expected JSON with less nesting", field="body") from error
 
 
 class _Span(NamedTuple):
     """A part of a text.
 
     Attributes:
-        start: Where it begins.
-        stop: Where it ends.
-        first: The first mark in it.
-        last: The mark after its last.
-        level: How deep its members are nested.
+        start: Position where it begins.
+        stop: Position where it ends.
+        first: Index of its first mark.
+        last: Index after its last mark.
+        level: Depth of its members.
     """
 
     start: int
@@ -359,7 +357,7 @@ class _Span(NamedTuple):
 
 
 async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
-    """Parse one value: at once if it is small or holds no others, else its members part by part."""
+    """Parse one value: at once if it is small, a scalar in pieces, a container part by part."""
     start, stop, first, last, level = span
     text, at, marks, _, nan = structure
     if first == last and stop - start > _PART_BYTES:
@@ -373,7 +371,7 @@ async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
         or await _without_space(text, start, stop, lane) != (at[first], at[last - 1] + 1)
         or (marks[edges[1:-1]] != _COMMA).any()
     ):
-        raise InvalidRequest(f"expected JSON: the value at byte {start} is none", field="body")
+        raise InvalidRequest(f"expected JSON: no valid value at byte {start}", field="body")
     found: Json = [] if kind == _LIST else {}
     if last - first == 2:
         begin, end = await _without_space(text, int(at[first]) + 1, int(at[last - 1]), lane)
@@ -391,7 +389,7 @@ async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
 
 
 def _edges(structure: _Structure, span: _Span) -> Integers:
-    """The marks between which a value's members are."""
+    """Return the indices of the marks between which a value's members are."""
     separators = structure.separators.get(span.level)
     if separators is None:
         return np.empty(0, np.int64)
@@ -400,7 +398,7 @@ def _edges(structure: _Structure, span: _Span) -> Integers:
 
 
 async def _long_value(structure: _Structure, start: int, stop: int, lane: Lane) -> Json:
-    """Parse what is neither a list nor an object: a long string piece by piece, and no long number."""
+    """Parse a scalar: a long string in pieces; a long number is refused."""
     text = structure.text
     start, stop = await _without_space(text, start, stop, lane)
     is_text = text[start : start + 1] == b'"'
@@ -414,7 +412,9 @@ async def _long_value(structure: _Structure, start: int, stop: int, lane: Lane) 
         )
     closing = stop - 1
     if not text.endswith(b'"', start, stop):
-        raise InvalidRequest(f"expected JSON: the text at byte {start} goes on after its end", field="body")
+        raise InvalidRequest(
+            f"expected JSON: the string at byte {start} has data after its end", field="body"
+        )
     pieces, begin = list[str](), start + 1
     while begin < closing:
         end = _cut_of_text(text, begin, closing)
@@ -425,7 +425,7 @@ async def _long_value(structure: _Structure, start: int, stop: int, lane: Lane) 
 
 
 async def _without_space(text: bytes, start: int, stop: int, lane: Lane) -> tuple[int, int]:
-    """Where a value begins and ends that may have any amount of white space around it."""
+    """Return where a value begins and ends within white space of any length."""
     while start < stop:
         piece = text[start : min(stop, start + _PIECE_BYTES)]
         start += len(piece) - len(piece.lstrip(_SPACE))
@@ -442,20 +442,20 @@ async def _without_space(text: bytes, start: int, stop: int, lane: Lane) -> tupl
 
 
 def _cut_of_text(text: bytes, begin: int, stop: int) -> int:
-    """Where a piece of a string may end: between two characters, and within no escape."""
+    """Return where a piece of a string may end: between two characters, and outside escapes."""
     end = begin + _TEXT_BYTES
     if end >= stop:
         return stop
     if b"\\" in text[max(begin, end - _LONGEST_ESCAPE) : end]:
         whole = _WHOLE_ESCAPES.match(text, begin, end)
         end = whole.end() if whole is not None and whole.end() > begin else end
-    while begin + _TEXT_BYTES // 2 < end and text[end] & 0xC0 == 0x80:  # within a character of UTF-8
+    while begin + _TEXT_BYTES // 2 < end and text[end] & 0xC0 == 0x80:  # within a UTF-8 character
         end -= 1
     return end
 
 
 def _groups(at: Integers, edges: Integers) -> Iterator[slice]:
-    """Cut members, which lie between edges, into parts that are parsed at once; a large one is one alone."""
+    """Yield slices of edges whose members are parsed at once; a large member is a slice of its own."""
     current = 0
     while current < len(edges) - 1:
         by_bytes = int(np.searchsorted(at, at[current] + _PART_BYTES, "right")) - 1

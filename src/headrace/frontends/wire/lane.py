@@ -1,4 +1,4 @@
-"""The lane: heavy decoding and encoding in slices, one at a time, with everybody else answered in between."""
+"""The lane: heavy decoding and encoding in slices, one at a time, with other requests served in between."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import asyncio
 from time import perf_counter
 
 _SLICE_SECONDS = 0.001
-# A request takes several turns of the event loop from its arrival to its answer: there are as many after each
-# slice, so that whoever waits gets all the way through.
+# A request takes several event-loop iterations from its arrival to its response. As many follow each slice,
+# so that waiting requests can complete.
 _TURNS = 4
 _LIGHT_SLICES = 20
-"""What needs no more slices never waits for the end of anything; of what needs more, there is one at a time,
-as it may hold a hundred bytes for each byte that came."""
+"""Number of slices up to which a task never waits for another one to finish.
+
+Only one task with more slices runs at a time, as it may hold a hundred bytes for each byte received.
+"""
 
 
 class Lane:
-    """A place for one, which those who share it take in turns of a slice each. Serving thread only.
+    """A lock that its users share in turns of one slice each. Serving thread only.
 
-    So between two turns of everybody else there is one slice, however many are in the lane; and what needs
-    few slices does not wait for the end of what needs many.
+    Other requests run between any two slices, however many users the lane has. A task of few slices does not
+    wait for the end of one with many.
 
     Use it as an asynchronous context manager; inside it, await ``breathe`` between short steps. Small bodies
-    never see it.
+    do not use it.
     """
 
     __slots__ = ("_heavy", "_place", "_slices", "_step", "_until")
 
     def __init__(self) -> None:
-        """A lane that is free."""
+        """Start with a free lane."""
         self._place = _Place()
         self._heavy = _Place()
         self._step = asyncio.Lock()
@@ -35,16 +37,16 @@ class Lane:
         self._until = 0.0
 
     async def __aenter__(self) -> Lane:
-        """Wait for one's turn."""
+        """Wait for a turn."""
         await self._place.take()
         self._slices[asyncio.current_task()] = 0
-        self._until = 0.0  # others go on after the first step: the one before may have left without a pause
+        self._until = 0.0  # yield after the first step: the previous user may have left without a pause
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let the next one in, and everybody else before that; but what failed leaves at once.
+        """Release the lane, and let other requests run; after a failure, return at once.
 
-        It still holds bytes of the budget, and must not refuse those who ask for some meanwhile.
+        A failed request still holds bytes of the budget, which must not cause others to be refused meanwhile.
         """
         del self._slices[asyncio.current_task()]
         self._heavy.give()
@@ -53,7 +55,7 @@ class Lane:
             await self._let_others_go_on()
 
     async def breathe(self) -> None:
-        """Let others go on, if this one has had a slice of time."""
+        """Let other tasks run, if this one has used up its slice."""
         if perf_counter() < self._until:
             return
         await self._let_others_go_on()
@@ -69,10 +71,10 @@ class Lane:
         self._until = perf_counter() + _SLICE_SECONDS
 
     async def step(self) -> None:
-        """Wait for one's turn to decode a body in one step of some milliseconds, beside the lane.
+        """Wait for a turn to decode a body in one step of some milliseconds, outside the lane.
 
-        Others go on after each such step, so that however many come together, each holds them up by itself.
-        Who is alone waits for nothing.
+        Other requests run after each such step, so that concurrent steps do not add up to one long delay. A
+        lone step does not wait.
         """
         await self._step.acquire()
         self._end_step(_TURNS)
@@ -89,7 +91,7 @@ class Lane:
 
 
 class _Place:
-    """A lock that knows who holds it: first come, first served."""
+    """A first-come, first-served lock that knows its holder."""
 
     __slots__ = ("_holder", "_lock", "waiting")
 
@@ -107,7 +109,7 @@ class _Place:
         self._holder = asyncio.current_task()
 
     def give(self) -> None:
-        """Give it back if this task holds it, which it does not if it was cancelled while it waited."""
+        """Release the lock if this task holds it; a task cancelled while it waited does not."""
         if self._holder is asyncio.current_task():
             self._holder = None
             self._lock.release()

@@ -1,4 +1,4 @@
-"""Long lists, such as JSON is decoded to, taken apart and given back part by part."""
+"""Take long lists, such as those of decoded JSON, apart, and free them part by part."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headrace.frontends.wire.lane import Lane
 _CONTAINERS = frozenset((list, dict))
 
 STEP = 2048
-"""How many values are converted at once."""
+"""Number of values converted at once."""
 
 
 async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator[list[Any]]:
-    """The parts of a list, which is emptied with them: to give back a million lists at once takes long, too.
+    """Yield the parts of a list, freeing each: freeing a million lists at once takes long, too.
 
-    If the caller fails, asyncio ends this generator, and the rest is given back in turns of its own.
+    If the caller fails, asyncio closes this generator, which frees the rest in its own iterations.
 
     Args:
-        values: The list.
-        lane: Held by the caller.
-        step: How many make a part; as many as ``STEP`` says if left out.
+        values: The list; its values are replaced by None.
+        lane: Lane, entered by the caller.
+        step: Number of values in a part; ``STEP`` if 0.
     """
     try:
         for part in parts(values, step):
@@ -38,11 +38,11 @@ async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator
 
 
 async def given_back(document: Any, lane: Lane) -> None:
-    """Take a document apart in small steps: to give back a million objects at once takes long.
+    """Free a document in small steps: freeing a million objects at once takes long.
 
     Args:
-        document: What JSON decodes to; its lists and objects are emptied.
-        lane: Held by the caller.
+        document: Decoded JSON; its lists and objects are emptied.
+        lane: Lane, entered by the caller.
     """
     left = [document]
     while left:
@@ -59,7 +59,7 @@ async def given_back(document: Any, lane: Lane) -> None:
 
 
 def _taken_out(container: list[Any] | dict[str, Any]) -> list[Any]:
-    """The last members of a container, which has them no more."""
+    """Remove and return the last members of a container."""
     if isinstance(container, dict):
         return [container.popitem()[1] for _ in range(STEP)]
     members = container[-STEP:]
@@ -68,11 +68,11 @@ def _taken_out(container: list[Any] | dict[str, Any]) -> list[Any]:
 
 
 def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
-    """The parts of a list, which is emptied with them.
+    """Yield the parts of a list, freeing each.
 
     Args:
-        values: The list.
-        step: How many make a part; as many as ``STEP`` says if left out.
+        values: The list; its values are replaced by None.
+        step: Number of values in a part; ``STEP`` if 0.
     """
     step = step or STEP
     for start in range(0, len(values), step):

@@ -1,22 +1,22 @@
-"""Names in requests: of signatures, inputs, features, datatypes, and what a client calls its request."""
+"""Limit the length of names in requests: of signatures, inputs, features, datatypes, and request ids."""
 
 from __future__ import annotations
 
 from headrace.errors import InvalidRequest
 
 LONGEST_NAME_BYTES = 16 * 1024
-"""The longest name that is taken: what looks a name up, prints or echoes it is done with it at once."""
+"""Longest name accepted, short enough to be looked up, printed or echoed in one step."""
 
 
 def check_name(size: int, field: str) -> None:
-    """Refuse what is too long for a name, before it is looked at.
+    """Check the length of a name before it is read.
 
     Args:
-        size: How many bytes or characters it has.
-        field: Where it is, for the error.
+        size: Length in bytes or characters.
+        field: Field that contains it, for the error.
 
     Raises:
-        InvalidRequest: It is too long.
+        InvalidRequest: The name is too long.
     """
     if size > LONGEST_NAME_BYTES:
         raise InvalidRequest(

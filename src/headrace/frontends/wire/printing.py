@@ -1,4 +1,4 @@
-"""Answers as JSON: what printing one costs, and which parts of a large one are printed at once."""
+"""Print responses as JSON: their cost, and the parts of a large one that are printed at once."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headrace.frontends.wire.steps import in_steps
 from headrace.tensors import STRING, Array
 
 PRINTED_AT_ONCE = 4096
-"""Answers of up to so many numbers are printed at once."""
+"""Cost, in numbers, up to which a response is printed at once."""
 
 _TEXT_BYTES_A_NUMBER = 64
 
 
 def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
-    """Cut tensors' rows into parts that are printed at once; a row may cost more, and is one then.
+    """Yield slices of the tensors' rows that are printed at once; a costlier row is a slice of its own.
 
     Args:
-        tensors: With the same number of rows, at least one.
+        tensors: One or more tensors with the same number of rows.
     """
     rows = len(tensors[0])
     most = step = max(1, PRINTED_AT_ONCE * rows // max(1, *[tensor.size for tensor in tensors]))
@@ -33,7 +33,7 @@ def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
 
 
 def needs_slices(tensors: Iterable[Array]) -> bool:
-    """Whether printing tensors takes so long that it is done in the lane."""
+    """Return whether printing tensors takes so long that it must be done in the lane."""
     cost = 0
     for tensor in tensors:
         cost += tensor.size
@@ -43,7 +43,7 @@ def needs_slices(tensors: Iterable[Array]) -> bool:
 
 
 def printing_cost(tensor: Array) -> int:
-    """What printing a tensor costs, in numbers: texts by their lengths."""
+    """Return the cost of printing a tensor, in numbers; texts cost by their lengths."""
     return tensor.size + (_cost_of_texts(tensor) if tensor.dtype == STRING else 0)
 
 
@@ -52,13 +52,13 @@ def _cost_of_texts(tensor: Array) -> int:
 
 
 async def joined_by_commas(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:
-    """Join what was printed part by part, with commas between the parts, in small steps.
+    """Join printed parts with commas, in small steps.
 
     Args:
-        start: What stands before the first part.
-        parts: The parts; the list is emptied.
-        end: What stands after the last.
-        lane: Held by the caller.
+        start: Text before the first part.
+        parts: Printed parts; the list is emptied.
+        end: Text after the last part.
+        lane: Lane, entered by the caller.
     """
     between = [piece for part in parts for piece in (b",", part)]
     parts.clear()

@@ -1,7 +1,7 @@
-"""What parsing a protobuf message would pay for, counted before it is parsed, in small steps.
+"""Count the cost of parsing a protobuf message in advance, in small steps.
 
-Parsing pays for every field at once, whatever comes of it: two bytes of an empty message become up to 120,
-and half a second goes by for a few megabytes of them.
+Parsing pays for every field at once, even for unused ones: two bytes of an empty message become up to 120,
+and a few megabytes of them take half a second.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ if TYPE_CHECKING:
     from headrace.frontends.wire.lane import Lane
 
 AT_ONCE_BYTES = 64 * 1024
-"""Up to here a message is parsed as it is: the worst one takes about a millisecond and a few megabytes."""
+"""Size up to which a message is parsed uncounted: the worst takes about a millisecond and a few megabytes."""
 
 MESSAGE_VALUES = 4
-"""How many values a message within a message counts for: it takes that much more than a text."""
+"""Number of values that a nested message counts as: it costs that much more than a text."""
 
 _STEP_VALUES = 1024
 _PACKED_STEP_BYTES = 256 * 1024
 
 Form = Mapping[int, Any]
-"""What to look into: by a field's number, the Form of its messages, how its numbers are packed, or that it is
-a name: all texts are, in these protocols, where values are bytes."""
+"""Fields to inspect, by number: the Form of a message, the packing of numbers, or the mark of a name.
+
+In these protocols all texts are names; values are bytes.
+"""
 
 _PACKED_VARINTS, _PACKED_FIXED, _NAME = "varints", "fixed", "name"
 
 
 def form_of(kind: Any) -> Form:
-    """The Form of a message's class."""
+    """Return the Form of a message class."""
     return _form(kind.DESCRIPTOR)
 
 
@@ -57,21 +59,21 @@ def _form(descriptor: Any) -> Form:
 
 
 def counted(message: bytes, form: Form) -> Iterator[int]:
-    """Count the values of a message, from the outside to the inside, in small steps.
+    """Count the values of a message, outer messages first, in small steps.
 
-    Each field is a value, and a message within ``MESSAGE_VALUES``; each packed integer is a value, packed
-    floats are bytes only.
+    Each field is a value, and a nested message counts as ``MESSAGE_VALUES``. Each packed integer is a value;
+    packed floats are bytes only.
 
     Args:
-        message: The bytes.
-        form: What to look into.
+        message: Serialized message.
+        form: Fields to inspect.
 
     Yields:
-        How many more values have been counted.
+        Number of values counted since the last step.
 
     Raises:
-        InvalidRequest: It is cut off, or has a group, which no client of these protocols sends, or a name is
-            too long for one.
+        InvalidRequest: The message is truncated, a name in it is too long, or it has a group, which no client
+            of these protocols sends.
     """
     inside = [(0, len(message), form)]
     while inside:
@@ -81,7 +83,7 @@ def counted(message: bytes, form: Form) -> Iterator[int]:
 def _counted(
     message: bytes, position: int, end: int, form: Form, inside: list[tuple[int, int, Form]]
 ) -> Iterator[int]:
-    """Count one message's own fields; what is to be looked into is put on the list."""
+    """Count one message's own fields, and append nested messages to ``inside``."""
     found, get = 0, form.get
     try:
         while position < end:
@@ -120,7 +122,7 @@ def _counted(
 
 
 def _look_into(known: Any, start: int, size: int, inside: list[tuple[int, int, Form]]) -> int:
-    """Note a message within for later; give what it counts for beside being a field."""
+    """Queue a nested message for counting; return the number of values it counts as beside its field."""
     if known is _NAME:
         check_name(size, "message")
         return 0
@@ -138,11 +140,11 @@ def _packed(message: bytes, start: int, stop: int) -> Iterator[int]:
 
 
 def malformed(message: bytes, position: int) -> InvalidRequest:
-    """The error of bytes that are no message, or hold a group, which no client of these protocols sends.
+    """Return the error for bytes that are no message, or hold a group, which no known client sends.
 
     Args:
         message: The bytes.
-        position: Up to where they were understood.
+        position: Position up to which they were understood.
     """
     return InvalidRequest(
         f"expected a protobuf message, got {len(message)} bytes that are not one, or hold a group (at byte "
@@ -151,15 +153,15 @@ def malformed(message: bytes, position: int) -> InvalidRequest:
 
 
 async def charge(counts: Iterable[int], allowance: Allowance, lane: Lane) -> None:
-    """Let a request pay for what is counted, with others answered in between.
+    """Charge a request for counted values, with other requests served in between.
 
     Args:
-        counts: How many more values have been counted, again and again.
-        allowance: What the request may cost.
-        lane: Where the message is decoded, entered.
+        counts: Numbers of further values counted.
+        allowance: Limits on the cost of the request.
+        lane: Lane, entered by the caller.
 
     Raises:
-        TooLarge: There are more values than the request may have.
+        TooLarge: The request has too many values.
     """
     for count in counts:
         allowance.values(count, "message")

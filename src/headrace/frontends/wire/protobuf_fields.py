@@ -1,4 +1,4 @@
-"""The fields of serialized protobuf messages: walked without parsing them, and written."""
+"""Fields of serialized protobuf messages: walk them without parsing, and write them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Field(NamedTuple):
     """One field of a serialized protobuf message.
 
     Attributes:
-        number: The field's number.
-        wire_type: How it is written.
-        start: Where its value begins.
-        stop: Where its value ends.
+        number: Number of the field.
+        wire_type: Wire type.
+        start: Position where its value begins.
+        stop: Position where its value ends.
     """
 
     number: int
@@ -29,17 +29,18 @@ class Field(NamedTuple):
 def fields(
     message: bytes, start: int = 0, stop: int | None = None, *, steps: Iterator[object] | None = None
 ) -> Iterator[Field]:
-    """Walk the fields of a serialized message, without looking into them.
+    """Yield the fields of a serialized message, without looking into them.
 
     Args:
-        message: The bytes.
-        start: Where the message begins in them.
-        stop: Where it ends.
-        steps: Gives something for each field that may be walked; several walks can share it. None: all may.
+        message: Bytes that contain the message.
+        start: Position where the message begins.
+        stop: Position where it ends; None for the end of the bytes.
+        steps: Iterator that limits the number of fields: each takes one item. Several walks can share it.
+            None for no limit.
 
     Raises:
-        ValueError: There is something in it that this walk does not know, such as a group, or it is cut; or
-            there are no steps left.
+        ValueError: The message is truncated, contains something unsupported such as a group, or has more
+            fields than ``steps`` has items.
     """
     end = len(message) if stop is None else stop
     position = start
@@ -55,20 +56,20 @@ def fields(
         elif wire_type in FIXED_BYTES:
             size = FIXED_BYTES[wire_type]
         else:
-            raise ValueError(f"wire type {wire_type} at byte {position}")
+            raise ValueError(f"unsupported wire type {wire_type} at byte {position}")
         if position + size > end:
-            raise ValueError(f"field {tag >> 3} ends after its message")
+            raise ValueError(f"field {tag >> 3} ends beyond its message")
         yield Field(tag >> 3, wire_type, position, position + size)
         position += size
 
 
 def text_in(message: bytes, number: int, most_fields: int) -> str:
-    """The text in a field of a message: the last one, if there are several, as parsers have it.
+    """Return the text in a field of a message; the last one if there are several, as parsers do.
 
     Args:
-        message: The bytes.
-        number: The field's number.
-        most_fields: How many fields are walked at the most.
+        message: Serialized message.
+        number: Number of the field.
+        most_fields: Largest number of fields to walk.
 
     Raises:
         ValueError: The message cannot be walked, or has more fields.
@@ -81,10 +82,10 @@ def text_in(message: bytes, number: int, most_fields: int) -> str:
 
 
 def read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """A number as protobuf writes it, and where the bytes after it begin.
+    """Return the varint at a position, and the position after it.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no complete varint.
     """
     value = 0
     for index in range(_LONGEST_VARINT_BYTES):
@@ -98,17 +99,17 @@ def read_varint(message: bytes, position: int) -> tuple[int, int]:
 
 
 def length_prefix(number: int, size: int) -> bytes:
-    """The bytes before a length-delimited field's value: its tag, and the value's size.
+    """Return the bytes before a length-delimited field's value: its tag, and the value's size.
 
     Args:
-        number: The field's number.
-        size: The value's size in bytes.
+        number: Number of the field.
+        size: Size of the value in bytes.
     """
     return varint(number << 3 | LENGTH_DELIMITED) + varint(size)
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it: seven bits a byte, the lowest first."""
+    """Return a number as a varint: seven bits per byte, the lowest first."""
     if value < 0x80:
         return bytes((value,))
     written = bytearray()
@@ -120,6 +121,6 @@ def varint(value: int) -> bytes:
 
 
 def field_number(kind: Any, name: str) -> int:
-    """The number of a field of a message's class."""
+    """Return the number of a field of a message class."""
     number: int = kind.DESCRIPTOR.fields_by_name[name].number
     return number

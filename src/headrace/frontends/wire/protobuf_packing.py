@@ -1,4 +1,4 @@
-"""Many values written as protobuf's fields, in small steps: NumPy makes the bytes, not one object a value."""
+"""Write many values as protobuf fields in small steps: NumPy makes the bytes, not one object per value."""
 
 from __future__ import annotations
 
@@ -16,36 +16,37 @@ if TYPE_CHECKING:
     from headrace.frontends.wire.allowance import Allowance
 
 WRITTEN_AT_ONCE = 4096
-"""Outputs of up to so many values are written at once, by protobuf: for few values it is the faster way."""
+"""Number of values up to which protobuf writes an output at once, which is faster for few values."""
 
 _BYTES_AT_ONCE = 1024 * 1024
 
 _STEP = 4096
 _BITS_A_BYTE = 7
-_COPIES = 2  # the pieces, and the message that they are joined to
+_COPIES = 2  # the pieces, and the message that they are joined into
 
 
 def is_large(tensor: Array) -> bool:
-    """Whether an output whose values are written one by one takes so long that it is written in steps."""
+    """Return whether an output whose values are written one by one is so large that steps are needed."""
     if tensor.size > WRITTEN_AT_ONCE:
         return True
     return tensor.dtype == STRING and sum(map(len, tensor.ravel().tolist())) > _BYTES_AT_ONCE
 
 
 def is_large_raw(size: int) -> bool:
-    """Whether an output's bytes are so many that they are copied in steps."""
+    """Return whether an output's bytes are so many that they are copied in steps."""
     return size > _BYTES_AT_ONCE
 
 
 def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
-    """A repeated field with the values of a tensor, as protobuf serializes it, in pieces.
+    """Return the pieces of a repeated field with the values of a tensor, as protobuf serializes it.
 
     Args:
-        number: The field's number.
-        tensor: Its values; halves as the integers of their bits.
-        allowance: Holds what is written.
+        number: Number of the field.
+        tensor: Values of the field; float16 as the integers of their bits.
+        allowance: Allowance that holds the bytes written.
 
     Raises:
+        Overloaded: All requests together would hold too many bytes.
         Overloaded: All requests together would hold too many bytes.
     """
     flat, pieces = tensor.ravel(), list[bytes]()
@@ -66,7 +67,7 @@ def _cuts(values: Array) -> Iterator[Array]:
 
 
 def raw_texts_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
-    """One field of bytes with the texts of a tensor, each after its length, in pieces; see ``field_of``."""
+    """Return the pieces of one bytes field with a tensor's texts, each after its length; see ``field_of``."""
     pieces: list[bytes] = []
     for written in raw_texts(tensor):
         allowance.hold(_COPIES * sum(map(len, written)))
@@ -76,7 +77,7 @@ def raw_texts_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list
 
 
 def as_bytes(text: object) -> bytes:
-    """A text of an answer, which models give as bytes or as str."""
+    """Return a text of an output as bytes; models return bytes or str."""
     return text if isinstance(text, bytes) else str(text).encode()
 
 
@@ -86,11 +87,11 @@ def _texts(number: int, texts: list[bytes]) -> list[bytes]:
 
 
 def _numbers(values: Array) -> bytes:
-    if values.dtype.kind not in "iu":  # floats lie there as they are, and so do truths: zero and one
+    if values.dtype.kind not in "iu":  # floats are stored in this form already; booleans are zero and one
         return values.tobytes()
     whole = values.astype(np.int64).view(np.uint64) if values.dtype.kind == "i" else values.astype(np.uint64)
     width = max(1, -(-int(whole.max()).bit_length() // _BITS_A_BYTE))
-    # What is left of each number from its first, second, … byte on; where nothing is, it has ended.
+    # Remainder of each number from its first, second, … byte on; zero once the number has ended.
     left = whole[:, None] >> np.arange(0, width * _BITS_A_BYTE, _BITS_A_BYTE, dtype=np.uint64)
     used = left != 0
     used[:, 0] = True

@@ -1,7 +1,7 @@
-"""The protocols' messages, from the descriptor set that ``tools/protos.py`` compiles out of ``proto/``.
+"""The protocols' messages, from the descriptor set that ``tools/protos.py`` compiles from ``proto/``.
 
-They live in a pool of their own: a process that also holds another V2 client or TensorFlow registers messages
-of the same names in protobuf's default pool, and the second registration of a name ends the process.
+They have a private pool. A process that also uses another V2 client or TensorFlow registers messages of the
+same names in protobuf's default pool, and registering a name twice ends the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
 Message = Any
-"""A message object; its fields exist at run time only, so no type checker knows them."""
+"""A message object; its fields exist at run time only, so type checkers do not know them."""
 
 
 class MessageClass(Protocol):
@@ -51,7 +51,7 @@ POOL, FILES = _fill_pool()
 
 
 def services() -> tuple[str, ...]:
-    """The full names of the gRPC services in the pool that every server has, in order."""
+    """Return the full names of the gRPC services that every server has, in order."""
     files = (POOL.FindFileByName(name) for name in FILES)
     found = {found.full_name for file in files for found in file.services_by_name.values()}
     return tuple(sorted(found - _ON_REQUEST))
@@ -59,10 +59,10 @@ def services() -> tuple[str, ...]:
 
 @cache
 def message(name: str) -> MessageClass:
-    """The class of a message.
+    """Return the class of a message.
 
     Args:
-        name: Its full name, for example ``inference.ModelInferRequest``.
+        name: Full name of the message, for example ``inference.ModelInferRequest``.
 
     Raises:
         KeyError: ``proto/`` has no such message.
@@ -75,13 +75,13 @@ def parse(kind: MessageClass, data: bytes, *, counted: bool = False) -> Message:
     """Parse a message that a client sent.
 
     Args:
-        kind: What it shall be.
-        data: Its bytes.
-        counted: Whether what it holds has been counted (``protobuf_cost``); if not, it may not be large.
+        kind: Class of the message.
+        data: Serialized message.
+        counted: Whether its values have been counted (``protobuf_cost``); if not, it may not be large.
 
     Raises:
         InvalidRequest: The bytes are not such a message.
-        TooLarge: They are more than any such message needs.
+        TooLarge: They were not counted, and exceed ``AT_ONCE_BYTES``.
     """
     if len(data) > AT_ONCE_BYTES and not counted:
         name = kind.DESCRIPTOR.full_name  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Work in small steps: done at once where there are few of them, or in the lane, with others in between."""
+"""Work in small steps: run at once if there are few, or in the lane with other requests in between."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[None, None, Result]
-"""Work in small steps, in between which others may go on; ``run`` does it at once."""
+"""Work in small steps, between which other tasks may run; ``run`` does it at once."""
 
-_STEPS_AT_ONCE = 8  # half a millisecond, of what takes more than the message itself
+_STEPS_AT_ONCE = 8  # half a millisecond, where the work exceeds the message itself
 
 
 def run(steps: Generator[object, None, Result]) -> Result:
-    """Do all steps of something at once, and give what they result in."""
+    """Run all steps at once, and return their result."""
     while True:
         try:
             next(steps)
@@ -25,13 +25,13 @@ def run(steps: Generator[object, None, Result]) -> Result:
 
 
 def at_once(steps: Generator[object, None, Result]) -> Result | None:
-    """Do the first steps of something; most things have no more of them.
+    """Run the first steps; most work has no more of them.
 
     Args:
-        steps: The steps; to be gone on with in the lane where there are more.
+        steps: Steps to run; if some remain, continue them in the lane.
 
     Returns:
-        What they result in; None where there are more.
+        Result of the steps; None if some remain.
     """
     for _ in range(_STEPS_AT_ONCE):
         try:
@@ -42,11 +42,11 @@ def at_once(steps: Generator[object, None, Result]) -> Result | None:
 
 
 async def in_steps(steps: Generator[object, None, Result], lane: Lane) -> Result:
-    """Do something step by step, with others answered in between, and give what it results in.
+    """Run steps with other requests served in between, and return their result.
 
     Args:
-        steps: The steps.
-        lane: Where they are done, entered.
+        steps: Steps to run.
+        lane: Lane, entered by the caller.
     """
     while True:
         try:

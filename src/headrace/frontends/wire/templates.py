@@ -1,9 +1,9 @@
-"""Messages that repeat except for their raw tensors are recognised instead of parsed.
+"""Recognise messages that repeat except for their raw tensors, instead of parsing them.
 
 A client sends one kind of request again and again: all bytes but the tensors' are the same. The first such
 message is parsed and checked in full, then remembered as its skeleton, the bytes around the tensors. A later
-message of the same length whose skeleton is equal, byte for byte, must parse to the same but for the tensors,
-so cutting them out is enough.
+message of the same length with an equal skeleton must parse to the same except for the tensors, so cutting
+them out is enough.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Generic, TypeVar
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
 Serialized = bytes | memoryview
-"""A serialized message; a large one may be a view of the body that it arrived in."""
+"""A serialized message; a large one may be a view of the body that contained it."""
 
 Span = tuple[int, int]
-"""Where a field's value lies in its message: start and stop."""
+"""Position of a field's value in its message: start and stop."""
 
 TEMPLATES_KEPT = 2048
-"""The most kinds of messages that a handler knows; each number of rows, of candidates, is one of its own."""
+"""Largest number of kinds of messages that a handler knows; each number of rows or candidates is a kind."""
 
 _TEMPLATES_OF_ONE_LENGTH = 4
 _LARGEST_SKELETON_BYTES = 4096
 
 MOST_FIELDS = _LARGEST_SKELETON_BYTES // 2
-"""The most fields of a message, within fields included, that can have a template: each takes two bytes."""
+"""Most fields, nested ones included, of a message that can have a template: each takes two bytes."""
 
 _LEAST_VIEW_BYTES = 4096
 
@@ -36,13 +36,13 @@ Value = TypeVar("Value")
 
 
 class Template(Generic[Value]):
-    """One skeleton, and what was found out about the messages that have it.
+    """One skeleton, and what is known about the messages that have it.
 
     Attributes:
-        cut: Cuts a message of the right length into skeleton and tensors, in turn, beginning with skeleton.
-            Large tensors of large messages are views of the message, all other parts are bytes.
-        skeleton: The bytes between the tensors.
-        value: What the learner wants to know the next time.
+        cut: Function that cuts a message of the right length into alternating skeleton and tensors, skeleton
+            first. Large tensors of large messages are views of the message, all other parts are bytes.
+        skeleton: Bytes between the tensors.
+        value: Value remembered with the skeleton.
     """
 
     __slots__ = ("cut", "skeleton", "value")
@@ -52,12 +52,12 @@ class Template(Generic[Value]):
 
         Args:
             message: The whole message.
-            spans: Where the tensors lie, in order and apart from each other.
-            value: What to remember.
+            spans: Positions of the tensors, in order and disjoint.
+            value: Value to remember.
         """
         edges = [0, *(edge for span in spans for edge in span), len(message)]
         sizes = [stop - start for start, stop in pairwise(edges)]
-        # Many small parts are cut faster at once than one by one.
+        # Cutting many small parts in one call is faster than one by one.
         least_bytes = max(AT_ONCE_BYTES, len(sizes) * _LEAST_VIEW_BYTES)
         self.cut = _viewing(sizes) if len(message) > least_bytes else _copying(sizes)
         self.skeleton = self.cut(message)[::2]
@@ -85,12 +85,12 @@ def _viewing(sizes: Sequence[int]) -> _Cut:
 
 
 class Templates(Generic[Value]):
-    """The templates that one handler has learnt; a bounded number of bounded size."""
+    """The templates that a handler has learnt, limited in number and size."""
 
     __slots__ = ("_by_length", "_kept")
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Start without templates."""
         self._by_length: dict[int, tuple[Template[Value], ...]] = {}
         self._kept = 0
 
@@ -98,7 +98,7 @@ class Templates(Generic[Value]):
         """Recognise a message.
 
         Returns:
-            What was remembered, and this message's tensors; None for a message that must be parsed.
+            The remembered value, and this message's tensors; None for a message that must be parsed.
         """
         for template in self._by_length.get(len(message), ()):
             pieces = template.cut(message)
@@ -111,13 +111,13 @@ class Templates(Generic[Value]):
 
         Args:
             message: The whole message.
-            spans: Where the tensors lie, in order and apart from each other.
-            value: What to remember: all that the rest of the message says.
+            spans: Positions of the tensors, in order and disjoint.
+            value: Value to remember: everything that the rest of the message determines.
         """
         if len(message) - sum(stop - start for start, stop in spans) > _LARGEST_SKELETON_BYTES:
             return
-        if self._kept >= TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
-            oldest = next(iter(self._by_length))  # without all, most messages would be parsed again
+        if self._kept >= TEMPLATES_KEPT:  # bounds the memory, however many kinds of messages there are
+            oldest = next(iter(self._by_length))  # the oldest only, or most messages would be parsed again
             self._kept -= len(self._by_length.pop(oldest))
         learnt = Template(message, spans, value)
         known = self._by_length.get(len(message), ())

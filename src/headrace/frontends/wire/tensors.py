@@ -1,6 +1,6 @@
-"""Tensors as they came, over any protocol, turned into checked inputs.
+"""Turn tensors as received, over any protocol, into checked inputs.
 
-Whatever form a tensor came in, it becomes bytes of its datatype first, or a list of strings; one check serves
+A tensor in any form is first converted to bytes of its datatype, or to a list of strings; one check serves
 all forms.
 """
 
@@ -34,27 +34,27 @@ if TYPE_CHECKING:
 BYTES = "BYTES"
 BFLOAT16 = "BF16"
 
-# Datatypes whose bytes are taken as they are, by NumPy's character: a look-up by dtype hashes it each time.
+# Datatypes whose bytes are used unchanged, by NumPy's character: a look-up by dtype hashes it each time.
 _EXACT = {one.dtype.char: (one.oip, one.dtype.itemsize) for one in DATATYPES if one.dtype.kind in "fiu"}
 
 MOST_DIMENSIONS = 32
 
 _NAMES_TOO_MANY = 100
 SPREAD_BYTES = 256 * 1024
-"""Up to so many bytes are spread at once."""
+"""Number of bytes up to which a spread column is made at once."""
 
-_MOST_ELEMENTS = 1 << 48  # beyond any message, and within what NumPy can address
+_MOST_ELEMENTS = 1 << 48  # more than any message holds, and within NumPy's address range
 
 
 class WireTensor(NamedTuple):
-    """One input as it came.
+    """One input as received.
 
     Attributes:
-        name: The input's name.
-        datatype: What the client says it is.
-        shape: What the client says its shape is, rows first.
-        values: The raw form: little-endian numbers, or strings each after its length; or strings, in a list
-            or an array.
+        name: Name of the input.
+        datatype: Datatype declared by the client.
+        shape: Shape declared by the client, rows first.
+        values: Values in the raw form (little-endian numbers, or strings each after its length), or a list or
+            array of strings.
     """
 
     name: str
@@ -64,14 +64,14 @@ class WireTensor(NamedTuple):
 
 
 def check_names(signature: Signature, names: Iterable[str]) -> None:
-    """Check the names of a request's inputs, before anything is done with their values.
+    """Check the names of a request's inputs, before their values are read.
 
     Args:
-        signature: What is called.
-        names: The names, in the request's order; of many too many, only the first are looked at.
+        signature: Signature of the model.
+        names: Names in the request's order; if there are far too many, only the first are read.
 
     Raises:
-        InvalidRequest: An input is missing, unknown or twice there.
+        InvalidRequest: An input is missing, unknown or given twice.
     """
     given: dict[str, None] = {}
     for name in islice(names, len(signature.inputs) + _NAMES_TOO_MANY):
@@ -84,7 +84,7 @@ def check_names(signature: Signature, names: Iterable[str]) -> None:
 def check(
     signature: Signature, tensors: Sequence[WireTensor], allowance: Expansion | None = None
 ) -> CheckedInputs:
-    """Check a request's tensors against a signature, at once; see ``checking``."""
+    """Check a request's tensors against a signature at once; see ``checking``."""
     return run(checking(signature, tensors, allowance))
 
 
@@ -94,13 +94,13 @@ def checking(
     """Check a request's tensors against a signature, in small steps where much is spread.
 
     Args:
-        signature: What is called.
-        tensors: The request's.
-        allowance: What may be spread.
+        signature: Signature of the model.
+        tensors: Tensors of the request.
+        allowance: Limits on what may be spread.
 
     Raises:
-        InvalidRequest: An input is missing, unknown, twice there, or of the wrong datatype, shape or size.
-        TooLarge: What is spread takes too much.
+        InvalidRequest: An input is missing, unknown, given twice, or of the wrong datatype, shape or size.
+        TooLarge: The spread columns would exceed the allowance.
     """
     check_names(signature, (tensor.name for tensor in tensors))
     by_name = {tensor.name: tensor for tensor in tensors}
@@ -115,7 +115,7 @@ def checking(
 def _exact(
     signature: Signature, by_name: dict[str, WireTensor], allowance: Expansion
 ) -> Steps[CheckedInputs | None]:
-    """Take the tensors' bytes as columns as they are; None where that is not right, or something is wrong."""
+    """Use the tensors' bytes as columns unchanged; return None where they need conversion or are wrong."""
     columns, shapes, all_rows = [], [], []
     for spec in signature.inputs:
         tensor = by_name[spec.name]
@@ -136,18 +136,18 @@ def _exact(
 
 
 def is_spread_at_once(spread: Sequence[int], layout: RowLayout, rows: int) -> bool:
-    """Whether spreading takes little enough to be done at once, and to be counted with the call itself.
+    """Return whether spreading is cheap enough to be done at once and covered by the charge of the call.
 
     Args:
-        spread: Which columns came with one row.
-        layout: How a row lies in memory.
-        rows: How many rows the others have.
+        spread: Indices of the columns received with one row.
+        layout: Memory layout of a row.
+        rows: Number of rows of the other columns.
     """
     return all(layout.row_bytes[index] * rows <= SPREAD_BYTES for index in spread)
 
 
 def _spreading(columns: Sequence[Buffer], spread: Sequence[int], rows: int) -> Steps[tuple[Buffer, ...]]:
-    """What ``spread_columns`` does, in small steps."""
+    """Do the same as ``spread_columns`` in small steps."""
     whole = list(columns)
     for index in spread:
         row: Array = np.frombuffer(whole[index], np.uint8)
@@ -161,11 +161,11 @@ def _spreading(columns: Sequence[Buffer], spread: Sequence[int], rows: int) -> S
 
 
 def spread_inputs(signature: Signature, rows: Sequence[int]) -> tuple[int, ...] | None:
-    """Which inputs came with one row for all, being of the context; None if the rows disagree.
+    """Return the indices of context inputs received with one row for all; None if row counts disagree.
 
     Args:
-        signature: What is called.
-        rows: How many rows each input came with, in the signature's order.
+        signature: Signature of the model.
+        rows: Number of rows received for each input, in the signature's order.
     """
     wanted = rows[signature.counted]
     other = tuple([index for index, count in enumerate(rows) if count != wanted])
@@ -173,7 +173,7 @@ def spread_inputs(signature: Signature, rows: Sequence[int]) -> tuple[int, ...] 
 
 
 def is_exact(spec: TensorSpec, tensor: WireTensor) -> bool:
-    """Whether a tensor's bytes are what the batch wants.
+    """Return whether a tensor's bytes can be used in a batch unchanged.
 
     Not so for strings, for booleans (any byte but 0 means true), and for tensors without values.
     """
@@ -191,15 +191,15 @@ def is_exact(spec: TensorSpec, tensor: WireTensor) -> bool:
 def spread_if_repeatable(
     signature: Signature, inputs: CheckedInputs, by_name: Mapping[str, WireTensor]
 ) -> tuple[int, ...] | None:
-    """Whether a request like this can be taken without parsing: its bytes lie in it as the batch wants them.
+    """Return the inputs to spread if similar requests need no parsing, their bytes being used unchanged.
 
     Args:
-        signature: What is called.
-        inputs: What the request was decoded to.
-        by_name: Its tensors as they came.
+        signature: Signature of the model.
+        inputs: Result of decoding the request.
+        by_name: Its tensors as received, by name.
 
     Returns:
-        Which inputs are to be spread; None where others like it must be parsed.
+        Indices of the inputs to spread; None if similar requests must be parsed.
     """
     layout = inputs.layout
     tensors = [by_name[spec.name] for spec in layout.specs]
@@ -210,7 +210,7 @@ def spread_if_repeatable(
 
 
 def as_array(tensor: WireTensor) -> Array:
-    """View a tensor as an array of its own datatype; BF16 is widened to float32, which is exact.
+    """Return a tensor as an array of its own datatype; BF16 is widened to float32, which is exact.
 
     Raises:
         InvalidRequest: The datatype is unknown, or the values do not fill the shape.
@@ -249,37 +249,37 @@ def _dtype(tensor: WireTensor) -> np.dtype[np.generic]:
 
 
 def wire_shape(field: str, sizes: Sequence[int]) -> tuple[int, ...]:
-    """The shape of a tensor as it came, if it can be one.
+    """Return the shape of a tensor as received, after checking it.
 
     Args:
-        field: Whose it is, for the error.
-        sizes: The shape's sizes; many too many are not looked at.
+        field: Name of the tensor, for the error.
+        sizes: Sizes of the shape; if there are far too many, they are not read.
 
     Raises:
-        InvalidRequest: It has too many dimensions, or one that is negative.
+        InvalidRequest: It has too many dimensions, or a negative one.
     """
     if len(sizes) > MOST_DIMENSIONS:  # also keeps their product cheap
         raise InvalidRequest(f"expected at most {MOST_DIMENSIONS} dimensions, got {len(sizes)}", field=field)
     shape = tuple(sizes)
     if shape and min(shape) < 0:
         raise InvalidRequest(
-            f"expected sizes of 0 or more in the shape, got {list(shape)}; -1 stands in metadata only",
+            f"expected sizes of 0 or more in the shape, got {list(shape)}; -1 is for metadata only",
             field=field,
         )
     return shape
 
 
 def numbers(field: str, datatype: str, dtype: np.dtype[np.generic], values: Sequence[int | float]) -> Array:
-    """Numbers of a message, which came one by one.
+    """Return an array of numbers that a message holds one by one.
 
     Args:
-        field: Whose they are, for the error.
-        datatype: What the client calls them.
-        dtype: What they become.
-        values: A message's repeated field, which hands its numbers to NumPy at once.
+        field: Field that contains them, for the error.
+        datatype: The client's name for their datatype.
+        dtype: NumPy dtype of the array.
+        values: Repeated field of a message, which passes its numbers to NumPy at once.
 
     Raises:
-        InvalidRequest: One does not fit.
+        InvalidRequest: A number does not fit in the datatype.
     """
     if not values:
         return np.empty(0, dtype)
@@ -307,16 +307,16 @@ def _string_array(tensor: WireTensor, count: int) -> Array:
 
 
 def texts_of(tensor: WireTensor, raw: bytes, allowance: Allowance) -> Steps[Array]:
-    """Take a tensor's strings out of their raw form, in small steps, once they are counted.
+    """Read a tensor's strings from their raw form in small steps, after charging for them.
 
     Args:
         tensor: The tensor.
         raw: Its strings, each after its length.
-        allowance: What the request may cost.
+        allowance: Limits on the cost of the request.
 
     Raises:
-        InvalidRequest: A string is cut off, or there are more or fewer than the shape says.
-        TooLarge: The request has too many.
+        InvalidRequest: A string is truncated, or there are more or fewer than the shape says.
+        TooLarge: The request has too many values.
     """
     count = _element_count(tensor)
     allowance.values(min(count, len(raw)), tensor.name)
@@ -325,5 +325,5 @@ def texts_of(tensor: WireTensor, raw: bytes, allowance: Allowance) -> Steps[Arra
 
 
 def raw_bytes(tensor: Array) -> memoryview:
-    """The bytes of an output of numbers, not copied where they lie in order."""
+    """Return the bytes of a numeric output, without a copy if it is contiguous."""
     return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data

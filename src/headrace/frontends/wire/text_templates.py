@@ -1,8 +1,8 @@
-"""Messages that repeat but for their values, texts among them, are recognised by their outline.
+"""Recognise messages that repeat except for their values, texts among them, by their outline.
 
-What ``templates`` does for messages of one length, whose tensors are cut out of them, compiled kernels do
-here for those whose texts are of any length: the texts stay where they are, and become no objects. For models
-that take packed texts only: others need the objects anyway.
+``templates`` recognises messages of one length, and cuts their tensors out. Here, compiled kernels recognise
+messages with texts of any length. The texts stay in the message, and no objects are made of them. This serves
+only models that take packed texts: others need the objects anyway.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Value = TypeVar("Value")
 
 
 class Found(NamedTuple):
-    """Where an input's values are among those of its message.
+    """Position of an input's values among those of its message.
 
     Attributes:
-        first: The number of the first.
-        shape: The shape that they came in.
-        raw: Whether texts stand raw in one value, each after its length.
+        first: Index of the first value.
+        shape: Shape received.
+        raw: Whether texts are in the raw form, in one value, each after its length.
     """
 
     first: int
@@ -51,7 +51,7 @@ class Found(NamedTuple):
 
 
 class _Template(NamedTuple, Generic[Value]):
-    """What is known of messages with one outline."""
+    """The layout of messages with one outline."""
 
     value: Value
     plan: Array
@@ -61,14 +61,14 @@ class _Template(NamedTuple, Generic[Value]):
 
 
 class TextTemplates(Generic[Value]):
-    """The outlines that one handler has learnt; a bounded number of bounded size. Serving thread only."""
+    """The outlines that a handler has learnt, limited in number and size. Serving thread only."""
 
     def __init__(self, *form: Mapping[int, int]) -> None:
-        """Know nothing yet.
+        """Start without outlines.
 
         Args:
-            form: What becomes of a message's fields by their numbers: -1 for values, the number of a form for
-                messages within; all others are part of the outline. The first is the message's own.
+            form: Roles of a message's fields by number: -1 for values, the number of a form for nested
+                messages. All other fields are part of the outline. The first form is the message's own.
         """
         self.is_empty = True
         self._form_of = form
@@ -78,7 +78,7 @@ class TextTemplates(Generic[Value]):
         """Recognise a message.
 
         Returns:
-            What was remembered, and this message's inputs; None for a message that must be parsed.
+            The remembered value, and this message's inputs; None for a message that must be parsed.
         """
         if self.is_empty or len(message) > AT_ONCE_BYTES:
             return None
@@ -88,7 +88,7 @@ class TextTemplates(Generic[Value]):
         return None if template is None else self._arranged(message, data, template)
 
     def first_value(self, message: bytes) -> bytes:
-        """The first value of the message that was found last."""
+        """Return the first value of the message found last."""
         start, stop = self._spans[:2].tolist()
         return message[start:stop]
 
@@ -96,7 +96,7 @@ class TextTemplates(Generic[Value]):
         self, message: bytes, data: Array, template: _Template[Value]
     ) -> tuple[Value, PackedColumns] | None:
         value, plan, _, size, inputs = template
-        if size * PLACE.itemsize > len(message):  # not counted, so never more than came
+        if size * PLACE.itemsize > len(message):  # not charged, so never larger than the message
             return None
         places = np.empty(size, PLACE)
         text_bytes = self._kernels.arrange(data, self._spans, plan, SPREAD_BYTES, places)
@@ -105,13 +105,13 @@ class TextTemplates(Generic[Value]):
         return value, PackedColumns(message, places, inputs, text_bytes)
 
     def learn(self, message: bytes, checked: CheckedInputs, found: Mapping[str, Found], value: Value) -> None:
-        """Remember a message that was parsed and checked, if that gives what was checked.
+        """Remember a message that was parsed and checked, if its outline reproduces the checked inputs.
 
         Args:
             message: The whole message.
-            checked: What it was decoded to.
-            found: Where the values of each input are.
-            value: What to remember: all that the rest of the message says.
+            checked: Result of decoding it.
+            found: Position of each input's values.
+            value: Value to remember: everything that the rest of the message determines.
         """
         if len(message) > AT_ONCE_BYTES:
             return
@@ -124,16 +124,16 @@ class TextTemplates(Generic[Value]):
         arranged = self._arranged(message, data, template)
         if arranged is None or not _agree(arranged[1], checked):
             return
-        if len(self._known) >= TEMPLATES_KEPT:  # endless kinds of messages must not become endless memory
-            del self._known[next(iter(self._known))]  # the oldest; without all, most would be parsed again
+        if len(self._known) >= TEMPLATES_KEPT:  # bounds the memory, however many kinds of messages there are
+            del self._known[next(iter(self._known))]  # the oldest only, or most would be parsed again
         self._known[bytes(self._view[:written])] = template
         self.is_empty = False
 
     def _get_ready(self) -> None:
-        """Make what recognising needs, once, for the first message that can be."""
+        """Load the kernels and allocate the buffers, once, for the first message to learn."""
         if hasattr(self, "_kernels"):
             return
-        # Who takes packed texts has loaded numba; nobody else needs it.
+        # Models that take packed texts have loaded numba; no others need it.
         from headrace.packed import kernels  # noqa: PLC0415
 
         self._kernels: ModuleType = kernels
@@ -147,12 +147,12 @@ class TextTemplates(Generic[Value]):
 
 
 def is_packable(signature: Signature, checked: CheckedInputs, by_name: Mapping[str, WireTensor]) -> bool:
-    """Whether a request like this can be taken without parsing, its texts packed.
+    """Return whether similar requests can be taken without parsing, their texts packed.
 
     Args:
-        signature: What is called.
-        checked: What the request was decoded to.
-        by_name: Its tensors as they came.
+        signature: Signature of the model.
+        checked: Result of decoding the request.
+        by_name: Its tensors as received, by name.
     """
     layout = checked.layout
     if all(spec.dtype != STRING for spec in layout.specs):
@@ -176,7 +176,7 @@ def _template(checked: CheckedInputs, found: Mapping[str, Found], value: Value) 
     counts = [math.prod(one.shape) for one in places]
     at, values = HEAD + sum(texts), 0
     starts = [0] * len(texts)
-    for index in sorted(range(len(texts)), key=lambda one: not texts[one]):  # texts stand first
+    for index in sorted(range(len(texts)), key=lambda one: not texts[one]):  # texts come first
         starts[index] = at
         at += 2 * counts[index] if texts[index] else 2
     plan, inputs = [rows, sum(texts)], []
@@ -192,7 +192,7 @@ def _template(checked: CheckedInputs, found: Mapping[str, Found], value: Value) 
 
 
 def _agree(packed: PackedColumns, checked: CheckedInputs) -> bool:
-    """Whether a message's packed inputs are what it was decoded to."""
+    """Return whether a message's packed inputs equal its decoded inputs."""
     for spec, one, other in zip(checked.layout.specs, packed, checked.columns, strict=True):
         if spec.dtype != STRING:
             if bytes(one) != bytes(other):

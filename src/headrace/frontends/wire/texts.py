@@ -1,6 +1,6 @@
-"""Texts, of which a tensor may have a million: put into arrays, and read and written in their raw form.
+"""Put texts, of which a tensor may have a million, into arrays, and read and write their raw form.
 
-There each stands after its length, four bytes, as the Open Inference Protocol has it.
+In the raw form, which is the Open Inference Protocol's, each text follows its length of four bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from headrace.tensors import STRING, Array
 _LENGTH = Struct("<I")
 
 LENGTH_BYTES = _LENGTH.size
-"""What stands before each text in the raw form."""
+"""Number of bytes before each text in the raw form."""
 
 TEXT_BYTES = 41
-"""What a text takes beside its bytes: an object, and its place in an array."""
+"""Number of bytes that a text takes beside its own: an object, and its place in an array."""
 
 _STEP = 1024
 _FEW = 32
@@ -28,10 +28,10 @@ _STEP_BYTES = 256 * 1024
 
 
 def gathering(strings: Sequence[bytes] | Array) -> Steps[Array]:
-    """Put strings into an array, in small steps.
+    """Put strings into an array in small steps.
 
     Args:
-        strings: The strings, in anything that can be cut; an array stays as it is.
+        strings: Strings in any sequence that supports slicing; an array is returned as it is.
     """
     if isinstance(strings, np.ndarray):
         return strings
@@ -47,15 +47,15 @@ def gathering(strings: Sequence[bytes] | Array) -> Steps[Array]:
 
 
 def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
-    """Take strings out of their raw form, in small steps; each stands after its length, four bytes.
+    """Read strings from their raw form in small steps; each follows its length of four bytes.
 
     Args:
-        field: Whose they are, for the error.
-        raw: All of them.
-        count: How many there shall be.
+        field: Field that contains them, for the error.
+        raw: All strings in their raw form.
+        count: Expected number of strings.
 
     Raises:
-        InvalidRequest: A string is cut off, or there are more or fewer.
+        InvalidRequest: A string is truncated, or there are more or fewer.
     """
     end, position, found = len(raw), 0, 0
     if count * _LENGTH.size > end:
@@ -69,7 +69,7 @@ def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
             position = start + _LENGTH.unpack_from(raw, position)[0] if start <= end else start
             if position > end:
                 raise InvalidRequest(
-                    f"string {found + len(strings)} is cut off: it wants {position - end} bytes more; "
+                    f"string {found + len(strings)} is truncated: {position - end} bytes are missing; "
                     "write each string after its length, four bytes little-endian",
                     field=field,
                 )
@@ -85,17 +85,17 @@ def splitting(field: str, raw: bytes, count: int) -> Steps[Array]:
 
 
 def wrong_count(field: str, count: int, got: object) -> InvalidRequest:
-    """The error of a tensor that has not as many texts as its shape says."""
+    """Return the error for a tensor whose number of texts differs from its shape's."""
     return InvalidRequest(
         f"expected {count} strings for its shape, got {got}; make the shape and the data agree", field=field
     )
 
 
 def text_parts(texts: Array) -> Iterator[list[bytes]]:
-    """Cut texts into parts that are written at once; a long text is one alone.
+    """Yield texts in parts that are written at once; a long text is a part of its own.
 
     Args:
-        texts: The texts, in an array of any shape.
+        texts: Array of any shape.
     """
     flat = texts.ravel()
     for start in range(0, len(flat), _STEP):
@@ -110,7 +110,7 @@ def text_parts(texts: Array) -> Iterator[list[bytes]]:
 
 
 def raw_texts(texts: Array) -> Iterator[list[bytes]]:
-    """Write texts in their raw form, in pieces that are made in small steps; a long one is not copied."""
+    """Yield texts in their raw form, in pieces made in small steps; a long text is not copied."""
     for part in text_parts(texts):
         if len(part) == 1:
             yield [_LENGTH.pack(len(part[0])), part[0]]
@@ -119,6 +119,6 @@ def raw_texts(texts: Array) -> Iterator[list[bytes]]:
 
 
 def join_strings(strings: Iterable[bytes]) -> bytes:
-    """Write strings in their raw form."""
+    """Return strings in their raw form."""
     pack = _LENGTH.pack
     return b"".join([part for string in strings for part in (pack(len(string)), string)])

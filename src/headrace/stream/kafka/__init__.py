@@ -1,1 +1,1 @@
-"""Rows in a topic of Apache Kafka: read in an order that can be repeated, and written."""
+"""Read rows from a topic of Apache Kafka in a reproducible order, and publish rows to it."""

@@ -1,4 +1,4 @@
-"""Where a topic is, and what a client of Kafka is told besides."""
+"""Parse the address of a topic and the settings of Kafka's client, and create clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Topic(NamedTuple):
     """A topic of a cluster.
 
     Attributes:
-        servers: The brokers to begin with, ``HOST:PORT,HOST:PORT``.
+        servers: The bootstrap brokers, ``HOST:PORT,HOST:PORT``.
         name: The topic.
     """
 
@@ -34,25 +34,25 @@ class Topic(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a description for people."""
         return f"topic {self.name} at {self.servers}"
 
 
 def parse_topic(text: str, field: str) -> Topic:
-    """Read ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``.
+    """Parse ``kafka://HOST:PORT[,HOST:PORT]/TOPIC``.
 
     Args:
         text: The address.
-        field: Which argument it is, for errors.
+        field: The name of the argument, for errors.
 
     Raises:
-        ConfigError: It is no such address, or has a password in it.
+        ConfigError: It is not such an address, or contains a password.
     """
     servers, _, name = text.removeprefix(SCHEME).partition("/")
-    if "@" in text:  # The text itself is not repeated: logs and screens are read by many.
+    if "@" in text:  # The text itself is not repeated, because logs and screens are read by many.
         raise ConfigError(
-            f"{field}: user names and passwords do not belong into an address, which anybody can see in the "
-            "list of processes; write them into a file for --kafka-config"
+            f"{field}: an address must not contain a user name or password, because anybody can see it in "
+            "the list of processes; put them into a file for --kafka-config"
         )
     wrong = [server for server in servers.split(",") if not _SERVER.fullmatch(server)]
     if not text.startswith(SCHEME) or wrong or not _TOPIC.fullmatch(name):
@@ -61,13 +61,13 @@ def parse_topic(text: str, field: str) -> Topic:
 
 
 def read_settings(file: Path | None) -> dict[str, Any]:
-    """Read settings of Kafka's client, ``name = value`` a line, such as ``security.protocol = SASL_SSL``.
+    """Read settings of Kafka's client, one per line, such as ``security.protocol = SASL_SSL``.
 
     Args:
         file: The file; None for no settings.
 
     Raises:
-        ConfigError: It cannot be read, or a line is wrong; values, which may be passwords, are not repeated.
+        ConfigError: It cannot be read, or a line is invalid; values, which may be passwords, are not shown.
     """
     if file is None:
         return {}
@@ -89,19 +89,19 @@ def read_settings(file: Path | None) -> dict[str, Any]:
 
 
 def make_client(kind: str, own: Mapping[str, Any], topic: Topic, settings: Mapping[str, Any]) -> Any:
-    """Make a client of confluent-kafka.
+    """Create a client of confluent-kafka.
 
     Args:
         kind: ``Consumer`` or ``Producer``.
-        own: What headrace sets; what is read from a file wins where both may say it.
-        topic: Where its brokers are.
-        settings: What is read from a file.
+        own: headrace's settings, which ``settings`` may override.
+        topic: The topic, for its brokers.
+        settings: The operator's settings from a file.
 
     Raises:
-        ConfigError: confluent-kafka is not installed, or does not take the settings.
+        ConfigError: confluent-kafka is not installed, or refuses the settings.
     """
     try:
-        import confluent_kafka  # noqa: PLC0415 - only who uses Kafka needs it
+        import confluent_kafka  # noqa: PLC0415 - only needed for Kafka
     except ImportError as error:
         raise ConfigError(
             "kafka:// needs confluent-kafka, which is not installed: pip install 'headrace[kafka]'"
@@ -110,52 +110,52 @@ def make_client(kind: str, own: Mapping[str, Any], topic: Topic, settings: Mappi
         "client.id": "headrace",
         "reconnect.backoff.max.ms": 2000,
         "socket.timeout.ms": 10_000,
-        "log_level": 0,  # what matters comes through error_cb, and is said once
+        "log_level": 0,  # error_cb reports what matters, once
         "logger": _LOGGER,
     }
     make: Callable[[dict[str, Any]], Any] = getattr(confluent_kafka, kind)
     try:
         return make({**common, **own, **settings, "bootstrap.servers": topic.servers})
     except (confluent_kafka.KafkaException, TypeError, ValueError) as error:
-        raise ConfigError(f"kafka-config: Kafka's client does not take it: {reason(error)}") from error
+        raise ConfigError(f"kafka-config: Kafka's client rejected it: {reason(error)}") from error
 
 
 def reason(error: object) -> str:
-    """What an error of the client's says."""
+    """Return the text of a client's error."""
     said = error.args[0] if isinstance(error, Exception) and error.args else error
     return str(said.str()) if hasattr(said, "str") else str(said)
 
 
 def partitions_of(client: Any, topic: Topic, seconds: float, failures: list[str]) -> list[int]:
-    """Ask which partitions a topic has.
+    """Return the partitions of a topic.
 
     Args:
         client: A consumer or producer.
-        topic: Which.
-        seconds: How long an answer may take.
-        failures: What the client's ``error_cb`` has noted, for the reason.
+        topic: The topic.
+        seconds: Timeout.
+        failures: Errors noted by the client's ``error_cb``, for the reason.
 
     Raises:
-        ConfigError: No broker answers, or there is no such topic.
+        ConfigError: No broker answers, or the topic does not exist.
     """
-    import confluent_kafka  # noqa: PLC0415 - it is there: the client is made by it
+    import confluent_kafka  # noqa: PLC0415 - installed, as the client exists
 
     for _ in range(max(1, round(seconds))):
         try:
             found = client.list_topics(topic.name, timeout=1.0).topics[topic.name]
             break
         except confluent_kafka.KafkaException as error:
-            client.poll(0)  # which tells of failures; and Ctrl-C is heard between two tries
+            client.poll(0)  # runs error_cb; Ctrl-C takes effect between two attempts
             last = reason(error)
     else:
         why = failures[-1] if failures else last
         raise ConfigError(
-            f"no broker of Kafka answers at {topic.servers} within {seconds:g} s ({why}): is it running, and "
+            f"no Kafka broker answered at {topic.servers} within {seconds:g} s ({why}): is it running, and "
             "are the address and --kafka-config right?"
         )
     if found.error is not None:
         raise ConfigError(
             f"{topic} cannot be used: {found.error.str()}; is the name right? (`headrace stream publish "
-            "--partitions N` makes a topic)"
+            "--partitions N` creates a topic)"
         )
     return sorted(found.partitions)

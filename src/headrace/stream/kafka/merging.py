@@ -1,8 +1,8 @@
-"""One order for the messages of several partitions, which depends on what they are, and can be repeated.
+"""Merge the messages of several partitions in a reproducible order.
 
-The next message is the oldest of the partitions' first ones, by Kafka's timestamp, then by partition: so it
-waits until each partition has one. A partition that is silent would keep all others waiting. After a while it
-is passed over, which depends on chance: such picks are told, so that they can be written down and repeated.
+The next message is the oldest of the partitions' first ones, by Kafka's timestamp, then by partition. So it
+waits until each partition has one. A silent partition would delay all others, so it is skipped after a while.
+That depends on timing, so such picks are marked, to be recorded and repeated.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Message(NamedTuple):
     """A message of a topic.
 
     Attributes:
-        partition: Where it lies.
-        offset: Its number there.
-        timestamp: When it was written, in milliseconds since 1970.
+        partition: Its partition.
+        offset: Its offset in the partition.
+        timestamp: Kafka's timestamp, in milliseconds since 1970.
         value: Its bytes.
     """
 
@@ -34,7 +34,7 @@ class Picked(NamedTuple):
     Attributes:
         message: The message.
         number: Its number in the order, from 0.
-        by_chance: Whether it would have been another one, had a silent partition spoken in time.
+        by_chance: Whether a silent partition was skipped, so that the pick depends on timing.
     """
 
     message: Message
@@ -43,14 +43,14 @@ class Picked(NamedTuple):
 
 
 class Merge:
-    """Messages come in by partition, and go out in one order."""
+    """Takes messages by partition, and returns them in one order."""
 
     def __init__(self, number: int = 0, known: Mapping[int, int] | None = None) -> None:
         """Begin without partitions.
 
         Args:
             number: The number of the next message in the order.
-            known: The partitions of messages that were picked by chance, by number, to be repeated.
+            known: The partitions of messages whose pick depended on timing, by number, to be repeated.
         """
         self.number = number
         self._known = dict(known or {})
@@ -61,15 +61,15 @@ class Merge:
 
     @property
     def repeats(self) -> bool:
-        """Whether what is picked next is still said by what is known."""
+        """Whether recorded picks remain."""
         return self.number <= self._last_known
 
     def join(self, partitions: Iterable[int], since: int) -> None:
-        """Let partitions take part.
+        """Add partitions.
 
         Args:
-            partitions: Which.
-            since: From which number in the order on.
+            partitions: The partitions.
+            since: The number in the order from which they take part.
         """
         for partition in partitions:
             self._queues.setdefault(partition, deque())
@@ -77,19 +77,20 @@ class Merge:
             self._since.setdefault(partition, since)
 
     def add(self, message: Message) -> None:
-        """Take in a message of a partition that takes part."""
+        """Queue a message of a partition that was added."""
         self._queues[message.partition].append(message)
         self._bytes[message.partition] += len(message.value)
 
     def waiting(self, partition: int) -> tuple[int, int]:
-        """How many messages of a partition wait, and how many bytes they have."""
+        """Return the number of queued messages of a partition, and their size in bytes."""
         return len(self._queues[partition]), self._bytes[partition]
 
     def pick(self, silent: Callable[[int], bool]) -> Picked | None:
-        """Give the next message; None if it is not known yet which that is.
+        """Return the next message; None if it is not known yet.
 
         Args:
-            silent: Says whether a partition without messages has had none for so long that it is passed over.
+            silent: Returns whether a partition without messages has been silent for so long that it is
+                skipped.
         """
         if (partition := self._known.get(self.number)) in self._queues and partition is not None:
             return self._take(partition, by_chance=False) if self._queues[partition] else None

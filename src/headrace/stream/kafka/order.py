@@ -1,7 +1,8 @@
-"""What chance has decided about the order of messages, on disk before anybody learns from them.
+"""Record the timing-dependent picks in the order of messages on disk, before any message is learnt from.
 
-``DIR/order-TOPIC-NUMBER.log`` holds a line for each message that did not wait for a silent partition, and for
-each partition that a topic got later. A checkpoint begins a new file; files that no kept checkpoint needs go.
+``DIR/order-TOPIC-NUMBER.log`` has a line for each message that did not wait for a silent partition, and for
+each partition that was added to the topic later. A checkpoint begins a new file. Files that no kept
+checkpoint needs are deleted.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 class Known(NamedTuple):
-    """What was decided.
+    """The recorded decisions.
 
     Attributes:
         picked: The partitions of messages, by their number in the order.
-        joined: Since which number partitions take part, by partition.
+        joined: The number in the order from which a partition takes part, by partition.
     """
 
     picked: dict[int, int]
@@ -31,20 +32,20 @@ class Known(NamedTuple):
 
 
 class OrderLog:
-    """The files; nothing is written where there is no directory.
+    """The log files; nothing is written without a directory.
 
     Attributes:
-        known: What was decided about messages from a number on.
+        known: The recorded decisions about messages from a number on.
     """
 
     def __init__(self, directory: Path | None, topic: str, since: int, kept: int = 2) -> None:
-        """Read what is there.
+        """Read the existing files.
 
         Args:
-            directory: Where checkpoints are; None for nowhere.
-            topic: The topic, so that what was decided for another one is left alone.
+            directory: The directory of checkpoints; None to record nothing.
+            topic: The topic; files of other topics are ignored.
             since: The first number in the order that matters.
-            kept: How many checkpoints are kept.
+            kept: Number of checkpoints kept.
 
         Raises:
             FailedPrecondition: A file cannot be read.
@@ -64,15 +65,15 @@ class OrderLog:
                     self._read(path, since)
 
     def picked(self, number: int, partition: int) -> None:
-        """Write down which partition a message was picked from."""
+        """Record the partition that a message was picked from."""
         self._write(_PICKED, number, partition)
 
     def joined(self, number: int, partition: int) -> None:
-        """Write down since when a partition takes part."""
+        """Record the number from which a partition takes part."""
         self._write(_JOINED, number, partition)
 
     def saved(self, number: int) -> None:
-        """Begin a new file: a checkpoint was saved before the message of a number."""
+        """Begin a new file: a checkpoint was saved before the message with this number."""
         with self._lock:
             self._close()
             self._saved = [*self._saved, number][-self._kept :]
@@ -81,7 +82,7 @@ class OrderLog:
                 del self._last[path]
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._close()
 
@@ -105,8 +106,8 @@ class OrderLog:
                 if not self._told:
                     self._told = True
                     _log.warning(
-                        "the order of messages cannot be written to %s (%s): rows are learnt, each once, but "
-                        "a run that is killed may go on in another order",
+                        "the order of messages cannot be written to %s (%s): each row is learnt once, but "
+                        "a run that is killed may resume in another order",
                         path,
                         error.strerror or error,
                     )

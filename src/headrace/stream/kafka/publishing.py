@@ -1,4 +1,4 @@
-"""Writing rows into a topic: each message a small stream of its own, which says what its columns are."""
+"""Publish rows to a topic: each message is a small stream of its own, with its schema."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _POLL_SECONDS = 0.2
 
 
 class Published(NamedTuple):
-    """What was written.
+    """The result of publishing.
 
     Attributes:
-        rows: How many rows.
-        messages: How many messages, all of them acknowledged.
-        size_bytes: How many bytes they have.
+        rows: Number of rows.
+        messages: Number of messages, all acknowledged.
+        size_bytes: Total size of the messages.
     """
 
     rows: int
@@ -36,14 +36,14 @@ class Published(NamedTuple):
 
 
 def batches_of(file: Readable, schema: Schema | None) -> Iterator[pa.RecordBatch]:
-    """Give a stream's record batches, with the schema in the metadata of each.
+    """Yield a stream's record batches, with the schema in the metadata of each.
 
     Args:
         file: The stream.
-        schema: What the columns are; what the stream says if None.
+        schema: The Schema of the columns; None for the stream's own.
 
     Raises:
-        StreamError: It is cut or corrupt.
+        StreamError: The stream is cut off or corrupt.
     """
     parser, source = StreamParser(schema), source_of(file)
     try:
@@ -59,7 +59,7 @@ def batches_of(file: Readable, schema: Schema | None) -> Iterator[pa.RecordBatch
 
 
 def encoded(batch: pa.RecordBatch) -> bytes:
-    """Write some rows as a stream of their own."""
+    """Encode rows as a stream of their own."""
     out = io.BytesIO()
     with pa.ipc.new_stream(out, batch.schema) as writer:
         writer.write_batch(batch)
@@ -67,21 +67,21 @@ def encoded(batch: pa.RecordBatch) -> bytes:
 
 
 class Publisher:
-    """Writes messages, in turns into all partitions, and sees to it that each is acknowledged.
+    """Publishes messages to all partitions in turn, and requires an acknowledgement of each.
 
-    A context manager; leaving it waits for what is on its way.
+    ``publish`` waits for all acknowledgements before it returns.
     """
 
     def __init__(self, topic: Topic, settings: Mapping[str, Any], make_partitions: int | None) -> None:
-        """Find the topic, or make it.
+        """Find the topic, or create it.
 
         Args:
-            topic: Where to.
-            settings: What Kafka's client is told besides.
-            make_partitions: How many partitions the topic gets if there is none; None to make none.
+            topic: The topic.
+            settings: Further settings of Kafka's client.
+            make_partitions: Number of partitions of a topic to create if it is missing; None to create none.
 
         Raises:
-            ConfigError: It is not there, its brokers do not answer, or the settings are wrong.
+            ConfigError: The topic does not exist, its brokers do not answer, or the settings are invalid.
         """
         self._topic = topic
         self._failures: list[str] = []
@@ -99,16 +99,16 @@ class Publisher:
         self._messages = self._acknowledged = self._rows = self._bytes = 0
 
     def publish(self, batches: Iterable[pa.RecordBatch], rows: int, told: Callable[[int], None]) -> Published:
-        """Write batches, each cut into messages, and wait until all are acknowledged.
+        """Publish batches, each cut into messages, and wait until all are acknowledged.
 
         Args:
             batches: The rows.
-            rows: How many a message has at most.
-            told: Told how many rows were sent.
+            rows: Maximum number of rows per message.
+            told: Called with the number of rows sent so far.
 
         Raises:
-            HeadraceError: A message was not acknowledged; some may have been.
-            StreamError: The rows are cut or corrupt; those before are written.
+            HeadraceError: A message was not acknowledged; others may have been.
+            StreamError: The rows are cut off or corrupt; those before are published.
         """
         try:
             for batch in batches:
@@ -122,7 +122,7 @@ class Publisher:
         return Published(self._rows, self._messages, self._bytes)
 
     def _send(self, batch: pa.RecordBatch) -> None:
-        import confluent_kafka  # noqa: PLC0415 - it is there: the client is made by it
+        import confluent_kafka  # noqa: PLC0415 - installed, as the client exists
 
         value = encoded(batch)
         partition = self._partitions[self._messages % len(self._partitions)]
@@ -143,12 +143,12 @@ class Publisher:
         self._bytes += len(value)
 
     def _wait(self) -> None:
-        """Wait until all is acknowledged, or some message has failed, as each does in the end."""
+        """Wait until every message is acknowledged or one has failed; delivery has a timeout."""
         while self._client.flush(_POLL_SECONDS):
             self._check()
         self._check()
         if self._acknowledged != self._messages:
-            raise self._failed(f"{self._messages - self._acknowledged} were never acknowledged")
+            raise self._failed(f"{self._messages - self._acknowledged} messages were never acknowledged")
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
@@ -165,19 +165,19 @@ class Publisher:
     def _failed(self, why: str) -> HeadraceError:
         last = f" ({self._failures[-1]})" if self._failures else ""
         return HeadraceError(
-            f"{self._topic}: a message was not written: {why}{last}; {self._acknowledged} messages were. "
-            "If it is too large, take a smaller --batch-rows"
+            f"{self._topic}: a message was not written: {why}{last}; {self._acknowledged} messages were "
+            "written. If it is too large, set a smaller --batch-rows"
         )
 
 
 def _make(topic: Topic, settings: Mapping[str, Any], partitions: int) -> bool:
-    """Make a topic, unless it is there; whether it was made."""
+    """Create a topic; return False if it exists."""
     try:
-        from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - only who uses Kafka
+        from confluent_kafka import KafkaError, KafkaException  # noqa: PLC0415 - only needed for Kafka
         from confluent_kafka.admin import AdminClient  # noqa: PLC0415 - as above
         from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415 - as above
     except ImportError:
-        make_client("Producer", {}, topic, settings)  # which says what is missing
+        make_client("Producer", {}, topic, settings)  # raises an error that names the missing package
         raise
     failures: list[str] = []
     noted: dict[str, Any] = {"error_cb": lambda error: failures.append(error.str()), "log_level": 0}
@@ -191,13 +191,13 @@ def _make(topic: Topic, settings: Mapping[str, Any], partitions: int) -> bool:
         if code == KafkaError.TOPIC_ALREADY_EXISTS:
             return False
         why = failures[-1] if failures else reason(error)
-        raise ConfigError(f"{topic} cannot be made: {why}; is the address right?") from error
+        raise ConfigError(f"{topic} cannot be created: {why}; is the address right?") from error
     return True
 
 
 def _await_leaders(topic: Topic, settings: Mapping[str, Any], partitions: int) -> None:
-    """Wait until the partitions of a new topic answer: a topic is made before they can be written to."""
-    from confluent_kafka import KafkaException, TopicPartition  # noqa: PLC0415 - it is there, as above
+    """Wait until the partitions of a new topic answer: creation returns before they can be written to."""
+    from confluent_kafka import KafkaException, TopicPartition  # noqa: PLC0415 - installed, as above
 
     client = make_client("Consumer", {"group.id": "headrace-publish"}, topic, settings)
     until = time.monotonic() + _CREATE_SECONDS

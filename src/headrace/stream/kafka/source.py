@@ -1,4 +1,4 @@
-"""The bytes of a topic's messages, one message after the other, each a whole stream."""
+"""A Source of the messages of a topic, one after the other, each a whole stream."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.stream.kafka.order import OrderLog
 from headrace.stream.sources import Pieces, Streams, Woken
 
 SILENT_SECONDS = 1.0
-"""How long a partition that is read to its end may keep the others waiting."""
+"""Longest time that a partition without further messages delays the others."""
 
 _CONNECT_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -35,14 +35,14 @@ _log = logging.getLogger(__name__)
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """Where in a topic a run is.
+    """The position of a run in a topic.
 
     Attributes:
         topic: The topic.
-        offsets: Pairs of a partition and the offset of its first message that is not wholly taken.
-        number: The number in the order of the message that comes next, or of which a part was taken.
-        within: Partition and offset of the latter; None if there is none.
-        rows: How many rows of it were taken.
+        offsets: Pairs of a partition and the offset of its first message that is not fully consumed.
+        number: The number in the order of the next message, or of one that is partly consumed.
+        within: Partition and offset of the partly consumed message; None if there is none.
+        rows: Number of its rows that were consumed.
     """
 
     topic: str
@@ -54,14 +54,14 @@ class Position(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a topic.
+    """Which messages of a topic to read.
 
     Attributes:
-        topic: Which.
-        settings: What Kafka's client is told besides, by its own names.
-        skipped: Messages to pass over, as partition and offset.
-        position: Where to go on; None for the first messages that there are.
-        directory: Where the order is kept; None for nowhere.
+        topic: The topic.
+        settings: Further settings of Kafka's client, by its own names.
+        skipped: Messages to skip, as partition and offset.
+        position: The position to continue from; None for the first available messages.
+        directory: The directory that records the order; None for none.
     """
 
     topic: Topic
@@ -72,7 +72,7 @@ class Asked:
 
 
 class _Begun(NamedTuple):
-    """A message whose rows come from a row of the stream on."""
+    """A message and the row of the stream at which it begins."""
 
     row: int
     number: int
@@ -81,12 +81,12 @@ class _Begun(NamedTuple):
 
 
 class KafkaSource(Pieces):
-    """Reads a topic's partitions in one order, from the beginning or from where a run was.
+    """Reads a topic's partitions in one order, from the beginning or from a run's position.
 
-    One thread reads, another one may ask for positions.
+    One thread reads; another one may query positions.
 
     Attributes:
-        skip_rows: How many rows of the first message were taken already.
+        skip_rows: Number of rows of the first message that were consumed already.
     """
 
     wakes = True
@@ -95,13 +95,14 @@ class KafkaSource(Pieces):
         """Find the topic, and begin to fetch.
 
         Raises:
-            ConfigError: It is not there, its brokers do not answer, or the settings are wrong.
+            ConfigError: The topic does not exist, its brokers do not answer, or the settings or the position
+                are invalid.
         """
         position = asked.position
         if position is not None and position.topic != asked.topic.name:
             raise ConfigError(
-                f"input: the checkpoint goes on in topic {position.topic}, not in {asked.topic.name}; name "
-                "that, or take another --checkpoint directory"
+                f"input: expected topic {position.topic}, as in the checkpoint, got {asked.topic.name}; "
+                "name that topic, or use another --checkpoint directory"
             )
         self._asked = asked
         self._topic = asked.topic
@@ -142,7 +143,7 @@ class KafkaSource(Pieces):
         """See ``Source``; there is no end.
 
         Raises:
-            StreamError: A message is no stream of rows, or messages are no longer there.
+            StreamError: A message is not a stream of rows, or messages were deleted.
         """
         until = None if timeout is None else time.monotonic() + timeout
         while not self._rest:
@@ -178,12 +179,12 @@ class KafkaSource(Pieces):
     # ---- Positions ----------------------------------------------------------------------------
 
     def position(self, row: int) -> Position:
-        """Where a run is that has taken so many rows of what was read.
+        """Return the position of a run that has consumed a number of rows.
 
-        What came before is forgotten: the next question is about the same row or a later one.
+        Earlier positions are dropped: the next call must be for the same row or a later one.
 
         Args:
-            row: How many rows, from the first byte that was read on.
+            row: Number of rows, counted from the first byte that was read.
         """
         with self._lock:
             while len(self._begun) > 1 and self._begun[1].row <= row:
@@ -203,7 +204,7 @@ class KafkaSource(Pieces):
             )
 
     def saved(self, position: Position) -> None:
-        """Note that a checkpoint with a position was saved."""
+        """Record that a checkpoint with this position was saved."""
         self._order.saved(position.number)
 
     def located(self, error: StreamError) -> StreamError:
@@ -216,8 +217,8 @@ class KafkaSource(Pieces):
             return error
         return error.within(
             f"it is row {error.row - found.row} of the message with offset {found.offset} in partition "
-            f"{found.partition} of {self._topic}; --skip-message {found.partition}:{found.offset} goes on "
-            "without that message"
+            f"{found.partition} of {self._topic}; --skip-message {found.partition}:{found.offset} skips "
+            "that message"
         )
 
     def _begin(self, picked: Picked) -> None:
@@ -226,7 +227,7 @@ class KafkaSource(Pieces):
             self._order.picked(picked.number, message.partition)
         if (message.partition, message.offset) in self._asked.skipped:
             _log.warning(
-                "message %d of partition %d is left out, as asked", message.offset, message.partition
+                "message %d of partition %d is skipped, as requested", message.offset, message.partition
             )
             message = message._replace(value=b"")
         elif not message.value:
@@ -241,7 +242,7 @@ class KafkaSource(Pieces):
             self._client.resume([self._at(message.partition)])
 
     def _finish(self) -> None:
-        """Check that the message that was read is whole."""
+        """Check that the message that was read is complete."""
         if self._is_open and self._streams is not None:
             self._is_open = False
             self._streams.next_stream()
@@ -256,7 +257,7 @@ class KafkaSource(Pieces):
 
     def _own(self) -> dict[str, Any]:
         return {
-            "group.id": "headrace-train",  # which no group is joined by: a client must have one
+            "group.id": "headrace-train",  # clients require one, but no group is joined
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
@@ -266,21 +267,19 @@ class KafkaSource(Pieces):
         }
 
     def _at(self, partition: int, offset: int | None = None) -> Any:
-        import confluent_kafka  # noqa: PLC0415 - it is there: the client is made by it
+        import confluent_kafka  # noqa: PLC0415 - installed, as the client exists
 
         if offset is None:
             return confluent_kafka.TopicPartition(self._topic.name, partition)
         return confluent_kafka.TopicPartition(self._topic.name, partition, offset)
 
     def _assign(self, partitions: list[int]) -> None:
-        """Begin to fetch partitions, old ones where the run was, new ones at their first message."""
+        """Begin to fetch partitions, known ones at the run's position, new ones at their first message."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         gone = sorted(set(self._offsets) - set(partitions))
         if gone:
-            raise ConfigError(
-                f"input: {self._topic} has no partitions {gone}, in which the checkpoint goes on"
-            )
+            raise ConfigError(f"input: {self._topic} has no partitions {gone}, which the checkpoint requires")
         went_on = bool(self._offsets)
         empty = True
         for partition in partitions:
@@ -306,13 +305,13 @@ class KafkaSource(Pieces):
     def _check(self, partition: int, offset: int, low: int, high: int) -> None:
         if not low <= offset <= high:
             raise ConfigError(
-                f"input: the run goes on at offset {offset} of partition {partition} of {self._topic}, which "
+                f"input: the run resumes at offset {offset} of partition {partition} of {self._topic}, which "
                 f"has {low} to {high}: messages were deleted before they were learnt from, or the topic was "
-                "made anew; start anew without --resume, in another --checkpoint directory"
+                "recreated; start anew without --resume, in another --checkpoint directory"
             )
 
     def _since(self, partition: int) -> int:
-        """Since when a new partition takes part: what was decided, or from the next message on."""
+        """Return the number from which a new partition takes part: as recorded, or the next message's."""
         known = self._order.known
         since = known.joined.get(partition)
         if since is None:
@@ -321,7 +320,7 @@ class KafkaSource(Pieces):
         return since
 
     def _fetch(self, seconds: float) -> None:
-        """Take in what has come, or wait for it so long."""
+        """Queue the messages that have arrived, waiting up to a timeout for the first."""
         came = self._client.consume(_AT_ONCE, seconds)
         for one in came:
             error = one.error()
@@ -345,7 +344,7 @@ class KafkaSource(Pieces):
             self._look_for_partitions()
 
     def _told(self, partition: int, error: Any) -> None:
-        """Take in what the client says of a partition."""
+        """Handle an event or an error of a partition."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         codes = confluent_kafka.KafkaError
@@ -354,7 +353,7 @@ class KafkaSource(Pieces):
         elif error.code() in (codes._AUTO_OFFSET_RESET, codes.OFFSET_OUT_OF_RANGE):
             raise self._lost(
                 f"messages of partition {partition} of {self._topic} were deleted before they were learnt "
-                f"from ({error.str()}); let the topic keep them for longer"
+                f"from ({error.str()}); set a longer retention for the topic"
             )
         elif error.code() in (
             codes.UNKNOWN_TOPIC_OR_PART,
@@ -377,7 +376,7 @@ class KafkaSource(Pieces):
     # ---- A broker that does not answer -------------------------------------------------------
 
     def _fail(self, error: Any) -> None:
-        """Note what the client has met; it tries again by itself. Called by the client, within its calls."""
+        """Record a client error; the client retries by itself. Called by the client within its calls."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         codes = confluent_kafka.KafkaError
@@ -387,7 +386,7 @@ class KafkaSource(Pieces):
             self._down = True
             self._looked = time.monotonic()
             _log.warning(
-                "Kafka at %s does not answer (%s); waiting for it, and going on when it is back",
+                "Kafka at %s does not answer (%s); waiting until it answers again",
                 self._topic.servers,
                 error.str(),
             )
@@ -398,7 +397,7 @@ class KafkaSource(Pieces):
             _log.warning("Kafka at %s answers again", self._topic.servers)
 
     def _look(self) -> None:
-        """Ask whether brokers are back, which is not said where nothing new has come."""
+        """Check whether the brokers answer again, which the client does not report without new messages."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         self._looked = time.monotonic()
@@ -409,7 +408,7 @@ class KafkaSource(Pieces):
         self._is_back()
 
     def _look_for_partitions(self) -> None:
-        """Begin to read partitions that the topic was given meanwhile."""
+        """Begin to read partitions that were added to the topic."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         self._looked_for_partitions = time.monotonic()

@@ -1,15 +1,15 @@
-"""Keras models that learn from a stream: what a user's file builds one of. Needs the extra ``tensorflow``."""
+"""Keras models that learn from a stream, and their building blocks. Requires the extra ``tensorflow``."""
 
 from __future__ import annotations
 
 import os
 import warnings
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow reads it when it is imported
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read by TensorFlow on import
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # TensorFlow's own modules, about each other
-    import keras  # noqa: F401 - here first, so that it is quiet wherever it is used
+    warnings.simplefilter("ignore")  # TensorFlow's modules warn of each other on import
+    import keras  # noqa: F401 - imported here first, to suppress its warnings everywhere
     import tensorflow  # noqa: F401 - as above
 
 from headrace.training.keras.lazy_adam import LazyAdam

@@ -1,9 +1,9 @@
-"""Adam for Keras that touches only the rows of an embedding that a batch had values of.
+"""Adam for Keras that updates only the embedding rows that occur in a batch.
 
-Keras' own Adam decays the moments of every row of every table at every batch, and moves every row by what is
-left of them: with a million rows and a thousand values a batch that is all of its time. Here, rows without a
-gradient keep their weights and moments to the bit, and the others move exactly as Keras would move them.
-Needs the extra ``tensorflow``.
+Keras' own Adam decays the moments of every row of every table at every batch, and moves every row by them.
+With a million rows and a thousand values a batch, that takes nearly all of the time. Here, rows without a
+gradient keep their weights and moments to the bit, and the others move exactly as in Keras. Requires the
+extra ``tensorflow``.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ _Variable = Any
 
 
 class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no types
-    """Adam whose moments of rows stay as they are while the rows have no gradient."""
+    """Adam that leaves rows without a gradient, and their moments, unchanged."""
 
     def __init__(self, learning_rate: float = 0.001, **settings: object) -> None:
-        """Make an optimizer.
+        """Create an optimizer.
 
         Args:
-            learning_rate: How far.
-            settings: As for ``keras.optimizers.Adam``; ``amsgrad`` is the one that cannot be.
+            learning_rate: The learning rate.
+            settings: As for ``keras.optimizers.Adam``, except ``amsgrad``, which is not supported.
 
         Raises:
-            ValueError: AMSGrad is wanted.
+            ValueError: ``amsgrad`` is set.
         """
         super().__init__(learning_rate, **settings)
         if self.amsgrad:
-            raise ValueError("amsgrad: LazyAdam has none; leave it out, or take keras.optimizers.Adam")
+            raise ValueError(
+                "amsgrad: LazyAdam does not support it; leave it out, or use keras.optimizers.Adam"
+            )
 
     def update_step(self, gradient: _Tensor, variable: _Variable, learning_rate: _Tensor) -> None:
-        """Move one variable; called by Keras.
+        """Update one variable; called by Keras.
 
         Args:
-            gradient: Of the whole variable, or of some rows, each as often as the batch had it.
-            variable: What moves.
-            learning_rate: How far.
+            gradient: Gradient of the whole variable, or of some rows, repeated once per occurrence.
+            variable: The variable.
+            learning_rate: The learning rate.
         """
         if not isinstance(gradient, tensorflow.IndexedSlices):
             super().update_step(gradient, variable, learning_rate)
@@ -50,7 +52,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no t
         index = self._get_variable_index(variable)
         first, second = self._momentums[index], self._velocities[index]
         step = tensorflow.cast(self.iterations + 1, variable.dtype)
-        # Only some rows are read: once rows have been written, reading a whole variable copies it.
+        # Read only these rows: once rows have been written, reading a whole variable copies it.
         moment = _variable(first).sparse_read(rows)
         moment += (total - moment) * (1 - self.beta_1)
         velocity = _variable(second).sparse_read(rows)
@@ -64,5 +66,5 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no t
 
 
 def _variable(variable: _Variable) -> _Variable:
-    """TensorFlow's own variable, of Keras' or of itself."""
+    """Return the TensorFlow variable behind a Keras or TensorFlow variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable

@@ -1,13 +1,13 @@
-"""Any Keras model of the stream's fields, learning as headrace's own models do; published as a SavedModel.
+"""Keras models of the stream's fields that learn as headrace's own models do, published as SavedModels.
 
-A file of the user's has a function ``build(schema) -> keras.Model``. The model takes a dict of inputs, one
-for each feature under its name, and gives the probability of a click:
+The user's file has a function ``build(schema) -> keras.Model``. The model takes a dict of inputs, one for
+each feature under its name, and returns the probability of a click:
 
-- a categorical field: int64 ``[rows]``, the value's row of the field's table, 0 … buckets - 1, where 0 is
-  also what a missing value has; with several values int64 ``[rows, values]``, -1 where there is none;
+- a categorical field: int64 ``[rows]``, the value's row of the field's table, 0 … buckets - 1, where 0 also
+  stands for a missing value; with several values int64 ``[rows, values]``, -1 for none;
 - a dense or vector field: float32 ``[rows, size]``.
 
-``Embedded`` is a layer for the former, with one value or several. Needs the extra ``tensorflow``.
+``Embedded`` is a layer for categorical fields of one or several values. Requires the extra ``tensorflow``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from headrace.tensors import Array
 from headrace.training.keras.lazy_adam import LazyAdam
 
 OUTPUT = "probability"
-"""The name of the published model's output."""
+"""Name of the published model's output."""
 
 _Model = Any  # Keras and TensorFlow ship no types
 _Tensor = Any
@@ -42,10 +42,10 @@ def load_build(where: str) -> _Build:
     """Import the user's function.
 
     Args:
-        where: ``FILE.py:FUNCTION``; without a function, ``build``.
+        where: ``FILE.py:FUNCTION``; the function defaults to ``build``.
 
     Raises:
-        ConfigError: There is no such file or function, or the file cannot be run.
+        ConfigError: The file or function does not exist, or the file cannot be run.
     """
     name, _, function = where.rpartition(":") if ":" in where else (where, "", "build")
     file = Path(name)
@@ -65,7 +65,7 @@ def load_build(where: str) -> _Build:
 
 
 def inputs_of(schema: Schema) -> dict[str, _Tensor]:
-    """The inputs of a functional model: one ``keras.Input`` for each feature, by name."""
+    """Return the inputs of a functional model: one ``keras.Input`` for each feature, by name."""
     return {
         name: keras.Input(spec.shape[1:], dtype=spec.dtype.name, name=name)
         for name, spec in _specs(Features.of(schema)).items()
@@ -73,17 +73,17 @@ def inputs_of(schema: Schema) -> dict[str, _Tensor]:
 
 
 class Embedded(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
-    """A categorical field's embedding, float32 ``[rows, factors]``: the mean or the sum of its values' rows.
+    """A categorical field's embedding, the mean or sum of its values' rows: float32 ``[rows, factors]``.
 
     Call the same layer with each field that shares a table.
     """
 
     def __init__(self, field: Field, factors: int, **settings: object) -> None:
-        """Make a layer.
+        """Create a layer.
 
         Args:
-            field: The field, for the size of its table and its pooling.
-            factors: How many numbers an embedding has.
+            field: The field, which determines the size of the table and the pooling.
+            factors: Length of an embedding.
             settings: As for any layer.
         """
         super().__init__(**settings)
@@ -104,11 +104,11 @@ class Embedded(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no type
         return total / keras.ops.maximum(keras.ops.sum(there, axis=1), 1) if self._mean else total
 
     def compute_output_shape(self, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
-        """The shape that the layer gives; called by Keras."""
+        """Return the shape of the layer's output; called by Keras."""
         return (shape[0], self._table.shape[1])
 
     def _rows(self, numbers: _Tensor) -> _Tensor:
-        # Keras' own layer reads the whole table, which is a copy of it where an optimizer writes rows.
+        # Keras' own layer reads the whole table, which copies it once an optimizer has written rows.
         return self._table.value.sparse_read(numbers)
 
 
@@ -116,9 +116,9 @@ class KerasModel:
     """A Keras model that learns from blocks. Called by one thread at a time.
 
     Attributes:
-        features: The layout of the rows that it is given.
+        features: Layout of the rows.
         model: The Keras model.
-        optimizer: The one that it was compiled with, or a LazyAdam.
+        optimizer: The optimizer that the model was compiled with, or a LazyAdam.
     """
 
     def __init__(self, build: _Build, features: Features, *, seed: int = 0) -> None:
@@ -126,11 +126,11 @@ class KerasModel:
 
         Args:
             build: The user's function.
-            features: The layout of the rows.
-            seed: What fresh weights are drawn from.
+            features: Layout of the rows.
+            seed: Random seed of fresh weights.
 
         Raises:
-            ConfigError: What it built is no model of these features.
+            ConfigError: The result is not a model of these features, or the features have exact fields.
         """
         _refuse_exact(features)
         keras.utils.set_random_seed(seed)
@@ -153,29 +153,29 @@ class KerasModel:
             block: The rows, with labels.
 
         Returns:
-            The probabilities that were predicted before the labels were looked at: float32 ``[rows]``.
+            The probabilities, predicted before the step: float32 ``[rows]``.
         """
         block = block.averaged()
         weights = np.ones(len(block), np.float32) if block.weights is None else block.weights
         return cast("Array", self._learn(self.inputs(block), block.labels, weights).numpy())
 
     def predict(self, block: Block) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
         return cast("Array", self._predict(self.inputs(block)).numpy())
 
     def state(self) -> dict[str, Array]:
-        """Everything that learning goes on from, by name: the weights, and the optimizer's numbers."""
+        """Return the arrays needed to resume learning, by name: the weights and the optimizer's state."""
         return {name: np.asarray(variable.numpy()) for name, variable in self._variables()}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state that a model of the same function and features had.
+        """Restore the state of a model of the same function and features.
 
         Raises:
-            ConfigError: An array is missing or of another shape.
+            ConfigError: An array is missing or has another shape.
         """
         found = dict(self._variables())
         if found.keys() != state.keys():
-            raise ConfigError(f"keras: the model has {len(found)} variables, what was saved {len(state)}")
+            raise ConfigError(f"keras: the model has {len(found)} variables, the saved state {len(state)}")
         for name, variable in found.items():
             if tuple(variable.shape) != state[name].shape:
                 raise ConfigError(
@@ -186,21 +186,21 @@ class KerasModel:
             variable.assign(state[name])
 
     def write(self, directory: Path) -> None:
-        """Write what serves: a SavedModel of the predictions alone, without the optimizer's numbers.
+        """Write a SavedModel for serving, without the optimizer's state.
 
         Args:
-            directory: The version directory; there, and empty.
+            directory: The version directory, which exists and is empty.
 
         Raises:
-            ModelError: A weight is no finite number.
+            ModelError: A weight is not finite.
         """
         for variable in self.model.variables:
             if not np.isfinite(np.sum(variable.numpy(), dtype=np.float64)):
                 raise ModelError(
-                    f"{variable.path} holds a weight that is no finite number; nothing was published. "
+                    f"{variable.path} holds a weight that is not a finite number; nothing was published. "
                     "Go back to a checkpoint, and lower the learning rate"
                 )
-        # Not by Keras' own export, which writes every variable twice.
+        # Keras' own export writes every variable twice.
         published = tensorflow.Module()
         published.kept = [variable.value for variable in self.model.variables]
         answer = tensorflow.function(
@@ -210,7 +210,7 @@ class KerasModel:
         tensorflow.saved_model.save(published, str(directory), signatures={"serving_default": signature})
 
     def inputs(self, block: Block) -> dict[str, Array]:
-        """What the model is given of a block, by name; what a request for these rows holds."""
+        """Return a block's model inputs by name, as in a request for these rows."""
         given: dict[str, Array] = {}
         starts, slots = self.features.table_starts, self.features.slot_starts
         for number, field in enumerate(self.features.categorical):
@@ -244,7 +244,7 @@ class KerasModel:
             learning = self.model(inputs, training=True)
             losses = keras.ops.binary_crossentropy(labels[:, None], keras.ops.reshape(learning, (-1, 1)))
             total = tensorflow.reduce_mean(losses[:, 0] * weights) + sum(self.model.losses)
-        # Where nothing depends on whether the model learns, what it predicted is what it learns from.
+        # If no layer behaves differently in training, the training output is the prediction.
         predicted = self._probabilities(inputs) if self._twice else tensorflow.reshape(learning, [-1])
         variables = self.model.trainable_variables
         with tensorflow.control_dependencies([predicted]):
@@ -252,7 +252,7 @@ class KerasModel:
         return predicted
 
     def _variables(self) -> Iterator[tuple[str, Any]]:
-        # By number: Keras numbers the names of layers on in the whole process.
+        # By number: Keras' layer names contain a process-wide counter.
         yield from ((f"model.{number}", one) for number, one in enumerate(self.model.variables))
         yield from ((f"optimizer.{number}", one) for number, one in enumerate(self.optimizer.variables))
 
@@ -276,7 +276,7 @@ def _refuse_exact(features: Features) -> None:
 
 
 def _learns_otherwise(layer: _Model) -> bool:
-    """Whether a layer may answer otherwise when it learns; these only do with eight-bit floats."""
+    """Return whether a layer may behave differently in training; dense layers do so only with float8."""
     if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
         return False
     return "training" in inspect.signature(layer.call).parameters

@@ -1,1 +1,1 @@
-"""Releasing: what a model has learnt becomes a version that is served."""
+"""Releasing: publication of a model's weights as versions for serving."""

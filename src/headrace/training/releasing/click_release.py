@@ -1,4 +1,4 @@
-"""Click models in the loop: made of their settings, and published as versions of their own format."""
+"""Creation of click models for training, and their publication in headrace's own format."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from headrace.training.releasing.publishing import Publication, Publisher, Relea
 def build(
     settings: ModelSettings, features: Features, publisher: Publisher | None
 ) -> tuple[LearningModel, Release | None]:
-    """Make a click model, and say how versions are made of it.
+    """Create a click model, and the function that releases it; None without a publisher.
 
     Args:
-        settings: What the model is.
-        features: The layout of the rows.
-        publisher: What writes versions; None to publish nothing.
+        settings: The model's settings.
+        features: Layout of the rows.
+        publisher: Publisher of versions; None to publish nothing.
 
     Raises:
-        ConfigError: The settings do not fit the features, or there is not enough memory.
+        ConfigError: The settings do not fit the features, or memory is exhausted.
     """
     try:
         model = factory.create(settings, features)

@@ -1,7 +1,7 @@
-"""Whether a directory is one to publish a model into: not that of another model, nor one of models.
+"""Check of a publication directory: it must not hold another model's versions, or several models.
 
-A server takes the newest version of a directory, whatever it is. So what a run would put in its place is
-looked at before anything is learnt.
+A server loads the newest version in a directory, whatever its model. So the check runs before anything is
+learnt.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from headrace.versions.layout import model_directories, version_directories
 from headrace.versions.manifest import read_manifest
 
 SCHEMA_KEY = "schema"
-"""Under which the manifest of a model that cannot say it itself keeps the schema of its rows."""
+"""Manifest key of the rows' schema, for models whose own files do not contain it."""
 
 _SAVED_MODEL = "saved_model.pb"
 _MOST_NAMED = 5
 
 
 def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_replaced: bool) -> None:
-    """Check that what lies in a directory is earlier versions of the model that a run publishes.
+    """Check that a directory holds only earlier versions of the model that a run publishes.
 
     Args:
         directory: The model's directory; it need not exist.
-        schema: The rows that the run learns from.
-        is_keras: Whether it publishes SavedModels; click models otherwise.
-        is_replaced: Whether the operator wants another model's versions followed by this one's.
+        schema: Schema of the rows that the run learns from.
+        is_keras: Whether the run publishes SavedModels; otherwise click models.
+        is_replaced: Whether the versions may follow those of another model.
 
     Raises:
-        ConfigError: It holds models' directories, or its newest version is another model.
-        FailedPrecondition: It cannot be listed.
+        ConfigError: The directory holds models' directories, or its newest readable version is of another
+            model.
+        FailedPrecondition: The directory cannot be listed.
     """
     with saying(f"no version can be published in {directory}"):
         if not directory.is_dir():
@@ -45,8 +46,8 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
         models = model_directories(directory)
     if models:
         raise ConfigError(
-            f"publish: {directory} holds the directories of models ({listed(models, _MOST_NAMED)}), and "
-            f"versions lie in a model's own; name that, such as --publish {directory / 'NAME'}"
+            f"publish: {directory} holds the directories of models ({listed(models, _MOST_NAMED)}), but "
+            f"versions belong in the directory of one model; name it, such as --publish {directory / 'NAME'}"
         )
     if is_replaced:
         return
@@ -56,13 +57,13 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
             if why:
                 raise ConfigError(
                     f"publish: version {number} in {directory} is of another model: {why}. A server would "
-                    "answer by the new one in its place; publish into another directory, or say --replace"
+                    "serve the new one in its place; publish into another directory, or set --replace"
                 )
             return
 
 
 def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
-    """Why a version is another model; "" if it is not, None if it cannot be told from this version."""
+    """Return why a version is of another model; "" if it is not, None if the version does not tell."""
     wanted = _SAVED_MODEL if is_keras else MODEL_FILE
     with saying(f"{version} cannot be read"):
         names = sorted(path.name for path in version.iterdir())
@@ -70,13 +71,13 @@ def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
         return None
     if wanted not in names:
         kind = "Keras model" if is_keras else "click model"
-        return f"it is no {kind}, but holds {listed(names, _MOST_NAMED)}"
+        return f"it is not a {kind}, but holds {listed(names, _MOST_NAMED)}"
     try:
         there = _schema_of(version) if is_keras else read_description(version).schema
-    except LoadError:  # damaged: the versions before it tell
+    except LoadError:  # damaged: earlier versions decide
         return None
     if there is None:
-        return "nothing in it says which rows it is for"
+        return "it does not contain the schema of its rows"
     return _difference(there, schema)
 
 
@@ -90,7 +91,7 @@ def _schema_of(version: Path) -> Schema | None:
 
 
 def _difference(there: Schema, new: Schema) -> str:
-    """How the inputs that requests give differ; "" if they do not. What a table is made of is no input."""
+    """Describe how the inputs of requests differ, or return ""; the layout of tables does not count."""
     before, after = _inputs(there), _inputs(new)
     gone, more = before.keys() - after.keys(), after.keys() - before.keys()
     others = {name for name in before.keys() & after.keys() if before[name] != after[name]}
@@ -103,7 +104,7 @@ def _inputs(schema: Schema) -> dict[str, object]:
 
 
 def _asked(field: Field) -> object:
-    """What a request gives for a field."""
+    """Return the properties of a field that determine its input in requests."""
     if field.role == "categorical":
         return field.role, field.keys == "bucket", field.text, field.values, field.context
     return field.role, field.size if field.role == "vector" else 1, field.context

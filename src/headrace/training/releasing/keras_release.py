@@ -1,4 +1,4 @@
-"""Keras models in the loop: made of the user's function, and published as SavedModels."""
+"""Creation of Keras models by the user's function, and their publication as SavedModels."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 def build(
     function: str, features: Features, seed: int, publisher: Publisher | None
 ) -> tuple[KerasModel, Release | None]:
-    """Build a Keras model, and say how versions are made of it.
+    """Build a Keras model, and the function that releases it; None without a publisher.
 
     Args:
         function: ``FILE.py:FUNCTION``.
-        features: The layout of the rows.
-        seed: What fresh weights are drawn from.
-        publisher: What knows where versions go and how many stay; None to publish nothing.
+        features: Layout of the rows.
+        seed: Random seed of fresh weights.
+        publisher: Publisher with the directory and the number of versions to keep; None to publish nothing.
 
     Raises:
-        ConfigError: TensorFlow is not there, or the function builds no model of these features.
+        ConfigError: TensorFlow is not installed, or the function does not build a model of these features.
     """
     try:
         from headrace.training.keras.model import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
@@ -57,11 +57,11 @@ def build(
         return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)
 
     def release(training: Training) -> Callable[[], Publication]:
-        # Written at once, by the learner's thread: TensorFlow would read variables that learning changes.
+        # Write in the learner's thread: TensorFlow reads the variables that learning changes.
         try:
             publication = write(training)
         except (FailedPrecondition, ModelError) as error:
-            failure = error  # told where others fail: learning goes on, and the next version may succeed
+            failure = error  # raised by fail(): learning goes on, and the next version may succeed
         else:
             return lambda: publication
 

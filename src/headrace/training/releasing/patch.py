@@ -1,9 +1,9 @@
-"""A version as a patch: only the rows whose bits differ from a whole version that is there already.
+"""Patches: versions that store only the rows whose bits differ from an existing whole version.
 
-Which rows those are is found by comparing with the base's files at publication, so that learning keeps no
-books. What is compared is what would be stored. So a patch of quantized tables holds the rows whose numbers
-changed, and the scales that did, as rows of their own array: on its base it gives the whole version, bit for
-bit.
+The changed rows are found by comparison with the base's files at publication, so learning need not track
+changes. The comparison is of arrays as stored. So a patch of quantized tables holds the rows whose integers
+changed, and the scales that changed, as rows of their own array. Applied to its base, a patch yields the
+whole version bit for bit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.tensors import Array
 from headrace.versions.manifest import check_manifest
 
 LARGEST_SHARE = 0.5
-"""A patch larger than this share of the whole version is not worth the base that it needs."""
+"""Largest size of a patch as a share of the whole version; a larger one is published whole."""
 
 _CHUNK_BYTES = 2**22  # two of these fit into a core's caches
 _INDEX_BYTES = 4
@@ -33,13 +33,13 @@ _INDEX_BYTES = 4
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole version that patches may lie on.
+    """A whole version that can be the base of patches.
 
     Attributes:
-        number: The version.
-        description: What its ``model.ctr`` says.
+        number: Number of the version.
+        description: Contents of its ``model.ctr``.
         weights: Its weights.
-        checksums: The SHA-256 of its files, by name, as its manifest lists them and as they are.
+        checksums: SHA-256 of its files, by name, from its manifest; verified.
     """
 
     number: int
@@ -50,14 +50,14 @@ class Whole:
 
 @dataclass(frozen=True)
 class Patch:
-    """What turns a base into another version.
+    """The difference between a base and another version.
 
     Attributes:
-        base: The base's number.
-        description: What ``model.ctr`` will say.
-        rows: The numbers of the rows that changed, by array, where only rows are stored: uint32.
-        size_bytes: The size of the arrays that it stores.
-        whole_bytes: The size of the arrays that a whole version would store.
+        base: Number of the base.
+        description: Contents of the patch's ``model.ctr``.
+        rows: Numbers of the changed rows, by array, for arrays of which only rows are stored: uint32.
+        size_bytes: Size of the stored arrays in bytes.
+        whole_bytes: Size of the arrays of a whole version in bytes.
     """
 
     base: int
@@ -68,12 +68,12 @@ class Patch:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it is small enough."""
+        """Whether the patch is small enough to publish."""
         return self.size_bytes <= LARGEST_SHARE * self.whole_bytes
 
 
 def base_of(version_directory: Path) -> int | None:
-    """The version that a version is a patch of; None if it is whole, or no click model that can be read."""
+    """Return the base of a version; None if it is whole, or not a readable click model."""
     try:
         base = read_description(version_directory).base
     except LoadError:
@@ -82,14 +82,14 @@ def base_of(version_directory: Path) -> int | None:
 
 
 def choose_base(bases: Mapping[int, int | None], whole_every: int) -> int | None:
-    """Decide which version the next one can be a patch of.
+    """Choose the base of the next version.
 
     Args:
-        bases: All versions, each with the version that it is a patch of, or None.
-        whole_every: Of so many versions in a row, at least one is whole.
+        bases: The base of each existing version, or None if it is whole.
+        whole_every: At least one of this many consecutive versions is whole.
 
     Returns:
-        The number; None if the next version is to be whole.
+        The base's number; None if the next version must be whole.
     """
     if not bases:
         return None
@@ -103,18 +103,18 @@ def choose_base(bases: Mapping[int, int | None], whole_every: int) -> int | None
 
 
 def open_base(model_directory: Path, number: int) -> Whole | None:
-    """Open a version to compare with.
+    """Open a version as a base.
 
     Args:
-        model_directory: Where the model's versions are.
-        number: The version.
+        model_directory: Directory of the model's versions.
+        number: Number of the version.
 
     Returns:
-        The version; None if it is gone, damaged, a patch itself, or has no manifest.
+        The version; None if it is missing, damaged, a patch itself, or has no manifest.
     """
     directory = model_directory / str(number)
     try:
-        manifest = check_manifest(directory, but=lambda _: True)  # they are, as they are read
+        manifest = check_manifest(directory, but=lambda _: True)  # read_model checks the files
         description = read_description(directory)
         if manifest is None or description.base is not None:
             return None
@@ -126,15 +126,15 @@ def open_base(model_directory: Path, number: int) -> Whole | None:
 
 
 def find_patch(base: Whole, description: Description, arrays: Mapping[str, Array]) -> Patch | None:
-    """Compare a version that is to be with one that is there.
+    """Compute the patch from a base to a new version.
 
     Args:
-        base: The version to compare with.
-        description: The new version, described as a whole one.
-        arrays: Its arrays by name.
+        base: The base.
+        description: Description of the new version as a whole one.
+        arrays: Arrays of the new version, by name.
 
     Returns:
-        The patch; None if there can be none, because the base is of another model.
+        The patch; None if the base is of another model, or its manifest lacks a file that is needed.
     """
     if base.description != description:
         return None
@@ -156,12 +156,12 @@ def write_patch(directory: Path, patch: Patch, arrays: Mapping[str, Array]) -> N
     """Write a patch into an empty directory.
 
     Args:
-        directory: Where to.
-        patch: What ``find_patch`` has found.
-        arrays: The arrays that it was found for.
+        directory: The directory.
+        patch: Result of ``find_patch``.
+        arrays: The arrays passed to ``find_patch``.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: A file cannot be written.
     """
     for name, stored in patch.description.arrays.items():
         if stored.stored == "whole":
@@ -174,7 +174,7 @@ def write_patch(directory: Path, patch: Patch, arrays: Mapping[str, Array]) -> N
 
 
 def changed_rows(new: Array, old: Array) -> Array:
-    """The rows in which two arrays of one shape and dtype differ in a bit: uint32, ascending."""
+    """Return the rows in which two arrays of one shape and dtype differ bitwise: uint32, ascending."""
     row_bytes = new[0].nbytes if len(new) else 0
     if row_bytes == 0:
         return np.zeros(0, np.uint32)
@@ -189,7 +189,7 @@ def changed_rows(new: Array, old: Array) -> Array:
 
 
 def _stored(whole: StoredArray, array: Array, old: Array) -> tuple[StoredArray, Array, int]:
-    """How an array is stored in a patch, its rows that changed, and how many bytes it takes."""
+    """Return the storage of an array in a patch, its changed rows, and its stored size in bytes."""
     changed = changed_rows(array, old)
     row_bytes = array.nbytes // max(len(array), 1)
     size = len(changed) * (row_bytes + _INDEX_BYTES)

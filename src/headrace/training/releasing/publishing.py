@@ -1,7 +1,7 @@
-"""Publication: what a model has learnt appears as a version, whole or not at all, small; and old ones go.
+"""Publication: atomic creation of versions, as patches where possible, and deletion of old versions.
 
-A publication that fails changes nothing that is served, and learning can go on: ``Publisher.publish`` raises
-an error that says why, and the next one may succeed.
+A failed publication leaves the served versions unchanged, and learning can go on: ``Publisher.publish``
+raises an error with the reason, and the next publication may succeed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from headrace.versions.retention import (
 )
 
 DEFAULT_KEEP = 5
-"""How many versions stay."""
+"""Default number of versions to keep."""
 
 WHOLE_EVERY = 24
-"""Of so many versions in a row, at least one is whole."""
+"""Default of ``whole_every``: at least one of this many consecutive versions is whole."""
 
 _CHUNK_ROWS = 2**18
 
@@ -50,13 +50,13 @@ _Patched = tuple[Weights, Patch]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """Where training stood when a version was published: kept in its manifest, under ``training``.
+    """Progress of training at the publication of a version, stored in its manifest under ``training``.
 
     Attributes:
-        rows: How many rows of the stream were learnt from.
-        stream_bytes: How many bytes of the stream they were.
-        newest_timestamp: The newest row's, in microseconds since 1970; None if the stream has none.
-        metrics: The last window's, by name; None where one is undefined.
+        rows: Number of rows of the stream learnt from.
+        stream_bytes: Number of bytes read from the stream.
+        newest_timestamp: Newest timestamp of a row, in microseconds since 1970; None if the stream has none.
+        metrics: Metrics of the last window, by name; None for undefined ones.
     """
 
     rows: int
@@ -67,15 +67,15 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version that was published.
+    """A published version.
 
     Attributes:
         version: Its number.
         path: Its directory.
-        base: The version that it is a patch of; None if it is whole.
-        size_bytes: The size of its files.
-        seconds: How long it took.
-        deleted: The versions that were deleted after it.
+        base: Number of its base; None if it is whole.
+        size_bytes: Total size of its files in bytes.
+        seconds: Duration of the publication.
+        deleted: Numbers of the old versions deleted after it.
     """
 
     version: int
@@ -87,15 +87,17 @@ class Publication:
 
 
 Release = Callable[[Training], Callable[[], Publication]]
-"""Takes from the model what a version needs, and gives what writes the version, in any thread."""
+"""Function that takes a version's content from the model, and returns a function that publishes it.
+
+The returned function may run in any thread."""
 
 
 class Publisher:
-    """Publishes versions of one model into its directory. Several may publish into the same one.
+    """Publisher of one model's versions. Several publishers may share a directory.
 
     Attributes:
-        model_directory: Where the model's versions are.
-        sign: Signs each version; None, as it is at first, to sign none.
+        model_directory: Directory of the model's versions.
+        sign: Signer of each version; None, the initial value, to sign none.
     """
 
     def __init__(
@@ -108,21 +110,22 @@ class Publisher:
         whole_every: int = WHOLE_EVERY,
         server_configs: tuple[Path, ...] = (),
     ) -> None:
-        """Get ready; nothing is written yet.
+        """Check the settings; nothing is written yet.
 
         Args:
-            model_directory: Where the model's versions are; made if it is missing.
-            keep: How many of the newest versions stay, 0 for all; more stay if they are needed.
-            quantize: In how many bits tables are stored; None for 32.
+            model_directory: Directory of the model's versions; created at publication if it is missing.
+            keep: Number of newest versions to keep, 0 for all; needed versions are kept in addition.
+            quantize: Bits per weight of tables; None for 32.
             patch: Whether versions may be patches of earlier ones.
-            whole_every: Of so many versions in a row, at least one is whole.
-            server_configs: The settings of servers; what they label or pin stays. Read at each publication.
+            whole_every: At least one of this many consecutive versions is whole.
+            server_configs: Configuration files of servers; the versions that they label or pin are kept. Read
+                at each publication.
 
         Raises:
-            ConfigError: A setting is wrong.
+            ConfigError: A setting is invalid.
         """
         if keep < 0:
-            raise ConfigError(f"keep: expected how many versions stay, or 0 for all, got {keep}")
+            raise ConfigError(f"keep: expected the number of versions to keep, or 0 for all, got {keep}")
         if quantize not in (None, 16, 8):
             raise ConfigError(f"quantize: expected 16 or 8 bits, got {quantize}")
         self.model_directory = model_directory
@@ -136,17 +139,17 @@ class Publisher:
     def publish(
         self, settings: ModelSettings, features: Features, weights: Weights, training: Training
     ) -> Publication:
-        """Publish a version; it is there whole and synced to disk, or not at all.
+        """Publish a version atomically: it appears complete and synced to disk, or not at all.
 
         Args:
-            settings: What the model is.
-            features: The layout of the rows that it is for.
-            weights: What it has learnt: ``LearningModel.strip()``.
-            training: Where training stands.
+            settings: The model's settings.
+            features: Layout of the model's rows.
+            weights: The weights, from ``LearningModel.strip()``.
+            training: Progress of training.
 
         Raises:
-            FailedPrecondition: It cannot be written: a full disk, no permission.
-            ModelError: A weight is no finite number; what was published last goes on serving.
+            FailedPrecondition: The version cannot be written: a full disk, no permission.
+            ModelError: A weight is not finite; the last published version stays in service.
             ConfigError: The weights do not fit the settings and features.
         """
         started = time.perf_counter()
@@ -170,7 +173,7 @@ class Publisher:
         return weights if self._bits is None else quantize(weights, self._bits, like)
 
     def _find_patch(self, settings: ModelSettings, features: Features, weights: Weights) -> _Patched | None:
-        """The weights as a patch of a version that is there, if that is worth it."""
+        """Return the weights as a patch of an existing version; None if that does not pay."""
         number = choose_base(_bases(self.model_directory), self._whole_every)
         base = None if number is None else open_base(self.model_directory, number)
         if base is None:
@@ -199,25 +202,25 @@ class Publisher:
         return publish(write, self.model_directory, signature=said, metadata=metadata, sign=self.sign)
 
     def delete_old(self) -> list[int]:
-        """Delete the versions that are neither among the newest, nor needed, nor named by the operator."""
+        """Delete the versions that are not among the newest, needed by others, or named by the operator."""
         if self._keep == 0:
             return []
         try:
             named = read_named_versions(self.model_directory, self._server_configs)
             if not versions_to_delete(_bases(self.model_directory), self._keep, named):
                 return []
-            with undisturbed(self.model_directory):  # what is pinned or held from now on finds what is there
+            with undisturbed(self.model_directory):  # no version is pinned or held meanwhile
                 named |= read_control(self.model_directory).named_numbers()
                 doomed = versions_to_delete(_bases(self.model_directory), self._keep, named)
                 hidden = hide_versions(self.model_directory, doomed)
         except HeadraceError as error:
-            _log.warning("old versions stay, because it is unknown which are needed: %s", error.message)
+            _log.warning("old versions are kept, because it is unknown which are needed: %s", error.message)
             return []
         return remove_hidden(hidden)
 
 
 def spaces_of(features: Features) -> dict[str, object]:
-    """What a manifest says of the archive's spaces that a model was trained on; nothing if on none."""
+    """Return a manifest's entry on the archive spaces that a model was trained on; empty without any."""
     return {SPACES_KEY: dict(features.schema.spaces)} if features.schema.spaces else {}
 
 
@@ -230,10 +233,10 @@ def _check_finite(weights: Weights) -> None:
         if array.dtype != np.float32:
             continue
         for start in range(0, len(array), _CHUNK_ROWS):
-            chunk = array[start : start + _CHUNK_ROWS]  # a NaN is the largest, and the smallest, too
+            chunk = array[start : start + _CHUNK_ROWS]  # max and min propagate NaN
             if chunk.size and not (np.isfinite(chunk.max()) and np.isfinite(chunk.min())):
                 raise ModelError(
-                    f"{name} holds a weight that is no finite number; nothing was published. "
+                    f"{name} holds a weight that is not a finite number; nothing was published. "
                     "Go back to a checkpoint, and lower the learning rate"
                 )
 

@@ -1,1 +1,1 @@
-"""Reporting: what a run says while it learns, in lines, metrics and a plot."""
+"""Reporting: the output of a run while it learns, as lines, metrics and a plot."""

@@ -1,4 +1,4 @@
-"""Tells who waits at a terminal why the first run of a kind of model does not begin at once."""
+"""Message on a terminal while kernels compile, which delays the first run of a kind of model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numba.core import event
 
 @contextmanager
 def told_of_compiling(errors: TextIO) -> Iterator[None]:
-    """Say once that kernels are compiled, while the block runs, if anybody waits at a terminal."""
+    """Write once that kernels are being compiled, if that happens in this context on a terminal."""
     if not errors.isatty():
         yield
         return
@@ -28,8 +28,10 @@ class _Compiling(event.Listener):
     def on_start(self, happened: object) -> None:
         if not self._said:
             self._said = True
-            self._errors.write("headrace: compiling kernels, which may take a minute; later runs find them\n")
+            self._errors.write(
+                "headrace: compiling kernels, which may take a minute; later runs reuse them\n"
+            )
             self._errors.flush()
 
     def on_end(self, happened: object) -> None:
-        """Nothing: rows are counted from here on."""
+        """Do nothing: the progress line takes over."""

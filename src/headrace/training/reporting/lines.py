@@ -1,4 +1,4 @@
-"""What a run says while it learns: a line for people on a terminal, one JSON object a window for machines."""
+"""Output of a run while it learns: a line on a terminal for people, a JSON object per window for machines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from headrace.training.scoring.windows import Window
 _DIGITS = 9
 
 _TRENDS: dict[Trend, str] = {
-    "jumped": "predictions are far worse than in the windows before: the world has jumped, or the input has "
-    "changed",
-    "tired": "predictions have been worse for some windows than they were once: what happens is harder to "
+    "jumped": "predictions are far worse than in the windows before: behaviour has changed abruptly, or the "
+    "input has",
+    "tired": "predictions have been worse in the last windows than in earlier ones: behaviour is harder to "
     "predict now, or the model does not keep up; try other settings with --search",
 }
 
 
 def described(score: Score) -> dict[str, float | int | None]:
-    """A score as JSON can hold it, with rounded numbers; what was not measured is left out."""
+    """Return a score for JSON, rounded; undefined metrics are None, an unknown optimal logloss is omitted."""
     said: dict[str, float | int | None] = {"rows": score.rows, "logloss": _rounded(score.logloss)}
     for name in ("auc", "calibration", "normalized_entropy", "click_rate"):
         said[name] = _rounded(getattr(score, name))
@@ -37,23 +37,23 @@ def described(score: Score) -> dict[str, float | int | None]:
 
 
 class JsonReport:
-    """One JSON object a window, each on a line of its own.
+    """Writer of one JSON object per window, each on a line of its own.
 
     Attributes:
-        problem: Why a line could not be written; None if all could.
+        problem: Error text of a line that could not be written; None if all could.
     """
 
     def __init__(self, output: TextIO) -> None:
-        """Write to a stream of text."""
+        """Write to a text stream."""
         self._output = output
         self._said_versions = 0
         self.problem: str | None = None
 
     def moved(self, progress: Progress) -> None:
-        """Say nothing: a window will."""
+        """Do nothing: windows are written."""
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Write the window."""
+        """Write the window as a line."""
         line: dict[str, object] = {"window": window.number, "last_row": window.last_row}
         line |= described(window.score)
         line |= {"seconds": round(progress.seconds, 3), **_paced(pace)}
@@ -71,40 +71,40 @@ class JsonReport:
         self.write(line)
 
     def published(self, publication: Publication, rows: int) -> None:
-        """Say nothing: the next window's line lists it."""
+        """Do nothing: the next window's line lists the version."""
 
     def failed(self, what: str) -> None:
-        """Say nothing: it is said on standard error."""
+        """Do nothing: ``Warnings`` writes it to standard error."""
 
     def write(self, line: Mapping[str, object]) -> None:
-        """Write one object."""
+        """Write one object as a line; a failed write does not raise."""
         try:
             self._output.write(json.dumps(line, allow_nan=False) + "\n")
             self._output.flush()
         except BrokenPipeError:
-            # Nobody reads on, which is no reason to stop learning: lines go nowhere from now on.
+            # The reader closed the pipe. Learning goes on, and further lines are discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
         except OSError as error:
-            # A full disk, say, is no reason to stop learning either; the next line may find room.
+            # Learning goes on, with a full disk, say; the next line may succeed.
             self.problem = f"standard output cannot be written: {error.strerror or error}"
 
 
 class TerminalReport:
-    """One line that is written over and over, for people."""
+    """A status line on a terminal that is rewritten in place."""
 
     def __init__(self, output: TextIO, now: Callable[[], float] = time.monotonic) -> None:
         """Write to a terminal.
 
         Args:
             output: The terminal.
-            now: What tells the time, in seconds.
+            now: Clock, in seconds.
         """
         self._line = Line(output, now, shown=True)
         self._before = Progress()
         self._window = ""
 
     def moved(self, progress: Progress) -> None:
-        """Renew the line, a few times a second."""
+        """Refresh the line, a few times a second at most."""
         if not self._line.due:
             return
         pace = Pace.between(self._before, progress)
@@ -119,7 +119,7 @@ class TerminalReport:
         self._line.show("  ".join(parts))
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Show its scores from now on."""
+        """Show the window's scores from now on."""
         score = window.score
         self._window = "  ".join(
             f"{name} {value:.5f}"
@@ -134,40 +134,40 @@ class TerminalReport:
         self._before = progress
 
     def published(self, publication: Publication, rows: int) -> None:
-        """Nothing: the line shows the newest version."""
+        """Do nothing: the line shows the newest version."""
 
     def failed(self, what: str) -> None:
-        """Nothing but make room: it is said on standard error."""
+        """Clear the line, because ``Warnings`` writes to the same terminal."""
         self.clear()
 
     def clear(self) -> None:
-        """Wipe the line away."""
+        """Clear the line."""
         self._line.clear()
 
 
 class Warnings:
-    """Says on standard error what went wrong but does not end the run."""
+    """Writer of warnings to standard error: failures that do not end the run, and trends."""
 
     def __init__(self, output: TextIO) -> None:
-        """Write to a stream of text."""
+        """Write to a text stream."""
         self._output = output
         self._trend: Trend | None = None
 
     def moved(self, progress: Progress) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Say what recent windows say, when it is news."""
+        """Warn of the window's trend if it differs from that of the window before."""
         if window.trend is not None and window.trend != self._trend:
             self.failed(f"window {window.number}, row {window.last_row:,}: {_TRENDS[window.trend]}")
         self._trend = window.trend
 
     def published(self, publication: Publication, rows: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def failed(self, what: str) -> None:
-        """Say it."""
-        # What is said of a full disk may itself go to a file there: then nobody can be told.
+        """Write the failure."""
+        # Standard error may itself be a file on a full disk.
         with contextlib.suppress(OSError):
             self._output.write(f"headrace: {what}\n")
             self._output.flush()
@@ -182,12 +182,13 @@ def _rounded(value: float | None) -> float | None:
 
 
 def summary(total: Score, progress: Progress, stopped: str) -> dict[str, object]:
-    """The last line of a run.
+    """Return the last line of a run.
 
     Args:
-        total: The score of all rows.
-        progress: How far the run came.
-        stopped: Why it ended: ``end``, ``rows``, ``error``, ``interrupt`` or ``terminate``.
+        total: Score of all rows.
+        progress: Progress at the end of the run.
+        stopped: Reason for the end: ``end``, ``rows``, ``error``, ``diverged``, ``interrupt`` or
+            ``terminate``.
     """
     scores = described(total)
     del scores["rows"]

@@ -1,4 +1,4 @@
-"""Draws a run: its scores and pace over its rows, with marks where versions were published."""
+"""Plot of a run: its scores and pace over its rows, with marks where versions were published."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Point(NamedTuple):
     """A window of the run.
 
     Attributes:
-        row: How many rows had been scored at its end.
-        score: Its score.
-        rows_per_second: Its pace.
+        row: Number of rows scored at its end.
+        score: Score of its rows.
+        rows_per_second: Rows learnt from per second.
     """
 
     row: int
@@ -32,17 +32,17 @@ class Point(NamedTuple):
 
 
 class Plot:
-    """Collects what happens in a run, to draw it in the end."""
+    """Collector of a run's windows and versions, drawn at its end."""
 
     def __init__(self, file: Path, title: str) -> None:
-        """Check that it can be drawn.
+        """Check that a plot can be drawn.
 
         Args:
-            file: The image to write; its name's end says the format: png, svg or pdf.
-            title: What to write above.
+            file: The image to write; its suffix selects the format: png, svg or pdf.
+            title: Title of the plot.
 
         Raises:
-            ConfigError: matplotlib is not there, or the file's name says no format.
+            ConfigError: matplotlib is not installed, or the file's suffix is not supported.
         """
         if file.suffix.lower() not in _FORMATS:
             raise ConfigError(f"plot: expected a file ending in {', '.join(_FORMATS)}, got {file.name!r}")
@@ -56,18 +56,18 @@ class Plot:
         self.publications: list[int] = []
 
     def moved(self, progress: Progress) -> None:
-        """Nothing: windows are drawn."""
+        """Do nothing: windows are drawn."""
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Keep it."""
+        """Add the window."""
         self.points.append(Point(window.last_row, window.score, pace.rows_per_second))
 
     def published(self, publication: Publication, rows: int) -> None:
-        """Mark it."""
+        """Add a mark for the version."""
         self.publications.append(rows)
 
     def failed(self, what: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def draw(self) -> None:
         """Write the image.
@@ -75,7 +75,7 @@ class Plot:
         Raises:
             FailedPrecondition: The file cannot be written.
         """
-        # Without pyplot there is no state to share, and no window is ever opened.
+        # pyplot would keep global state, and might open a window.
         from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
         from matplotlib.figure import Figure  # noqa: PLC0415 - an extra
 

@@ -1,4 +1,4 @@
-"""How far a run is, how fast it goes, and who wants to know."""
+"""Progress and pace of a run, and the interface of its observers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from headrace.training.scoring.windows import Window
 
 
 class Progress(NamedTuple):
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        rows: The rows taken from the stream, from its start.
-        seconds: How long that took; earlier parts of a resumed run included.
-        idle_seconds: How much of that the learner waited for rows.
-        stream_bytes: The bytes read.
-        pending_rows: The rows that wait for their labels; None if labels come with the rows.
-        versions: The versions published.
+        rows: Rows taken from the stream, from its start.
+        seconds: Time taken, including earlier parts of a resumed run.
+        idle_seconds: Part of that time in which the learner waited for rows.
+        stream_bytes: Bytes read.
+        pending_rows: Rows that wait for their labels; None if labels come with the rows.
+        versions: Numbers of the versions published.
     """
 
     rows: int = 0
@@ -29,11 +29,11 @@ class Progress(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How fast rows were learnt from between two points of a run.
+    """Learning speed between two points of a run.
 
     Attributes:
-        rows_per_second: The rows divided by the time.
-        idle_share: How much of the time the learner waited for rows, 0 to 1.
+        rows_per_second: Rows learnt from per second.
+        idle_share: Share of the time in which the learner waited for rows, 0 to 1.
     """
 
     rows_per_second: float
@@ -41,23 +41,23 @@ class Pace(NamedTuple):
 
     @classmethod
     def between(cls, before: Progress, now: Progress) -> Pace:
-        """The pace from one point to another."""
+        """Return the pace from one point to another."""
         seconds = max(now.seconds - before.seconds, 1e-9)
         idle = min(max((now.idle_seconds - before.idle_seconds) / seconds, 0.0), 1.0)
         return cls((now.rows - before.rows) / seconds, idle)
 
 
 class Observer(Protocol):
-    """Whoever wants to know what happens in a run. Called by the learner's thread; must be quick."""
+    """Interface of objects that are notified of a run's events, in the learner's thread; must be quick."""
 
     def moved(self, progress: Progress) -> None:
-        """Rows have been learnt from."""
+        """Handle progress, after each block."""
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """A window is over."""
+        """Handle a closed window."""
 
     def published(self, publication: Publication, rows: int) -> None:
-        """A version of the model after so many rows is there."""
+        """Handle a published version, taken from the model after ``rows`` rows of the stream."""
 
     def failed(self, what: str) -> None:
-        """Something went wrong that does not end the run."""
+        """Handle a failure that does not end the run."""

@@ -1,4 +1,4 @@
-"""Everybody who is told of a run, put together: what is shown where, and what is said at the end."""
+"""Wiring of a run's observers, and its output at the end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headrace.training.reporting.progress import Observer
 
 
 class Reports:
-    """What a run says.
+    """The output of a run.
 
     Attributes:
-        observers: Who is told while it goes on.
+        observers: Observers of the run's events.
     """
 
     def __init__(
@@ -29,14 +29,15 @@ class Reports:
         *,
         windows: bool = True,
     ) -> None:
-        """Decide who is told.
+        """Choose the observers.
 
         Args:
-            output: Where windows and the summary go.
-            errors: Where people are told how it goes.
-            plot: What draws the run in the end; None for nothing.
-            others: Who else is told.
-            windows: Whether windows are written, where not only people look; else the summary alone.
+            output: Stream for windows and the summary.
+            errors: Stream for progress and warnings.
+            plot: Plot to draw at the end; None for none.
+            others: Further observers.
+            windows: Whether to write windows, unless both streams are terminals; otherwise only the summary
+                is written.
         """
         self._errors = errors
         self._plot = plot
@@ -47,26 +48,26 @@ class Reports:
         self.observers: list[Observer] = [*told, Warnings(errors), *([plot] if plot else []), *others]
 
     def end(self, summary: Mapping[str, object], error: str | None) -> str | None:
-        """Say how a run ended.
+        """Draw the plot, and write the summary and the error.
 
         Args:
-            summary: Its last line.
-            error: What went wrong; None if nothing did.
+            summary: Last line of the run.
+            error: Error text of the run; None if it succeeded.
 
         Returns:
-            What went wrong, if only in saying it; None if nothing did.
+            The error text of the run, or else of drawing or writing; None if all succeeded.
         """
         self._terminal.clear()
         error = error or self._undrawn()
         self._lines.write(summary)
         error = error or self._lines.problem
         if error is not None:
-            with contextlib.suppress(OSError):  # the exit code says it, too
+            with contextlib.suppress(OSError):  # the exit code reports it, too
                 self._errors.write(f"headrace: {error}\n")
         return error
 
     def _undrawn(self) -> str | None:
-        """Draw the run; why that could not be done, or None."""
+        """Draw the run; return the error text, or None."""
         if self._plot is not None and self._plot.points:
             try:
                 self._plot.draw()
@@ -77,16 +78,16 @@ class Reports:
 
 @contextmanager
 def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -> Iterator[list[Observer]]:
-    """Answer Prometheus, if that is asked for.
+    """Serve Prometheus metrics, if a port is given.
 
     Args:
-        host: At which address.
-        port: On which port; 0 for any, None not to.
-        errors: Where people are told where.
-        publishes: Whether versions are expected.
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free port, None to serve nothing.
+        errors: Stream to which the address is written.
+        publishes: Whether the run publishes versions.
 
     Yields:
-        Who must be told of the run.
+        The observers to notify of the run's events.
     """
     if port is None:
         yield []

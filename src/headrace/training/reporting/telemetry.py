@@ -1,4 +1,4 @@
-"""A run's numbers for Prometheus, at ``/metrics``."""
+"""Prometheus metrics of a run, at ``/metrics``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from headrace.training.scoring.windows import Window
 
 @dataclass(frozen=True, slots=True)
 class TrainingMetric:
-    """What a metric is called and means.
+    """Definition of a metric.
 
     Attributes:
-        name: Its name, without ``headrace_training_`` before and Prometheus' suffixes behind.
-        help: What it counts or measures, and its unit.
-        counter: Whether it only grows.
+        name: Name without the prefix ``headrace_training_`` and Prometheus' suffixes.
+        help: Description and unit.
+        counter: Whether it is a counter; otherwise it is a gauge.
     """
 
     name: str
@@ -35,33 +35,35 @@ METRICS = (
     TrainingMetric("versions", "Versions published.", counter=True),
     TrainingMetric("failures", "Versions and checkpoints that could not be written.", counter=True),
     TrainingMetric("rows_per_second", "Rows a second in the last window."),
-    TrainingMetric("idle_share", "How much of the last window's time the learner waited for rows, 0 to 1."),
+    TrainingMetric(
+        "idle_share", "The share of the last window's time that the learner waited for rows, 0 to 1."
+    ),
     TrainingMetric("logloss", "The last window's mean loss, in nats."),
     TrainingMetric("auc", "The last window's area under the ROC curve."),
     TrainingMetric("calibration", "The last window's mean prediction divided by its mean label."),
     TrainingMetric("normalized_entropy", "The last window's logloss divided by its click rate's entropy."),
     TrainingMetric("optimal_logloss", "The last window's logloss of the generator's own probabilities."),
     TrainingMetric("jumped", "1 if the last window is far worse than those before it."),
-    TrainingMetric("tired", "1 if the last windows are worse than windows were once."),
+    TrainingMetric("tired", "1 if the last windows are worse than the best earlier ones."),
     TrainingMetric("pending_rows", "Rows that wait for their labels."),
     TrainingMetric("version", "The number of the version published last."),
     TrainingMetric(
         "publication_age_seconds", "Time since a version was published, or since the run began: alert on it."
     ),
 )
-"""All metrics of a run; those that have no value yet are left out of a scrape."""
+"""All metrics of a run; metrics without a value yet are omitted from a scrape."""
 
 
 class Telemetry:
-    """Keeps the newest numbers of a run, and answers scrapes with them in threads of its own."""
+    """Collector of a run's current metrics. Scrapes read it from threads of their own."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic, *, publishes: bool = False) -> None:
-        """Start with nothing.
+        """Start without values.
 
         Args:
-            now: What tells the time, in seconds.
-            publishes: Whether versions are to come: then the time until the first one is told, too, so that a
-                run that never publishes is heard of.
+            now: Clock, in seconds.
+            publishes: Whether the run publishes versions. If so, the publication age is exported before the
+                first version, too, so that an alert on it covers a run that never publishes.
         """
         self._now = now
         self._due_since = now() if publishes else None
@@ -71,25 +73,25 @@ class Telemetry:
         self._failures = 0
 
     def moved(self, progress: Progress) -> None:
-        """Keep it."""
+        """Record the progress."""
         self._progress = progress
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Keep its scores."""
+        """Record the window's scores, trend and pace."""
         names = ("logloss", "auc", "calibration", "normalized_entropy", "optimal_logloss")
         trends = {name: float(window.trend == name) for name in ("jumped", "tired")}
         self._window = {name: getattr(window.score, name) for name in names} | trends | pace._asdict()
 
     def published(self, publication: Publication, rows: int) -> None:
-        """Keep when that was."""
+        """Record the version and the time."""
         self._newest = publication.version, self._now()
 
     def failed(self, what: str) -> None:
-        """Count it."""
+        """Count the failure."""
         self._failures += 1
 
     def values(self) -> dict[str, float]:
-        """The metrics that have a value now, by name."""
+        """Return the current values of metrics, by name, without those that have none yet."""
         progress = self._progress
         found: dict[str, float | None] = {
             "rows": progress.rows,
@@ -107,7 +109,7 @@ class Telemetry:
         return {name: value for name, value in found.items() if value is not None}
 
     def collect(self) -> Iterator[Any]:
-        """The metrics, as Prometheus' client wants them."""
+        """Yield the metrics as families of the Prometheus client."""
         values = self.values()
         for metric in METRICS:
             if metric.name in values:

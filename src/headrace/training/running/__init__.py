@@ -1,1 +1,1 @@
-"""Running: the loop over the stream, the learner in it, when something is due, checkpoints and going on."""
+"""Running: the loop over the stream, its learner, its schedule, checkpoints and resumption."""

@@ -1,7 +1,7 @@
-"""Checkpoints: everything that learning goes on from, on disk, whole or not at all, checked when it is read.
+"""Checkpoints: the state needed to resume learning, written atomically and verified when read.
 
-``DIR/NUMBER/`` holds one ``.npy`` file an array and a manifest with their checksums and the caller's own
-record. The last two are kept: when the newest is damaged, the one before it is taken, and that is said.
+``DIR/NUMBER/`` holds one ``.npy`` file per array, and a manifest with their checksums and the caller's
+metadata. The last two are kept: if the newest is damaged, the one before it is used, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from headrace.versions.manifest import check_manifest, publish
 from headrace.versions.retention import delete_versions, sweep
 
 FORMAT = 1
-"""The format of what a checkpoint holds; newer ones are not read. It stands in the manifest's metadata."""
+"""Version of the checkpoint format, stored in the manifest's metadata; newer versions are rejected."""
 
 KEPT = 2
-"""How many checkpoints stay, and how many damaged ones, for whoever wants to know what happened to them."""
+"""Number of checkpoints kept, and of damaged ones kept for diagnosis."""
 
 DAMAGED_DAYS = 7
-"""How long damaged ones stay."""
+"""Number of days for which damaged checkpoints are kept."""
 
 _FORMAT_KEY = "format"
 _DAMAGED = ".damaged-"
@@ -45,13 +45,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was saved.
+    """A loaded checkpoint.
 
     Attributes:
-        number: Which one it is, from 1.
-        state: The arrays by name, in memory of their own.
-        meta: The caller's own record.
-        skipped: Why newer checkpoints could not be used, in sentences; empty if this is the newest.
+        number: Number of the checkpoint, from 1.
+        state: Arrays by name, in private memory.
+        meta: The caller's metadata.
+        skipped: Why newer checkpoints could not be used, one sentence each; empty if this is the newest.
     """
 
     number: int
@@ -62,18 +62,19 @@ class Checkpoint:
 
 @contextmanager
 def only_run(directory: Path) -> Iterator[None]:
-    """While this lasts, no other run has its checkpoints there: each would go on from what the other saved.
+    """Lock a directory of checkpoints against other runs, which would resume from this run's checkpoints.
 
-    Whoever is killed gives it back. Where the file system has no locks for directories, as NFS has not,
-    nobody is kept out; nor where no directory can be made, which is said when one is saved.
+    The lock is released when the process dies. On file systems without locks for directories, such as NFS,
+    there is no protection. Nor is there if the directory cannot be created; saving a checkpoint reports that.
 
     Args:
-        directory: Where the checkpoints are; made if it is missing, and removed again if it stays empty.
+        directory: Directory of the checkpoints; created if it is missing, and removed again if it stays
+            empty.
 
     Raises:
-        FailedPrecondition: Another run has.
+        FailedPrecondition: Another run holds the lock.
     """
-    is_there, descriptor = os.path.exists(directory), -1  # which is no error where that may not be asked
+    is_there, descriptor = os.path.exists(directory), -1  # exists() does not raise if access is denied
     try:
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
@@ -93,25 +94,26 @@ def _lock(descriptor: int, directory: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise FailedPrecondition(
-            f"checkpoint: another run has its checkpoints in {directory} (`fuser {directory}` says which); "
-            "end it first, or take another directory"
+            f"checkpoint: another run has its checkpoints in {directory} (`fuser {directory}` shows which); "
+            "end it first, or use another directory"
         ) from error
 
 
 def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[str, object]) -> Path:
-    """Save a state; it appears whole and synced to disk, or not at all. Arrays are written without a copy.
+    """Save a state atomically: it appears complete and synced to disk, or not at all. Arrays are not copied.
 
     Args:
-        directory: Where the checkpoints are; made if it is missing.
+        directory: Directory of the checkpoints; created if it is missing.
         state: Arrays by name, such as ``LearningModel.state()``; they must not change meanwhile.
-        meta: Whatever else shall be kept, as JSON can hold it; NaN comes back as None. Convert a
-            ``msgspec.Struct`` with ``msgspec.to_builtins``, and back with ``msgspec.convert``.
+        meta: Metadata, as JSON can hold it; NaN is read back as None. Convert a ``msgspec.Struct`` with
+            ``msgspec.to_builtins``, and back with ``msgspec.convert``.
 
     Returns:
         The checkpoint's directory.
 
     Raises:
-        FailedPrecondition: It cannot be written (a full disk, no permission); earlier ones are as they were.
+        FailedPrecondition: The checkpoint cannot be written (a full disk, no permission); earlier ones are
+            unchanged.
     """
     with saying(f"the checkpoint in {directory} cannot be written"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -124,17 +126,17 @@ def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[s
 
 
 def load_checkpoint(directory: Path) -> Checkpoint | None:
-    """Read the newest checkpoint that is whole; None if there is none at all.
+    """Load the newest undamaged checkpoint; return None if there are no checkpoints.
 
-    Checkpoints that are damaged are put aside under a name with a dot, so that they do not count as kept; the
-    last ones stay there for some days. Where none is whole, all stay as they are: whoever tries again is told
-    the same, and does not begin with fresh weights before somebody has decided that. One that a newer
-    headrace wrote is not damaged: what it has learnt is not to be lost without a word.
+    Newer damaged checkpoints are renamed to hidden names, so that they do not count towards those kept; the
+    last ones stay for some days. If all are damaged, none is renamed: another attempt fails again, and never
+    silently starts from fresh weights. A checkpoint written by a newer headrace raises an error and is not
+    skipped, because skipping it would silently lose what was learnt.
 
     Raises:
-        LoadError: There are checkpoints, and all are damaged.
-        FailedPrecondition: The directory, or a checkpoint, cannot be read, or the newest is of a newer
-            format; nothing is changed then.
+        LoadError: All checkpoints are damaged.
+        FailedPrecondition: The directory or a checkpoint cannot be read, or a checkpoint has a newer format;
+            nothing is changed then.
     """
     damaged: dict[int, tuple[Path, str]] = {}
     with saying(f"the checkpoints in {directory} cannot be read"):
@@ -154,8 +156,8 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
     if damaged:
         reasons = "; ".join(why for _, why in damaged.values())
         raise LoadError(
-            f"no checkpoint in {directory} is whole; to start anew, move it away or take another directory: "
-            f"{reasons}"
+            f"all checkpoints in {directory} are damaged; to start anew, move it away or use another "
+            f"directory: {reasons}"
         )
     return None
 
@@ -166,30 +168,30 @@ def _is_missing(cause: BaseException) -> bool:
 
 def _unreadable(directory: Path, number: int, error: LoadError) -> FailedPrecondition:
     return FailedPrecondition(
-        f"checkpoint {number} in {directory} cannot be read, which is no damage: {error.message}; "
-        "it stays as it is, for when that is mended"
+        f"checkpoint {number} in {directory} cannot be read, but is not considered damaged: "
+        f"{error.message}; it is left unchanged; resume once the cause is fixed"
     )
 
 
 def _newer(directory: Path, number: int, error: NewerFormat) -> FailedPrecondition:
     return FailedPrecondition(
         f"checkpoint {number} in {directory} was written by a newer headrace: {error.message}; or move it "
-        "away, to go on from the one before it"
+        "away, to resume from the one before it"
     )
 
 
 def _put_aside(damaged: Mapping[int, tuple[Path, str]]) -> Iterator[str]:
-    """Rename what is damaged, and say why; a number may be used again, and damaged again."""
+    """Rename damaged checkpoints and yield the reasons; names have timestamps, as numbers can recur."""
     for number, (path, why) in damaged.items():
         aside = path.with_name(f"{_DAMAGED}{datetime.now(UTC):{_STAMP}}-{number}")
         path.rename(aside)
         _sweep_damaged(path.parent)
-        _log.warning("%s; the one before it is taken; it is kept as %s", why, aside.name)
+        _log.warning("%s; the one before it is used, and the damaged one is kept as %s", why, aside.name)
         yield why
 
 
 def _sweep_damaged(directory: Path) -> None:
-    """Delete damaged checkpoints but the last ones, and those for a while only."""
+    """Delete damaged checkpoints except the last ``KEPT``, and those older than ``DAMAGED_DAYS``."""
     oldest = f"{_DAMAGED}{datetime.now(UTC) - timedelta(days=DAMAGED_DAYS):{_STAMP}}"
     damaged = sorted(path for path in directory.iterdir() if path.name.startswith(_DAMAGED))
     for place, path in enumerate(damaged, KEPT - len(damaged)):
@@ -206,7 +208,7 @@ def _write(draft: Path, state: Mapping[str, Array]) -> None:
 def _load(number: int, path: Path) -> Checkpoint:
     manifest = check_manifest(path)
     if manifest is None:
-        raise LoadError("corrupt: the manifest is not there")
+        raise LoadError("corrupt: the manifest is missing")
     meta = dict(manifest.metadata)
     check_number(meta.pop(_FORMAT_KEY, None), FORMAT, "the checkpoint")
     state = {unquote(name.removesuffix(".npy")): read_array(path / name) for name in manifest.files}

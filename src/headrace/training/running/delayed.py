@@ -1,8 +1,8 @@
-"""Rows that wait for their labels: predicted when they came, learnt when the label would be known.
+"""Rows that wait for their labels: predicted on arrival, learnt from once the labels are known.
 
-Time is that of the stream: the newest timestamp seen. A block is learnt from, as a whole, before the first
-row that came when the label of the block's last row was known; so nothing is ever predicted with a label from
-its future, and batches stay whole.
+Time is that of the stream: the newest timestamp seen. A block waits until the label of its last row is known,
+and is then learnt from as a whole, before the next block is predicted. So no prediction uses a label from its
+future, and batches stay whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headrace.tensors import Array
 
 MICROSECONDS = 1_000_000
 DEFAULT_PENDING_BYTES = 2**31
-"""How much memory waiting rows may take."""
+"""Default memory limit of waiting rows in bytes."""
 
 _LAST = int(np.iinfo(np.int64).max)
 _COLUMNS = tuple(one.name for one in fields(Block) if one.name not in ("slices", "first_row"))
@@ -31,9 +31,9 @@ class Waiting(NamedTuple):
 
     Attributes:
         block: The rows, without their slices.
-        predictions: What was predicted when they came: float32 ``[rows]``.
-        codes: Which value of each slice a row has: int32 ``[slices, rows]``.
-        due: When the last label is known, in microseconds since 1970.
+        predictions: Predictions on arrival: float32 ``[rows]``.
+        codes: Code of each row's value of each slice: int32 ``[slices, rows]``.
+        due: Time at which the last label is known, in microseconds since 1970.
     """
 
     block: Block
@@ -43,14 +43,21 @@ class Waiting(NamedTuple):
 
 
 class Pending:
-    """The blocks that wait, in the order in which they came."""
+    """Queue of the blocks that wait for their labels, in order of arrival.
+
+    Attributes:
+        rows: Number of waiting rows.
+    """
 
     def __init__(self, delay_seconds: float, most_bytes: int = DEFAULT_PENDING_BYTES) -> None:
-        """Start with none.
+        """Create an empty queue.
 
         Args:
-            delay_seconds: How long after its timestamp a row's label is known, in the stream's time.
-            most_bytes: How much memory the rows may take.
+            delay_seconds: Time from a row's timestamp to its label, in the stream's time.
+            most_bytes: Memory limit of the rows.
+
+        Raises:
+            ConfigError: The delay is not positive.
         """
         if not delay_seconds > 0.0:
             raise ConfigError(f"label-delay-seconds: expected seconds, more than 0, got {delay_seconds:g}")
@@ -62,10 +69,10 @@ class Pending:
         self.rows = 0
 
     def due(self, block: Block) -> list[Waiting]:
-        """Take out the blocks whose labels are all known when a block comes.
+        """Remove and return the blocks whose labels are all known at the first row of a new block.
 
         Args:
-            block: The block that comes.
+            block: The new block.
 
         Raises:
             ConfigError: The stream has no timestamps.
@@ -77,18 +84,19 @@ class Pending:
         return found
 
     def add(self, block: Block, predictions: Array, codes: Array) -> None:
-        """Let a block wait.
+        """Add a block to the queue.
 
         Args:
             block: The rows.
-            predictions: What was predicted for them.
-            codes: Which value of each slice a row has.
+            predictions: Their predictions.
+            codes: Code of each row's value of each slice.
 
         Raises:
-            FailedPrecondition: There is no room for more.
+            ConfigError: The stream has no timestamps.
+            FailedPrecondition: The memory limit is exceeded.
         """
         now = max(self._now, int(_timestamps(block).max()))
-        due = min(now + self._delay, _LAST)  # as far as arrays count, in which it is saved
+        due = min(now + self._delay, _LAST)  # int64, as it is saved in an array
         one = Waiting(replace(block, slices={}), predictions, codes, due)
         if self._bytes + _size(one) > self._most_bytes:
             raise FailedPrecondition(
@@ -100,11 +108,11 @@ class Pending:
         self._put(one)
 
     def drain(self) -> list[Waiting]:
-        """Take out all blocks: the stream is over, so their labels will have come."""
+        """Remove and return all blocks, at the end of the stream, whose labels are then known."""
         return [self._take() for _ in range(len(self._waiting))]
 
     def state(self) -> dict[str, Array]:
-        """Everything that waits, as arrays by name."""
+        """Return the queue as arrays by name."""
         arrays = {"pending.now": np.array([self._now], np.int64)}
         if self._waiting:
             blocks = [one.block for one in self._waiting]
@@ -120,14 +128,15 @@ class Pending:
         return arrays
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: It is that of a run whose labels were not delayed.
+            ConfigError: The state is of a run without a label delay.
         """
         if "pending.now" not in state:
             raise ConfigError(
-                "label-delay-seconds: the checkpoint is of a run without; leave it out, or start anew"
+                "label-delay-seconds: the checkpoint is of a run without a label delay; leave it out, or "
+                "start anew"
             )
         self._waiting.clear()
         self._bytes = self.rows = 0

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a run between two blocks, so that what was learnt is saved."""
+"""Handling of Ctrl-C and SIGTERM: they end a run between two blocks, so that its progress is saved."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruptions:
-    """Notes the first signal; the second one does what it does without us.
+    """Signal handlers that record the first signal; a second one has its previous effect.
 
     Attributes:
-        number: The signal that came; None if none did.
+        number: The signal received; None if there was none.
     """
 
     _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        """Listen to nothing yet."""
+        """Create the handlers without installing them."""
         self.number: signal.Signals | None = None
         self._waiting = False
         self._previous: dict[signal.Signals, Any] = {}
 
     @property
     def terminated(self) -> bool:
-        """Whether it was SIGTERM."""
+        """Whether the signal was SIGTERM."""
         return self.number is signal.SIGTERM
 
     def __enter__(self) -> Interruptions:
-        """Listen; outside of the main thread, which signals never reach, nothing comes."""
+        """Install the handlers; do nothing outside the main thread, which alone receives signals."""
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._note) for number in self._NUMBERS}
         return self
@@ -44,14 +44,14 @@ class Interruptions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Give signals back to whom they belonged to."""
+        """Restore the previous handlers."""
         self._give_back()
 
     def wait_for(self, step: Callable[[], Result]) -> Result:
-        """Do what may wait for long, and can be given up at any point.
+        """Run a step that may block, and that can be abandoned at any point.
 
         Raises:
-            Interrupted: A signal has come, or came meanwhile.
+            Interrupted: A signal was received before or during the step.
         """
         try:
             self._waiting = True

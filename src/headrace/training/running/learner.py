@@ -1,4 +1,4 @@
-"""The Learner: predicts rows, is scored on what it predicted, then learns from them."""
+"""The Learner: predicts rows, scores the predictions, then learns from the rows."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _MODEL = "model."
 
 
 class Learnable(Protocol):
-    """What can learn from blocks: click models, and whatever else predicts clicks."""
+    """A model that learns from blocks: a click model, or another that predicts clicks."""
 
     def learn(self, block: Block) -> Array:
-        """Predict the rows, then learn from them; what was predicted: float32 ``[rows]``."""
+        """Predict the rows, then learn from them; return the predictions: float32 ``[rows]``."""
 
     def predict(self, block: Block) -> Array:
-        """The probabilities of a click: float32 ``[rows]``."""
+        """Return the probabilities of a click: float32 ``[rows]``."""
 
     def state(self) -> dict[str, Array]:
-        """Everything that learning goes on from, by name."""
+        """Return the arrays needed to resume learning, by name."""
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from a state."""
+        """Restore a state."""
 
 
 class Position(msgspec.Struct, kw_only=True):
-    """How far in the stream a learner is.
+    """Position of a learner in the stream.
 
     Attributes:
-        rows: The rows taken; those of them whose labels are not known yet are not learnt.
-        newest_timestamp: The newest row's, in microseconds since 1970; None if there is none.
+        rows: Rows taken, including those that wait for their labels.
+        newest_timestamp: Newest timestamp of a row, in microseconds since 1970; None if there is none.
     """
 
     rows: int = 0
@@ -47,11 +47,11 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 class State(NamedTuple):
-    """Everything that learning goes on from.
+    """The state needed to resume learning.
 
     Attributes:
-        arrays: By name: the learner's own arrays, not copies.
-        meta: What JSON can hold.
+        arrays: Arrays by name: the learner's own, not copies.
+        meta: Values for JSON.
     """
 
     arrays: dict[str, Array]
@@ -59,23 +59,23 @@ class State(NamedTuple):
 
 
 class Learner:
-    """Learns from blocks, one after the other.
+    """A model, its scores and its position, learning from one block after the other.
 
     Attributes:
-        model: What learns.
-        windows: The scores of what it predicted.
-        position: How far in the stream it is.
-        unfinished: The first of the rows that are being learnt, and the one after the last; where learning
-            them failed, the model may know a part of them. None if there are none.
+        model: The model.
+        windows: Scores of its predictions.
+        position: Position in the stream.
+        unfinished: First row of the block being learnt, and the row after its last; None between blocks. If
+            learning failed, the model may have learnt a part of them.
     """
 
     def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:
-        """Put a model before a stream.
+        """Create a learner at the start of a stream.
 
         Args:
-            model: What learns.
-            windows: What scores it.
-            pending: Where rows wait for their labels; None if labels come with the rows.
+            model: The model.
+            windows: Scores of its predictions.
+            pending: Queue of rows that wait for their labels; None if labels come with the rows.
         """
         self.model = model
         self.windows = windows
@@ -85,7 +85,7 @@ class Learner:
 
     @property
     def pending_rows(self) -> int | None:
-        """How many rows wait for their labels; None if labels come with the rows."""
+        """Number of rows that wait for their labels; None if labels come with the rows."""
         return None if self._pending is None else self._pending.rows
 
     def take(self, block: Block) -> list[Window]:
@@ -95,10 +95,10 @@ class Learner:
             block: The rows, which the learner may keep.
 
         Returns:
-            The windows that are over.
+            The windows closed by it.
 
         Raises:
-            ModelError: The model has diverged: its predictions are no numbers.
+            ModelError: The model has diverged: a prediction is not finite.
         """
         if not len(block):
             return []
@@ -120,7 +120,7 @@ class Learner:
         return closed
 
     def finish(self) -> list[Window]:
-        """Learn from the rows that wait, and close the last window: the stream is over."""
+        """Learn from the pending rows and close the last window, at the end of the stream."""
         closed: list[Window] = []
         if self._pending is not None:
             for one in self._pending.drain():
@@ -128,7 +128,7 @@ class Learner:
         return closed + self.windows.finish()
 
     def state(self) -> State:
-        """Everything that learning goes on from."""
+        """Return the state needed to resume learning."""
         windows, meta = self.windows.state()
         arrays = {f"{_MODEL}{name}": array for name, array in self.model.state().items()} | windows
         if self._pending is not None:
@@ -136,10 +136,10 @@ class Learner:
         return State(arrays, {"position": msgspec.to_builtins(self.position), "windows": meta})
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, object]) -> None:
-        """Go on from a state that a learner of the same settings had.
+        """Restore the state of a learner of the same settings.
 
         Raises:
-            ConfigError: It is that of another model, or of other settings.
+            ConfigError: The state is of another model, or of other settings.
         """
         self.model.restore(
             {name.removeprefix(_MODEL): one for name, one in arrays.items() if name.startswith(_MODEL)}
@@ -147,10 +147,12 @@ class Learner:
         if self._pending is not None:
             self._pending.restore(arrays)
         elif "pending.now" in arrays:
-            raise ConfigError("label-delay-seconds: the checkpoint is of a run with one; give the same one")
+            raise ConfigError(
+                "label-delay-seconds: the checkpoint is of a run with a label delay; give the same one"
+            )
         windows = meta.get("windows")
         if not isinstance(windows, dict):
-            raise ConfigError("checkpoint: it holds no windows; it is not one of `headrace train`")
+            raise ConfigError("checkpoint: it holds no windows; it was not written by `headrace train`")
         self.windows.restore(arrays, windows)
         self.position = msgspec.convert(meta.get("position"), Position)
 
@@ -167,14 +169,15 @@ class Learner:
 
 
 def _scored(block: Block, predictions: Array, codes: Array) -> Scored:
-    # A copy: a model may write its next predictions where these are.
+    # Copy, because a model may reuse the array for its next predictions.
     return Scored(np.array(predictions), block.labels, block.weights, block.truth, codes, block.views)
 
 
 def _check(predictions: Array, block: Block) -> None:
-    # One sum tells of any NaN; probabilities are at most 1, so it cannot overflow.
+    # The sum is NaN if any prediction is; it cannot overflow, as probabilities are at most 1.
     if not np.isfinite(predictions.sum(dtype=np.float64)):
         raise ModelError(
-            f"the model has diverged: from row {block.first_row} to {block.first_row + len(block)} it "
-            "predicts what is no number; lower --learning-rate, and go on from the last checkpoint or version"
+            f"the model has diverged: from row {block.first_row} to {block.first_row + len(block)} its "
+            "predictions are not finite; lower --learning-rate, and resume from the last checkpoint or "
+            "version"
         )

@@ -1,6 +1,6 @@
-"""The loop: blocks of a stream are taken one by one, until there are no more or something ends that.
+"""The loop over the blocks of a stream, until the stream ends or the run is stopped.
 
-There is no other: a run and a search differ in what takes the blocks.
+Runs and searches share this loop; they differ in the object that takes the blocks.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from headrace.training.running.interruptions import Interrupted, Interruptions
 _log = logging.getLogger(__name__)
 
 EXIT_CODES = {"end": 0, "rows": 0, "error": 1, "diverged": 1, "interrupt": 130, "terminate": 143}
-"""What the process answers, by why the run ended."""
+"""Exit code of the process, by the reason for which the run ended."""
 
 
 class Blocks(Protocol):
-    """The rows of a stream, in blocks; what ``headrace.stream.reader`` gives."""
+    """The rows of a stream, in blocks, as ``headrace.stream.reader`` reads them."""
 
     @property
     def idle_seconds(self) -> float:
-        """How long the learner has waited for rows."""
+        """Time that the learner has waited for rows, in seconds."""
 
     @property
     def stream_bytes(self) -> int:
-        """How many bytes were read."""
+        """Number of bytes read."""
 
     def __iter__(self) -> Iterator[Block]:
-        """Each block, numbered from the stream's first row."""
+        """Yield each block, numbered from the stream's first row."""
 
 
 class Taker(Protocol):
-    """What learns from blocks, and does what else is due after each."""
+    """An object that learns from blocks, and takes the actions due after each."""
 
     @property
     def rows(self) -> int:
-        """How many rows of the stream it has taken."""
+        """Number of rows of the stream taken."""
 
     def take(self, block: Block) -> None:
-        """Learn from a block; whatever it raises ends the loop."""
+        """Learn from a block; any exception ends the loop."""
 
     def explain(self, error: Exception) -> str:
-        """What ended the loop, for people."""
+        """Return the error text of the exception that ended the loop."""
 
 
 class Ended(NamedTuple):
-    """How the loop ended.
+    """The end of the loop.
 
     Attributes:
-        stopped: Why; a key of ``EXIT_CODES``.
-        error: What went wrong; None if nothing did.
+        stopped: Reason, a key of ``EXIT_CODES``.
+        error: Error text; None if nothing went wrong.
     """
 
     stopped: str
@@ -61,13 +61,13 @@ class Ended(NamedTuple):
 
 
 def take_all(blocks: Blocks, taker: Taker, most_rows: int | None, interruptions: Interruptions) -> Ended:
-    """Take blocks until the stream ends, enough rows were taken, or something ends it.
+    """Take blocks until the stream ends, ``most_rows`` is reached, an error occurs, or a signal arrives.
 
     Args:
-        blocks: The stream's rows.
-        taker: What learns from them.
-        most_rows: After how many rows of the stream to stop; None for all.
-        interruptions: What hears signals.
+        blocks: Rows of the stream.
+        taker: Object that learns from them.
+        most_rows: Number of rows of the stream after which to stop; None for all.
+        interruptions: Signal handlers.
     """
     try:
         return Ended(_take_all(iter(blocks), taker, most_rows, interruptions))
@@ -75,7 +75,7 @@ def take_all(blocks: Blocks, taker: Taker, most_rows: int | None, interruptions:
         return Ended("terminate" if interruptions.terminated else "interrupt")
     except ModelError as raised:
         return Ended("diverged", taker.explain(raised))
-    except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
+    except Exception as raised:  # noqa: BLE001  # Any error ends the run; its progress is kept.
         return Ended("error", taker.explain(raised))
 
 
@@ -93,7 +93,7 @@ def _take_all(
 
 
 def for_people(error: Exception) -> str:
-    """An error in a line; one that nobody expected is logged with its traceback."""
+    """Return the text of an error in one line; log an unexpected error with its traceback."""
     if isinstance(error, HeadraceError):
         return error.message
     _log.error("an unexpected error in training", exc_info=error)

@@ -1,4 +1,4 @@
-"""Whether a run begins or goes on, and from which row."""
+"""Decision whether a run starts anew or resumes, and from which row."""
 
 from __future__ import annotations
 
@@ -24,32 +24,34 @@ _ONCE_UNSAID = (
         "embeddings": Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0),
     },
 )
-"""What weights learnt by where nothing was said, before it became what it is; the latter not in lr and fm."""
+"""Former default optimizers; the second pair is still the default of lr and fm."""
 
 
 def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
-    """Find what a run goes on from; None if it begins.
+    """Return the checkpoint from which a run resumes; None if it starts anew.
 
     Args:
-        directory: Where checkpoints are; None for nowhere.
-        errors: Where people are told that there is none.
-        resume: Whether the run shall go on.
+        directory: Directory of checkpoints; None for none.
+        errors: Stream for the message that there is no checkpoint.
+        resume: Whether the run should resume.
 
     Raises:
-        ConfigError: It cannot go on, or would begin where checkpoints of an earlier run lie.
-        FailedPrecondition: Whether there are any cannot be read.
+        ConfigError: The run cannot resume, or would start anew in a directory with checkpoints.
+        FailedPrecondition: The directory cannot be read.
     """
     if directory is None:
         if resume:
-            raise ConfigError("resume: there is nothing to go on from; say where with --checkpoint DIR")
+            raise ConfigError(
+                "resume: there is no checkpoint to resume from; name its directory with --checkpoint DIR"
+            )
         return None
     if not resume:
         with saying(f"the checkpoints in {directory} cannot be read"):
             is_taken = directory.is_dir() and bool(version_directories(directory))
         if is_taken:
             raise ConfigError(
-                f"checkpoint: {directory} holds checkpoints of an earlier run; go on from them with "
-                "--resume, or take another directory"
+                f"checkpoint: {directory} holds checkpoints of an earlier run; resume from them with "
+                "--resume, or use another directory"
             )
         return None
     found = load_checkpoint(directory)
@@ -59,19 +61,19 @@ def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> 
 
 
 def rows_before(checkpoint: Checkpoint | None) -> int:
-    """How many rows of the stream were taken before a checkpoint; 0 without one."""
+    """Return the number of rows of the stream taken before a checkpoint; 0 without one."""
     return 0 if checkpoint is None else msgspec.convert(checkpoint.meta.get("position"), Position).rows
 
 
 def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> Mapping[str, object]:
-    """A model's settings, where what is not said meant something else when a checkpoint was saved.
+    """Return a model's settings, with the default optimizers of the time when the checkpoint was saved.
 
     Args:
-        said: The settings that differ from the defaults, as in TOML.
-        checkpoint: What a run goes on from; None if it begins.
+        said: Settings that differ from the defaults, as in TOML.
+        checkpoint: Checkpoint to resume from; None for a new run.
 
     Returns:
-        The same; with how weights learn where that was what nothing being said meant.
+        The settings; if they set no optimizers and the checkpoint has former defaults, with those.
     """
     saved = None if checkpoint is None else checkpoint.meta.get("model")
     if not isinstance(saved, Mapping) or any(name in said for name in _LEARNS):
@@ -83,19 +85,23 @@ def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> M
 
 
 def difference(saved: object, wanted: object, place: str = "") -> str:
-    """Tell the first thing in which what a checkpoint says is not what a run says; "" if there is none.
+    """Describe the first difference between a checkpoint and a run; return "" if there is none.
 
     Args:
-        saved: What a checkpoint says, as read from JSON.
-        wanted: What this run says, likewise.
-        place: Where that stands.
+        saved: Value in the checkpoint, as read from JSON.
+        wanted: Value of this run, likewise.
+        place: Path of the value.
     """
     if isinstance(saved, dict) and isinstance(wanted, dict):
         inside = [(f"{place}.{key}", saved.get(key), wanted.get(key)) for key in {**saved, **wanted}]
     elif isinstance(saved, list) and isinstance(wanted, list) and len(saved) == len(wanted):
         inside = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(saved, wanted, strict=True))]
     else:
-        return "" if saved == wanted else f"{place} is {_short(saved)} in it, and {_short(wanted)} here"
+        return (
+            ""
+            if saved == wanted
+            else f"{place} is {_short(saved)} in the checkpoint, and {_short(wanted)} in this run"
+        )
     return next(filter(None, (difference(one, other, where.lstrip(".")) for where, one, other in inside)), "")
 
 

@@ -1,4 +1,4 @@
-"""When to publish and when to save: pure decisions on how far a run is."""
+"""Schedule of publications and checkpoints: pure decisions from the progress of a run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 
 class Every(NamedTuple):
-    """How often something is done.
+    """Interval of a recurring action.
 
     Attributes:
-        rows: When the stream's rows pass a multiple of this; 0 for never.
-        seconds: When so much time has passed since it was last done; 0 for never.
+        rows: Interval in rows: due when the stream's rows pass a multiple of it; 0 for never.
+        seconds: Interval in seconds since the last time; 0 for never.
     """
 
     rows: int = 0
@@ -21,11 +21,11 @@ NEVER = Every()
 
 
 class Mark(NamedTuple):
-    """How far a run is.
+    """A point in a run.
 
     Attributes:
-        rows: The rows taken from the stream.
-        seconds: The time since the run began.
+        rows: Rows taken from the stream.
+        seconds: Time since the run started, including earlier parts of a resumed run.
     """
 
     rows: int = 0
@@ -33,15 +33,15 @@ class Mark(NamedTuple):
 
 
 def is_due(every: Every, last: Mark, now: Mark) -> bool:
-    """Decide whether something is to be done now.
+    """Return whether a recurring action is due now.
 
-    Multiples of rows count from the stream's first row, so that a resumed run does things where the
-    undisturbed one would. Without new rows there is nothing to do.
+    Multiples of rows count from the stream's first row, so that a resumed run acts at the same rows as an
+    uninterrupted one. Without new rows nothing is due.
 
     Args:
-        every: How often.
-        last: Where the run was when it was done last.
-        now: Where the run is.
+        every: Interval of the action.
+        last: Point at which the action was last taken.
+        now: Current point of the run.
     """
     if now.rows <= last.rows:
         return False

@@ -1,4 +1,4 @@
-"""Where rows come from: a file, standard input or a topic, as blocks, numbered from the first row."""
+"""Input of a run: a file, standard input or a topic, as blocks numbered from the first row."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from headrace.stream.sources import Pieces
 
 @contextmanager
 def open_stream(name: str | Pieces, schema_file: Path | None, settings: ReadSettings) -> Iterator[Reader]:
-    """Read a stream ahead of who learns from it.
+    """Open a stream that is read ahead in the background.
 
     Args:
-        name: The file; ``-`` for standard input; or what gives the bytes of a topic.
-        schema_file: What says what the columns are; None if the stream does.
-        settings: How it is read.
+        name: The file; ``-`` for standard input; or the source of a topic's bytes.
+        schema_file: File that describes the columns; None if the stream does.
+        settings: Settings of the reader.
 
     Raises:
-        ConfigError: It cannot be read, or there is nothing in it to learn from.
-        StreamError: It begins with what is no stream.
+        ConfigError: A file cannot be read, or the stream has no label.
+        StreamError: The input is not a stream.
     """
     if schema_file is not None:
         try:
@@ -43,30 +43,30 @@ def open_stream(name: str | Pieces, schema_file: Path | None, settings: ReadSett
 
 
 class Continued:
-    """A reader's blocks, numbered on from the rows before them."""
+    """A reader's blocks, numbered from the stream's first row in a resumed run."""
 
     def __init__(self, reader: Reader, rows_before: int) -> None:
-        """Go on.
+        """Wrap a reader.
 
         Args:
-            reader: What gives the blocks.
-            rows_before: How many rows of the stream came before its first one.
+            reader: Reader of the blocks.
+            rows_before: Number of rows of the stream before the reader's first one.
         """
         self._reader = reader
         self._rows_before = rows_before
 
     @property
     def idle_seconds(self) -> float:
-        """How long the learner has waited for rows."""
+        """Time that the learner has waited for rows, in seconds."""
         return self._reader.idle_seconds
 
     @property
     def stream_bytes(self) -> int:
-        """How many bytes were read."""
+        """Number of bytes read."""
         return self._reader.stream_bytes
 
     def __iter__(self) -> Iterator[Block]:
-        """Each block, numbered from the stream's first row."""
+        """Yield each block, numbered from the stream's first row."""
         for block in self._reader:
             yield (
                 replace(block, first_row=block.first_row + self._rows_before) if self._rows_before else block
@@ -75,10 +75,10 @@ class Continued:
 
 @contextmanager
 def opened(name: str | Pieces) -> Iterator[BufferedReader | Pieces]:
-    """Open a file by its name, ``-`` for standard input; what gives the bytes of a topic stays what it is.
+    """Open a file by its name, ``-`` for standard input; yield the source of a topic unchanged.
 
     Raises:
-        ConfigError: It cannot be opened, or is a terminal.
+        ConfigError: The file cannot be opened, or standard input is a terminal.
     """
     if not isinstance(name, str):
         yield name

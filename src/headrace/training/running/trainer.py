@@ -1,8 +1,7 @@
-"""The Trainer: puts a Learner into the loop, reports, publishes, saves, and ends well whatever happens.
+"""The Trainer: runs a Learner in the loop, reports, publishes and saves, and ends every run cleanly.
 
-What is due is decided by ``headrace.training.running.schedule``. Versions are stripped by the learner's
-thread and written by another, so that learning goes on meanwhile; a checkpoint waits for them, so that it
-knows them.
+``headrace.training.running.schedule`` decides what is due. The learner's thread strips a version, and another
+thread writes it while learning goes on. A checkpoint waits for pending versions, because it lists them.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ from headrace.training.running.schedule import NEVER, Every, Mark, is_due
 from headrace.training.scoring.windows import Window
 
 _VERSIONS_SAVED = 10_000
-"""So many of the versions published last does a checkpoint tell: a run has no end, its manifest has."""
+"""Number of most recent versions listed in a checkpoint, which bounds the manifest of an unbounded run."""
 
 _log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 60.0
-"""After this long it is told that learning waits for a version: a file system may never answer."""
+"""Seconds that learning waits for a version to be written before a warning; the file system may hang."""
 
 
 class Origin(Protocol):
-    """Where a stream's rows lie, such as a topic of Kafka."""
+    """A source of rows with positions of its own, such as a topic of Kafka."""
 
     def position(self, rows: int) -> Mapping[str, object]:
-        """Where the row of a number is, as JSON can hold it."""
+        """Return the position after the first ``rows`` rows of the stream, as JSON can hold it."""
 
     def saved(self) -> None:
         """Note that a checkpoint with the last position was saved."""
@@ -51,17 +50,18 @@ class Origin(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run does besides learning.
+    """The actions of a run besides learning.
 
     Attributes:
-        release: How a version is made; None to publish nothing.
-        publish_every: How often; a version of the end is published in any case.
-        checkpoint: Where checkpoints are; None for none.
-        checkpoint_every: How often one is saved; one of the end is saved in any case.
-        most_rows: After how many rows of the stream the run ends; None for all.
-        identity: What must be the same for a checkpoint to fit: the model's settings and the schema.
-        origin: What knows where the rows lie, so that a checkpoint says where to go on; None if rows are
-            counted from the first one.
+        release: Function that releases a version; None to publish nothing.
+        publish_every: How often to publish; a final version is published as well.
+        checkpoint: Directory of checkpoints; None for none.
+        checkpoint_every: How often to save a checkpoint; a final one is saved as well.
+        most_rows: Number of rows of the stream after which the run ends; None for all.
+        identity: Properties that a checkpoint and the run must have in common, such as the model's settings
+            and the schema.
+        origin: Source of the rows' positions, which checkpoints record; None if rows are counted from the
+            first one.
     """
 
     release: Release | None = None
@@ -74,12 +74,12 @@ class Plan:
 
 
 class RunResult(NamedTuple):
-    """How a run ended.
+    """Result of a run.
 
     Attributes:
-        summary: Its last line.
-        exit_code: What the process answers.
-        error: What ended it; None if nothing went wrong.
+        summary: Last line of the run.
+        exit_code: Exit code of the process.
+        error: Error text; None if nothing went wrong.
     """
 
     summary: dict[str, object]
@@ -88,7 +88,7 @@ class RunResult(NamedTuple):
 
 
 class _Saved(msgspec.Struct, kw_only=True):
-    """What a checkpoint keeps of the trainer."""
+    """The trainer's state in a checkpoint."""
 
     seconds: float
     idle_seconds: float
@@ -99,7 +99,7 @@ class _Saved(msgspec.Struct, kw_only=True):
 
 
 class Trainer:
-    """Learns from a stream until it ends, fails, or somebody wants it to end."""
+    """A run that learns from a stream until the stream ends, an error occurs, or a signal arrives."""
 
     def __init__(
         self,
@@ -109,14 +109,14 @@ class Trainer:
         now: Callable[[], float] = time.monotonic,
         patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
-        """Get ready.
+        """Prepare a run.
 
         Args:
-            learner: What learns.
-            plan: What else is done.
-            observers: Who wants to know.
-            now: What tells the time, in seconds.
-            patience_seconds: How long learning may wait for a version before that is told.
+            learner: The learner.
+            plan: Actions besides learning.
+            observers: Observers of the run's events.
+            now: Clock, in seconds.
+            patience_seconds: Time that learning waits for a version before a warning is logged.
         """
         self._learner = learner
         self._plan = plan
@@ -129,19 +129,19 @@ class Trainer:
         self._asked = self._published = Mark()
         self._save_asked = self._checkpointed = Mark()
         self._windowed = Progress()
-        self._versions: tuple[int, ...] = ()  # told with each block: never copied for that
+        self._versions: tuple[int, ...] = ()  # reported with each block without a copy
         self._writing: tuple[Future[Publication], Mark] | None = None
         self._failures: dict[str, str] = {}
         self._writers = ThreadPoolExecutor(1, "headrace-publisher")  # no thread before the first version
 
     @property
     def rows(self) -> int:
-        """How many rows of the stream were taken."""
+        """Number of rows of the stream taken."""
         return self._learner.position.rows
 
     @property
     def progress(self) -> Progress:
-        """How far the run is."""
+        """Progress of the run."""
         blocks, before = self._blocks, self._before
         return Progress(
             rows=self._learner.position.rows,
@@ -153,52 +153,54 @@ class Trainer:
         )
 
     def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Args:
-            checkpoint: What was saved.
-            continued: Whether the input goes on where the checkpoint was saved; it starts anew otherwise.
+            checkpoint: The checkpoint.
+            continued: Whether the input starts with the rows after the checkpoint; otherwise with the
+                stream's first row.
 
         Raises:
-            ConfigError: It is that of another model, schema or way to score.
+            ConfigError: The checkpoint is of another model or schema, or of other windows, slices or label
+                delay.
         """
         for name, wanted in self._plan.identity.items():
             saved, here = checkpoint.meta.get(name), msgspec.json.decode(msgspec.json.encode(wanted))
             if saved != here:
                 raise ConfigError(
                     f"checkpoint: its {name} is not the one of this run: {difference(saved, here, name)}; "
-                    "give the same options and stream, or another --checkpoint directory"
+                    "use the same options and stream, or another --checkpoint directory"
                 )
         self._learner.restore(checkpoint.state, checkpoint.meta)
         self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)
         if self._before.unfinished is not None:
             _log.warning(
-                "checkpoint %d was saved when rows %d to %d could not be learnt, perhaps with a part of "
-                "them; delete it to go on from the one before it",
+                "checkpoint %d was saved after rows %d to %d could not be learnt, and may contain a part of "
+                "them; delete it to resume from the one before it",
                 checkpoint.number,
                 *self._before.unfinished,
             )
         if not continued:
-            self._before.stream_bytes = 0  # they are read again
+            self._before.stream_bytes = 0  # the input is read again from its start
         self._versions = tuple(self._before.versions)
         self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
         self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
         self._windowed = self.progress
 
     def run(self, blocks: Blocks) -> RunResult:
-        """Learn until the stream ends, or the run is ended.
+        """Learn until the stream ends, or the run is stopped.
 
         Args:
-            blocks: The stream's rows after those that were learnt from already.
+            blocks: Rows of the stream after those learnt from already.
         """
         self._blocks, self._started = blocks, self._now()
         with self._writers, Interruptions() as interruptions:
             stopped, error = take_all(blocks, self, self._plan.most_rows, interruptions)
             try:
                 self._end(stopped)
-            except ModelError as raised:  # by rows whose labels came last
+            except ModelError as raised:  # from the pending rows
                 stopped, error = "diverged", raised.message
-            except Exception as raised:  # noqa: BLE001  # The run's end, whatever is wrong: what was learnt is kept.
+            except Exception as raised:  # noqa: BLE001  # Any error ends the run; its progress is kept.
                 stopped, error = "error", self._unexpected(raised)
         said = summary(self._learner.windows.total(), self.progress, stopped)
         code = EXIT_CODES[stopped]
@@ -209,7 +211,7 @@ class Trainer:
         return RunResult(said, code, error)
 
     def take(self, block: Block) -> None:
-        """Learn from a block; then report, publish and save what is due. Called by the loop."""
+        """Learn from a block; then report, publish and save as due. Called by the loop."""
         closed = self._learner.take(block)
         if self._writing is not None and self._writing[0].done():
             self._await_version()
@@ -224,11 +226,11 @@ class Trainer:
             self._save()
 
     def explain(self, error: Exception) -> str:
-        """What ended the loop, for people. Called by the loop."""
+        """Return the error text of the exception that ended the loop. Called by the loop."""
         return error.message if isinstance(error, HeadraceError) else self._unexpected(error)
 
     def _end(self, stopped: str) -> None:
-        """Publish and save all that was learnt; a model that has diverged stays as it was saved last."""
+        """Publish and save the final state, unless the model has diverged."""
         ended = self.progress
         self._await_version()
         if stopped == "diverged":
@@ -239,7 +241,7 @@ class Trainer:
         if whole and not late and self._learner.position.rows > self._published.rows:
             self._publish()
             self._await_version()
-        # Before the rest is learnt and the open window closed: more rows of the stream may come some day.
+        # Save before the pending rows are learnt and the window is closed: a later run may resume here.
         if self._learner.position.rows > self._checkpointed.rows:
             self._save()
         if over:
@@ -263,20 +265,20 @@ class Trainer:
         )
         try:
             write = self._plan.release(training)
-        except Exception as error:  # noqa: BLE001  # What cannot be published ends no learning.
+        except Exception as error:  # noqa: BLE001  # A failed publication does not end the run.
             self._fail("not published", error)
         else:
             self._writing = self._writers.submit(write), self._asked
 
     def _await_version(self) -> None:
-        """Wait for the version that is being written, if there is one."""
+        """Wait for the version that is being written, if any, and report its result."""
         if self._writing is None:
             return
         (future, mark), self._writing = self._writing, None
         if not wait((future,), self._patience_seconds).done:
             _log.warning(
-                "nothing is learnt or saved before a version is written, which takes more than %g s: "
-                "its directory may not answer",
+                "learning and saving wait for a version to be written, which has taken more than %g s: "
+                "its directory may be unavailable",
                 self._patience_seconds,
             )
         try:
@@ -320,12 +322,12 @@ class Trainer:
                 self._plan.origin.saved()
 
     def _unexpected(self, error: Exception) -> str:
-        """What ended the run, for people; where, for whoever mends it."""
+        """Return the error text, with the rows that could not be learnt, if any."""
         rows = self._learner.unfinished
         said = for_people(error)
         if rows is None:
             return said
-        kept = "what was learnt before them is kept, perhaps with a part of them"
+        kept = "everything learnt before them is kept, possibly with a part of them"
         return f"rows {rows[0]} to {rows[1]} cannot be learnt: {said}; {kept}"
 
     def _fail(self, what: str, error: Exception) -> None:
@@ -334,7 +336,7 @@ class Trainer:
             observer.failed(self._failures[what])
 
     def _say(self, windows: Sequence[Window], progress: Progress) -> None:
-        """Tell of windows that were closed by the same block."""
+        """Notify observers of the windows that a block closed."""
         if not windows:
             return
         pace = Pace.between(self._windowed, progress)

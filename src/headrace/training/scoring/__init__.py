@@ -1,1 +1,1 @@
-"""Scoring: how good predictions were, in windows, in slices and over all rows."""
+"""Scoring: metrics of predictions in windows, in slices and over all rows."""

@@ -1,6 +1,6 @@
-"""Sums and areas under curves over rows, in groups: what scores are made of.
+"""Sums and AUCs over groups of rows, from which scores are computed.
 
-Compiled, because every row pays for it.
+The code is compiled, because it runs for every row.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from headrace.errors import ConfigError
 from headrace.tensors import Array
 
 LEAST_PROBABILITY = 1e-7
-"""Predictions are clipped to this and to 1 minus this in metrics, so that one sure error is not infinite."""
+"""Predictions are clipped to this and to 1 minus this in metrics, so that every loss is finite."""
 
 RUN_DETAIL = 11
-"""Probabilities are counted in bins: how many bits after the leading one tell them apart over all rows of a
-run. Near 0 and near 1 bins are narrower in proportion."""
+"""Number of mantissa bits that select a probability's histogram bin, for all rows of a run. Near 0 and near 1
+bins are proportionally narrower."""
 
 _SUMS = 6
-"""What is added up: rows, weight, weight of clicks, weighted predictions, loss, loss of the truth."""
+"""Number of sums: rows, weight, weight of clicks, weighted predictions, loss, loss of the truth."""
 _MANTISSA_BITS = 23
 _LEAST_EXPONENT = 127 - 24
 _EXPONENTS = 24
-_SMALL = 1e-200  # far from what float64 still tells, by more than LEAST_PROBABILITY
+_SMALL = 1e-200  # times LEAST_PROBABILITY, float64 does not underflow
 _NONE = np.zeros(0, np.float32)
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """How good the predictions of some rows were; None where it cannot be said: an AUC without clicks.
+    """Metrics of the predictions of some rows; None where undefined, such as the AUC without clicks.
 
     Attributes:
-        rows: How many rows.
-        logloss: The mean loss, in nats.
-        auc: The probability that a click was given more than a row without one.
-        auc_error: By how much the AUC may be off; 0 where it is exact.
-        calibration: The mean prediction divided by the mean label.
+        rows: Number of rows.
+        logloss: Mean loss, in nats.
+        auc: Probability that a row with a click was predicted higher than a row without one.
+        auc_error: Bound on the error of the AUC; 0 if it is exact.
+        calibration: Mean prediction divided by the mean label.
         normalized_entropy: The logloss divided by that of always predicting these rows' click rate.
-        click_rate: The mean label.
-        optimal_logloss: The logloss of the probabilities that the labels were drawn with.
+        click_rate: Mean label.
+        optimal_logloss: Logloss of the probabilities from which the labels were drawn.
     """
 
     rows: int
@@ -57,15 +57,15 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scored(NamedTuple):
-    """Rows whose labels are known, and what was predicted for them.
+    """Rows whose labels are known, and their predictions.
 
     Attributes:
         predictions: float32 ``[rows]``.
-        labels: 0 or 1; with views how many of them were clicked: float32 ``[rows]``.
-        weights: float32 ``[rows]``; None for one each.
-        truth: float32 ``[rows]``; None for real rows.
-        codes: Which value of each slice a row has: int32 ``[slices, rows]``, -1 for none.
-        views: How many views each row is of: float32 ``[rows]``; None for one each.
+        labels: 0 or 1, or the number of clicks if there are views: float32 ``[rows]``.
+        weights: float32 ``[rows]``; None for 1 each.
+        truth: Probabilities from which generated labels were drawn: float32 ``[rows]``; None for real rows.
+        codes: Code of each row's value of each slice: int32 ``[slices, rows]``, -1 for none.
+        views: Number of views of each row: float32 ``[rows]``; None for 1 each.
     """
 
     predictions: Array
@@ -77,7 +77,11 @@ class Scored(NamedTuple):
 
     @classmethod
     def of(cls, columns: Mapping[str, Array | None]) -> Scored:
-        """Make it of its columns by name; weights, truth and views may be missing."""
+        """Create rows from columns by name; weights, truth and views may be missing.
+
+        Raises:
+            ConfigError: Another column is missing.
+        """
         predictions, labels, codes = (columns[name] for name in ("predictions", "labels", "codes"))
         if predictions is None or labels is None or codes is None:
             raise ConfigError("rows that are scored need predictions, labels and codes")
@@ -85,19 +89,19 @@ class Scored(NamedTuple):
         return cls(predictions, labels, weights, truth, codes, views)
 
     def part(self, start: int, stop: int) -> Scored:
-        """Some of the rows, as views."""
+        """Return a range of the rows, as NumPy views."""
         found = {name: None if one is None else one[..., start:stop] for name, one in self._asdict().items()}
         return Scored.of(found)
 
     def chosen(self, there: Array) -> Scored:
-        """The rows for which a mask holds: themselves if it does for all."""
+        """Return the rows selected by a mask; this object itself if all are."""
         if there.all():
             return self
         found = {name: None if one is None else one[..., there] for name, one in self._asdict().items()}
         return Scored.of(found)
 
     def apart(self) -> Scored:
-        """The rows with views twice: with their clicks, then with the others; each weighs as many."""
+        """Split rows with views in two: clicks, then views without one, each weighted by their number."""
         if self.views is None:
             return self
         found = {
@@ -112,19 +116,19 @@ class Scored(NamedTuple):
 
 
 def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups: Array, count: int) -> Array:
-    """The AUC within each group of rows, ties counted half.
+    """Return the AUC within each group of rows, ties counted half.
 
     Args:
         predictions: float32 ``[rows]``, none negative.
         labels: 0 or 1: float32 ``[rows]``.
-        weights: How much each row counts: float32 ``[rows]``; None for one each.
-        groups: The group of each row: int64 ``[rows]``, 0 to ``count - 1``.
-        count: How many groups there are.
+        weights: float32 ``[rows]``; None for 1 each.
+        groups: Group of each row: int64 ``[rows]``, 0 to ``count - 1``.
+        count: Number of groups.
 
     Returns:
         float64 ``[count]``; NaN where a group has rows of one label only.
     """
-    # The bits of numbers that are not negative are in the order of the numbers, and the top one is free.
+    # Non-negative floats sort like their bit patterns, and the sign bit is free.
     bits = np.ascontiguousarray(predictions, dtype=np.float32).view(np.uint32)
     keys = (bits << np.uint32(1)) | (labels > 0.5)
     if count > 1 or weights is not None:
@@ -139,14 +143,14 @@ def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups
 
 
 class Tally:
-    """Sums over rows, for each of some groups of them."""
+    """Sums and histograms over rows, for each group of them."""
 
     def __init__(self, groups: int, detail: int) -> None:
-        """Start with none.
+        """Start without rows.
 
         Args:
-            groups: How many groups there are.
-            detail: How fine the bins are in which probabilities are counted, in bits.
+            groups: Number of groups.
+            detail: Resolution of the histogram of probabilities, in mantissa bits.
         """
         self.sums = np.zeros((groups, _SUMS))
         self.histogram = np.zeros((groups, 2, 2 * _EXPONENTS << detail))
@@ -154,13 +158,13 @@ class Tally:
         self._detail = detail
 
     def merge(self, other: Tally) -> None:
-        """Add another one's sums."""
+        """Add the sums of another tally."""
         self.sums += other.sums
         self.histogram += other.histogram
         self.with_truth = self.with_truth or other.with_truth
 
     def copy(self) -> Tally:
-        """The same sums, apart."""
+        """Return an independent copy."""
         made = Tally(len(self.sums), self._detail)
         made.merge(self)
         return made
@@ -170,11 +174,11 @@ class Tally:
 
         Args:
             rows: The rows.
-            groups: Which group each is in: int64 ``[rows]``, none negative.
+            groups: Group of each row: int64 ``[rows]``, none negative.
         """
         if rows.views is not None:
             self.add(rows.apart(), np.tile(groups, 2))
-            self.sums[:, 0] -= np.bincount(groups, minlength=len(self.sums))  # each row was there twice
+            self.sums[:, 0] -= np.bincount(groups, minlength=len(self.sums))  # each row was counted twice
             return
         self.with_truth = self.with_truth or rows.truth is not None
         weights = _NONE if rows.weights is None else rows.weights
@@ -182,11 +186,11 @@ class Tally:
         _add((rows.predictions, rows.labels, weights, truth, groups), self.sums, self.histogram, self._detail)
 
     def score(self, group: int, area: float | None = None) -> Score:
-        """The score of a group's rows.
+        """Return the score of a group's rows.
 
         Args:
-            group: Which one.
-            area: The exact AUC, NaN for none; that of the histogram if left out.
+            group: Number of the group.
+            area: Exact AUC, NaN if undefined; None to use that of the histogram.
         """
         rows, weight, clicks, predicted, loss, optimal = (float(one) for one in self.sums[group])
         if weight <= 0.0:
@@ -209,7 +213,7 @@ class Tally:
         )
 
     def _binned_area(self, group: int) -> tuple[float, float]:
-        """The AUC by the histogram, and by how much it may be off."""
+        """Return the AUC from the histogram, and the bound on its error."""
         down, up = self.histogram[group]
         pairs = float(down.sum() * up.sum())
         if pairs <= 0.0:
@@ -231,7 +235,7 @@ def _loss(probability: float, clicked: bool) -> float:
 
 @cached(nogil=True)
 def _losses(probabilities: Array, labels: Array) -> float:
-    """The sum of all rows' losses, by a logarithm of what they were given multiplied, not one a row."""
+    """Return the sum of all rows' losses, with one logarithm per product of probabilities, not per row."""
     total, product = 0.0, 1.0
     for row in range(len(labels)):
         product *= _given(float(probabilities[row]), labels[row] > 0.5)
@@ -243,7 +247,7 @@ def _losses(probabilities: Array, labels: Array) -> float:
 
 @cached(nogil=True)
 def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int) -> None:
-    """Add rows: predictions, labels, weights or nothing, truth or nothing, groups."""
+    """Add rows, given as predictions, labels, weights (may be empty), truth (may be empty) and groups."""
     predictions, labels, weights, truth, groups = columns
     nearest = np.empty(len(predictions), np.float32)
     for row in range(len(predictions)):
@@ -273,12 +277,12 @@ def _add(columns: tuple[Array, ...], sums: Array, histogram: Array, detail: int)
 
 @cached(nogil=True)
 def _areas(keys: Array, weights: Array, count: int) -> Array:
-    """The AUC of each group.
+    """Return the AUC of each group.
 
     Args:
-        keys: Group, then the bits of the prediction, then the label, in order: uint64 ``[rows]``.
-        weights: float32 ``[rows]`` in the same order, or nothing for one each.
-        count: How many groups there are.
+        keys: Sorted keys of group, bits of the prediction, and label: uint64 ``[rows]``.
+        weights: float32 ``[rows]`` in the same order; empty for 1 each.
+        count: Number of groups.
     """
     area, up, down = np.zeros(count), np.zeros(count), np.zeros(count)
     row = 0

@@ -1,7 +1,7 @@
-"""Whether recent windows say that the world has jumped, or that the model has tired.
+"""Detection of trends in recent windows: a sudden jump in the loss, or a model that falls behind.
 
-Judged by the normalized entropy, which a change of the click rate alone hardly moves. A world that turns
-steadily, and a model that keeps up with it, are neither.
+The measure is the normalized entropy, which a change of the click rate alone hardly affects. Steady drift
+that the model follows is neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 Trend = Literal["jumped", "tired"]
 
 REMEMBERED = 64
-"""How many windows are looked back upon."""
+"""Number of past windows considered."""
 
 _TOGETHER = 5
 _LEAST_SPREAD = 0.002
@@ -23,18 +23,19 @@ _JUMP_SPREADS = 4.0
 _JUMP_SHARE = 0.01
 _TIRED_SHARE = 0.02
 _TIRED_DEVIATIONS = 3.0
-_NORMAL_MEDIAN = 0.6745  # of what is normal, half lies within so many deviations
+_NORMAL_MEDIAN = 0.6745  # standard deviations within which half of a normal distribution lies
 
 
 def trend_of(entropies: Sequence[float]) -> Trend | None:
-    """What the newest windows say.
+    """Return the trend of the newest windows, or None.
 
-    ``jumped``: the newest is worse than the five before it by a hundredth, and by four times as much as they
-    are spread. ``tired``: each of the newest five is worse than five windows together were once, by a
-    fiftieth on average. Both by more than windows differ by chance, which those of few rows do by much.
+    ``jumped``: the newest window is worse than the mean of the five before it by more than 1 % and by more
+    than four times their spread. ``tired``: each of the newest five is worse than the best mean of five
+    earlier consecutive windows, and their mean is worse by more than 2 %. Both differences must also exceed
+    the random variation of windows, which is large for windows of few rows.
 
     Args:
-        entropies: The windows' normalized entropies, the newest last.
+        entropies: Normalized entropies of the windows, the newest last.
     """
     *before, newest = entropies[-_TOGETHER - 1 :] or (0.0,)
     chance = _chance(entropies[:-1])
@@ -53,7 +54,7 @@ def trend_of(entropies: Sequence[float]) -> Trend | None:
 
 
 def _chance(entropies: Sequence[float]) -> float:
-    """The standard deviation of windows by chance: of what lies between neighbours, so that drift is none."""
+    """Estimate the random standard deviation of windows, from differences of neighbours to ignore drift."""
     if len(entropies) < 2:
         return 0.0
     steps = [later - earlier for earlier, later in pairwise(entropies)]

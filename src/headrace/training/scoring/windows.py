@@ -1,8 +1,8 @@
-"""Progressive validation: what was predicted before the label was looked at, scored window by window.
+"""Progressive validation: predictions made before learning from the rows, scored window by window.
 
-Within a window the AUC is exact. That of a whole run comes of a histogram of probabilities, since a run may
-have no end: pairs of rows in the same bin count half, so it is off by at most half their share, which is said
-beside it.
+Within a window the AUC is exact. That of a whole run, which may be unbounded, comes from a histogram of
+probabilities. Pairs of rows in the same bin count half, so its error is at most half their share; the score
+reports this bound.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headrace.training.scoring.trends import REMEMBERED, Trend, trend_of
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """A window that is over.
+    """A closed window.
 
     Attributes:
-        number: Which one, from 1.
-        last_row: How many rows had been scored at its end.
-        score: That of its rows.
-        slices: Those of the rows with each value of each slice.
-        trend: What it says together with those before it, if it says anything.
+        number: Number of the window, from 1.
+        last_row: Number of rows scored at its end.
+        score: Score of its rows.
+        slices: Scores of the rows with each value, by the slice's name and the value.
+        trend: Trend of this window and those before it; None for none.
     """
 
     number: int
@@ -38,14 +38,17 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Windows:
-    """Scores rows window by window, and all of them together."""
+    """Scores of rows, window by window and in total."""
 
     def __init__(self, window_rows: int, slices: Sequence[str] = ()) -> None:
-        """Start with no rows.
+        """Start without rows.
 
         Args:
-            window_rows: How many rows a window has.
-            slices: The columns by which metrics are split.
+            window_rows: Number of rows in a window.
+            slices: Columns by which metrics are split.
+
+        Raises:
+            ConfigError: ``window_rows`` is less than 1.
         """
         if window_rows < 1:
             raise ConfigError(f"window-rows: expected 1 row or more, got {window_rows}")
@@ -61,16 +64,16 @@ class Windows:
 
     @property
     def rows(self) -> int:
-        """How many rows have been scored."""
+        """Number of rows scored."""
         return int(self._total.sums[0, 0]) + self._filled
 
     @property
     def last(self) -> Window | None:
-        """The window that closed last."""
+        """The last closed window; None if there is none."""
         return self._last
 
     def encode(self, slices: Mapping[str, Slice], rows: int) -> Array:
-        """Number a block's values of the slices: int32 ``[slices, rows]``, the same for all blocks."""
+        """Encode a block's slice values as int32 ``[slices, rows]``; codes are the same in all blocks."""
         codes = np.full((len(self._slices), rows), -1, np.int32)
         for number, name in enumerate(self._slices):
             ids = self._ids[name]
@@ -82,7 +85,7 @@ class Windows:
         """Score rows.
 
         Returns:
-            The windows that are over with them.
+            The windows that these rows complete.
         """
         closed, start, count = [], 0, len(rows.labels)
         while start < count:
@@ -95,11 +98,11 @@ class Windows:
         return closed
 
     def finish(self) -> list[Window]:
-        """Close the window that is open, if it has rows; so few of them say nothing of a trend."""
+        """Close the open window, if it has rows; a partial window has no trend."""
         return [self._close(is_whole=False)] if self._filled else []
 
     def total(self) -> Score:
-        """The score of all rows."""
+        """Return the score of all rows."""
         total = self._total.copy()
         if self._open:
             rows = _joined(self._open)
@@ -107,7 +110,7 @@ class Windows:
         return total.score(0)
 
     def state(self) -> tuple[dict[str, Array], dict[str, object]]:
-        """What scoring goes on from: arrays by name, and what JSON can hold."""
+        """Return the state needed to resume: arrays by name, and values for JSON."""
         arrays = {"windows.total.sums": self._total.sums, "windows.total.histogram": self._total.histogram}
         if self._open:
             self._open = [_joined(self._open)]
@@ -122,15 +125,15 @@ class Windows:
         }
 
     def restore(self, arrays: Mapping[str, Array], meta: Mapping[str, object]) -> None:
-        """Go on from a state.
+        """Restore a state.
 
         Raises:
-            ConfigError: It was split by other slices.
+            ConfigError: The state has other slices.
         """
         saved = msgspec.convert(meta, _Saved)
         if tuple(saved.slices) != self._slices:
             raise ConfigError(
-                f"slice: the checkpoint has {list(saved.slices)}, now {list(self._slices)} are wanted; "
+                f"slice: expected {list(saved.slices)}, as in the checkpoint, got {list(self._slices)}; "
                 "give the same ones, or start without --resume"
             )
         self._ids = {
@@ -166,7 +169,7 @@ class Windows:
         return self._last
 
     def _by_value(self, rows: Scored, number: int) -> dict[str, Score]:
-        """The scores of the rows with each value of a slice that there is among them."""
+        """Return the score of the rows with each value of a slice that occurs among them."""
         values, codes = list(self._ids[self._slices[number]]), rows.codes[number]
         rows, codes = rows.chosen(codes >= 0), codes[codes >= 0]
         there, groups = np.unique(codes, return_inverse=True)
@@ -194,12 +197,12 @@ def _joined(parts: Sequence[Scored]) -> Scored:
 
 
 def _all_in_one(rows: Scored) -> Array:
-    """The groups of rows that are in one group."""
+    """Return group numbers that put all rows in one group."""
     return np.zeros(len(rows.labels), np.int64)
 
 
 def _scores(tally: Tally, rows: Scored, groups: Array) -> list[Score]:
-    """Add a window's rows to a fresh tally; the score of each of its groups, with its exact area."""
+    """Add a window's rows to an empty tally, and return the score of each group, with its exact AUC."""
     tally.add(rows, groups)
     groups = groups if rows.views is None else np.tile(groups, 2)
     rows = rows.apart()

@@ -1,1 +1,1 @@
-"""Searching: many configurations learn from one pass over a stream, and the best is named."""
+"""Searching: many configurations learn from one pass over a stream, and the best is reported."""

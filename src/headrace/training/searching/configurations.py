@@ -1,4 +1,4 @@
-"""What a search tries: every combination of a grid, and what comes on top."""
+"""Configurations of a search: every combination of a grid, and further ones."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ MOST_CONFIGURATIONS = 256
 
 
 class Gates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model may not exceed to be served.
+    """Limits that a model must keep to be served.
 
     Attributes:
-        max_size_mb: The size of its version, in millions of bytes.
-        max_latency_ms: The time to predict 300 candidates, in milliseconds.
+        max_size_mb: Largest size of its version, in millions of bytes; None for no limit.
+        max_latency_ms: Longest time to predict 300 candidates, in milliseconds; None for no limit.
     """
 
     max_size_mb: float | None = None
@@ -29,14 +29,14 @@ class Gates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class SearchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is tried.
+    """Settings of a search.
 
     Attributes:
-        base: The settings that all configurations start from.
+        base: Settings that all configurations start from.
         grid: Lists of values by the setting's name, such as ``embeddings.learning_rate``: every combination
             is a configuration.
-        configurations: Further ones, each with its settings.
-        gates: What a model may not exceed.
+        configurations: Further configurations, each as changes to the base.
+        gates: Limits that a model must keep.
     """
 
     base: dict[str, object] = {}
@@ -46,11 +46,11 @@ class SearchSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class Configuration(NamedTuple):
-    """One that is tried.
+    """A configuration that a search tries.
 
     Attributes:
-        name: How it differs from the base.
-        settings: All its settings.
+        name: Its differences from the base.
+        settings: Complete settings.
     """
 
     name: str
@@ -58,23 +58,23 @@ class Configuration(NamedTuple):
 
 
 def read_search(values: Mapping[str, object], where: str) -> SearchSettings:
-    """Read what a TOML file wants to be tried.
+    """Convert the settings of a search, read from TOML.
 
     Raises:
-        ConfigError: A setting is unknown or wrong.
+        ConfigError: A setting is unknown or invalid.
     """
     return convert(values, SearchSettings, where)
 
 
 def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[Configuration]:
-    """All configurations that are tried, without those that are the same as another.
+    """Return all configurations of a search, without duplicates.
 
     Args:
-        search: What is wanted.
-        base: Settings that the search's own base changes.
+        search: Settings of the search.
+        base: Settings to which the search's own base is applied.
 
     Raises:
-        ConfigError: A setting is wrong, or there are none, or too many.
+        ConfigError: A setting is invalid, or there are no configurations, or too many.
     """
     names = list(search.grid)
     products = itertools.product(*search.grid.values()) if names else iter(())

@@ -1,7 +1,7 @@
-"""Search: several configurations learn from one pass over a stream, and the best one is named.
+"""Search: several configurations learn from one pass over a stream, and the best one is reported.
 
 Each configuration predicts and learns every row, as it would alone, and is scored on all of them. One whose
-model is too large or too slow to serve is out, however good it is.
+model is too large or too slow to serve is excluded, however good it is.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.training.searching.configurations import Configuration, Gates
 
 LATENCY_ROWS = 300
-"""How many candidates a prediction has whose time is measured."""
+"""Number of candidates in a prediction whose latency is measured."""
 
 _LATENCY_CALLS = 30
 _MEGABYTE = 1e6
 
 
 class Result(NamedTuple):
-    """What became of a configuration.
+    """Result of a configuration.
 
     Attributes:
-        configuration: Which one.
-        score: That of all rows.
-        rows_per_second: How fast it learns, alone on its thread.
-        size_mb: The size of its version, in millions of bytes.
-        latency_ms: The median time to predict 300 candidates.
-        out: Why it is out; "" if it is not.
+        configuration: The configuration.
+        score: Score of all rows.
+        rows_per_second: Learning speed, without the time of other configurations.
+        size_mb: Size of its version, in millions of bytes.
+        latency_ms: Median time to predict 300 candidates, in milliseconds.
+        out: Reason for exclusion; "" if it is not excluded.
     """
 
     configuration: Configuration
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 @dataclass(slots=True)
 class _Runner:
-    """A configuration that learns."""
+    """The learning state of one configuration."""
 
     configuration: Configuration
     model: LearningModel
@@ -74,7 +74,7 @@ class _Runner:
                 self.timed_rows += len(part)
             if not np.isfinite(predictions).all():
                 self.diverged = True
-                predictions = np.nan_to_num(predictions, nan=0.5)  # as good as no model
+                predictions = np.nan_to_num(predictions, nan=0.5)  # scored as a constant 0.5
             codes = np.zeros((0, len(part)))
             scored = Scored(predictions, part.labels, part.weights, part.truth, codes, part.views)
             self.tally.add(scored, np.zeros(len(part), np.int64))
@@ -84,8 +84,8 @@ class Search:
     """Several configurations that learn from the same blocks.
 
     Attributes:
-        rows: How many rows all of them have learnt.
-        learning: The name of the one that is at work, or failed; None if none is.
+        rows: Number of rows that each of them has learnt.
+        learning: Name of the configuration that is running or has failed; None if there is none.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class Search:
         gates: Gates,
         bits: Bits | None = None,
     ) -> None:
-        """Make their models.
+        """Create the models.
 
         Args:
             wanted: The configurations.
-            features: The layout of the rows.
-            gates: What a model may not exceed.
-            bits: In how many bits tables would be published; None for 32.
+            features: Layout of the rows.
+            gates: Limits that a model must keep.
+            bits: Bits per weight of tables if they were published; None for 32.
         """
         self._features = features
         self._gates = gates
@@ -114,7 +114,7 @@ class Search:
         self.learning: str | None = None
 
     def take(self, block: Block) -> None:
-        """Let all of them learn from a block; one that fails is out, and what it raised is raised."""
+        """Let all configurations learn from a block; exclude one that fails, and raise its error."""
         for runner in self._runners:
             self.learning, runner.failed = runner.configuration.name, True
             runner.take(block)
@@ -123,12 +123,12 @@ class Search:
         self.rows += len(block)
 
     def explain(self, error: Exception) -> str:
-        """An error for people; that of a configuration with its name."""
+        """Return an error text, with the name of the configuration that failed."""
         said = for_people(error)
         return said if self.learning is None else f"search: {self.learning}: {said}"
 
     def results(self) -> list[Result]:
-        """What became of them: the best first, those that are out last."""
+        """Return the results, best first, excluded configurations last."""
         found = [self._result(runner) for runner in self._runners]
         self.learning = None
         return sorted(found, key=lambda one: (bool(one.out), one.score.logloss or 0.0))
@@ -160,7 +160,7 @@ class Search:
 
 
 def why_out(gates: Gates, size_mb: float, latency_ms: float) -> str:
-    """Decide whether a model may be served; why not, or ""."""
+    """Return why a model may not be served, or ""."""
     if gates.max_size_mb is not None and size_mb > gates.max_size_mb:
         return f"out: {size_mb:.1f} MB > {gates.max_size_mb:g}"
     if gates.max_latency_ms is not None and latency_ms > gates.max_latency_ms:

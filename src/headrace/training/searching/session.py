@@ -1,4 +1,4 @@
-"""What ``headrace train --search`` does: puts stream, configurations, loop and table together."""
+"""Wiring of ``headrace train --search``: stream, configurations, loop and table."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     """Try several configurations in one pass over a stream.
 
     Args:
-        options: What is asked; of it the stream's part, the model's settings as the base, and bits.
-        file: What to try, as TOML.
-        output: Where the table and the best one go, as TOML.
-        errors: Where people are told how it goes.
+        options: Options of the search; those of the stream, the model as the base, ``quantize`` and ``json``
+            are used.
+        file: TOML file with the settings of the search.
+        output: Stream for the table and the best configuration, as TOML or JSON.
+        errors: Stream for progress and errors.
 
     Returns:
-        The exit code: 0 if there is a best one.
+        The exit code: 0 if the run succeeded and a configuration passes the gates.
     """
     wanted = read_search(read_table(file, f"search: {file}"), f"search: {file.name}")
     tried = configurations(wanted, options.model)
@@ -52,7 +53,7 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
 
 
 class _Shown:
-    """A search that says how far it is."""
+    """A search that shows its progress on the terminal."""
 
     def __init__(self, going: Search, terminal: Line) -> None:
         self._going = going
@@ -72,16 +73,16 @@ class _Shown:
 
 
 def _tell_results(going: Search, output: TextIO, told: Callable[[Sequence[Result], int], str]) -> str | None:
-    """Write what became of the configurations; what is wrong, if there is something."""
+    """Write the results; return an error text, or None."""
     try:
         results = going.results()
         output.write(told(results, going.rows))
         output.flush()
-    except BrokenPipeError:  # for the command line, where it is no error
+    except BrokenPipeError:  # the command line does not treat it as an error
         raise
     except OSError as error:
         return f"standard output cannot be written: {error.strerror or error}"
-    except Exception as error:  # noqa: BLE001  # The run's end, whatever is wrong.
+    except Exception as error:  # noqa: BLE001  # reported as the run's error
         return going.explain(error)
     if results[0].out:
         return "search: no configuration passes the gates; widen them, or try smaller models"

@@ -1,4 +1,4 @@
-"""What a search says in the end: a table, and the settings of the best configuration."""
+"""Output of a search: a table, and the settings of the best configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.training.searching.search import Result
 
 
 def table(results: Sequence[Result], rows: int) -> str:
-    """The results for people, best first."""
+    """Return the results as a table, best first."""
     head = ("configuration", "logloss", "AUC", "rows/s", "size MB", "300 rows ms", "")
     lines = [head]
     for place, one in enumerate(results):
@@ -30,7 +30,7 @@ def table(results: Sequence[Result], rows: int) -> str:
 
 
 def report(results: Sequence[Result], rows: int) -> str:
-    """The table as comments, and the best configuration: a file that ``--config`` takes."""
+    """Return a file that ``--config`` takes: the table as comments, and the best configuration."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in table(results, rows).splitlines())
     if not results or results[0].out:
         return f"{comments}#\n# No configuration passes the gates.\n"
@@ -38,7 +38,7 @@ def report(results: Sequence[Result], rows: int) -> str:
 
 
 def as_object(results: Sequence[Result], rows: int) -> str:
-    """The results as one JSON object on a line, best first."""
+    """Return the results as one JSON object on a line, best first."""
     said = [
         {
             "name": one.configuration.name,

@@ -257,14 +257,17 @@ def test_shapes_that_a_model_was_exported_with_are_kept(tmp_path: Path) -> None:
         ({}, r"embedders\.mine\.kind: expected one of 'text'.*, got None"),
         ({"kind": "text", "max_token": 3}, "max_token: unknown setting; did you mean max_tokens"),
         ({"kind": "text", "max_tokens": 0}, "max_tokens: expected a whole number, 1 or more"),
-        ({"kind": "text", "max_tokens": 2}, r"max_tokens: .*the tokenizer's 2 own ones, got 2"),
+        ({"kind": "text", "max_tokens": 2}, r"max_tokens: .*the tokenizer's 2 special tokens, got 2"),
         ({"kind": "text", "max_tokens": 600}, "max_tokens: the encoder fails on a text of 600 tokens"),
         (
             {"kind": "text", "pooling": "none"},
             "pooling: expected an output of rows × numbers, got last",
         ),
         ({"kind": "text", "output": "logits"}, "output: expected one of last_hidden_state, got 'logits'"),
-        ({"kind": "text", "model": "nowhere.onnx", "tokenizer": "x.json"}, "tokenizer: .*: nothing is there"),
+        (
+            {"kind": "text", "model": "nowhere.onnx", "tokenizer": "x.json"},
+            "tokenizer: .*, which does not exist",
+        ),
         ({"kind": "text", "tokenizer": "x.json"}, "tokenizer: minilm has its own"),
     ],
 )
@@ -278,12 +281,14 @@ def test_files_that_are_none_are_told(tmp_path: Path) -> None:
         open_embedder("mine", None, tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     (tmp_path / "model.onnx").write_bytes(b"no model")
-    with pytest.raises(ConfigError, match=r"is no tokenizer\.json"):
+    with pytest.raises(ConfigError, match=r"is not a tokenizer\.json"):
         open_embedder("mine", MINE, tmp_path)
     words_tokenizer(tmp_path / "tokenizer.json", ["red"])
     with pytest.raises(LoadError, match=r"embedders\.mine: ONNX Runtime cannot load model\.onnx"):
         open_embedder("mine", MINE, tmp_path)
-    with pytest.raises(ConfigError, match=r"an ONNX file or a model's directory, got .*: nothing"):
+    with pytest.raises(
+        ConfigError, match=r"an ONNX file or a model's directory, got .*, which does not exist"
+    ):
         open_embedder("mine", MINE | {"model": "gone.onnx"}, tmp_path)
 
 

@@ -210,8 +210,8 @@ def test_rows_with_their_times_are_found_as_they_were(tmp_path: Path, name: str,
     [
         ([10**12, None], "row 2, column 'at': expected a time from 1990 to 2100, got None"),
         ([10**12, -5], "row 2, column 'at': expected a time from 1990 to 2100, got -5"),
-        ([1_700_000_000], "got 1700000000; it would be one in seconds: write milliseconds"),
-        ([1_700_000_000_000_000], "it would be one in microseconds: write milliseconds"),
+        ([1_700_000_000], "got 1700000000; it would be a valid time in seconds: write milliseconds"),
+        ([1_700_000_000_000_000], "it would be a valid time in microseconds: write milliseconds"),
         ([0.5, 1], "column 'at': expected milliseconds of Unix time, or times such as .*, got double"),
         (["2026-01-01", "soon"], "row 2, column 'at': expected milliseconds of Unix time, .*, got 'soon'"),
     ],
@@ -355,7 +355,8 @@ def test_a_wrong_delimiter_is_what_an_error_asks_for(archive: Archive, tmp_path:
     (tmp_path / "f.csv").write_text("id;year\na;1995\n")
     with pytest.raises(
         InvalidRequest,
-        match=r"FILE: beside the key 'id;year', .*separated by something else, name that: --del",
+        match=r"FILE: expected columns for a table besides the key 'id;year', got none; "
+        r"if another character separates its columns, name it with --delimiter",
     ):
         load_table(archive, "films", tmp_path / "f.csv")
 
@@ -364,7 +365,7 @@ def test_a_file_without_rows_loads_none(archive: Archive, tmp_path: Path) -> Non
     (tmp_path / "u.csv").write_text("user_id,age,score\n")
     assert load_table(archive, "users", tmp_path / "u.csv").version.number == 1
     (tmp_path / "f.csv").write_text("id,year\n")
-    with pytest.raises(InvalidRequest, match="FILE: expected rows, which say what the columns are"):
+    with pytest.raises(InvalidRequest, match="FILE: expected rows, which define the columns"):
         load_table(archive, "films", tmp_path / "f.csv")
     assert archive.catalog.read("films").versions == ()
 
@@ -415,8 +416,8 @@ def doubts_of(archive: Archive, file: Path, key: str = "") -> list[str]:
         ("id,n\n1012.0,1\n", "a lookup finds '1012.0' only as it is written"),
         ("id,n\n1.23457E+11,1\n", "a lookup finds '1.23457E+11' only as it is written"),
         ("id,n\nNA,1\n", "a lookup finds 'NA' only as it is written"),
-        ("id,n\na,007\n", "the column 'n': its values stay texts, as '007'"),
-        ("id,n\na,1\nb,NA\n", "the column 'n': 'NA' is taken for a missing number"),
+        ("id,n\na,007\n", "the column 'n': its values stay text, because '007'"),
+        ("id,n\na,1\nb,NA\n", "the column 'n': 'NA' is treated as a missing number"),
         ("id,n\na,1.23457E+11\n", "the column 'n': '1.23457E+11' may be an id whose last digits"),
         ("id,n\n7,1\n8,2\n", ""),
     ],

@@ -79,5 +79,5 @@ def test_rows_that_were_taken_are_passed_over(skipped: int) -> None:
 
 
 def test_a_stream_shorter_than_what_was_taken_is_another_one() -> None:
-    with pytest.raises(StreamError, match="it has 100 rows, fewer than the 101 that were taken"):
+    with pytest.raises(StreamError, match="it has 100 rows, fewer than the 101 that were read"):
         list(after(iter([ROWS]), 101))

@@ -168,8 +168,8 @@ def header(text: bytes, data: bytes = b"") -> bytes:
         (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}"), "expected numbers"),
         (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (True,)}"), "expected numbers"),
         (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (2**99,)}"), "is damaged"),
-        (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", b"1234"), "no multiple of 16"),
-        (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9,)}".ljust(118)), "bytes where its"),
+        (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,)}", b"1234"), "not a multiple of 16"),
+        (header(b"{'descr': '<f4', 'fortran_order': False, 'shape': (9,)}".ljust(118)), "bytes, but its"),
         (b"\x93NUMPY\2\0\xff\xff\xff\xff", "is damaged"),
     ],
 )

@@ -60,7 +60,7 @@ def test_every_kind_predicts_the_same(kind: Kind, schema: Schema, tmp_path: Path
 
 def test_an_mdn_is_refused(tmp_path: Path) -> None:
     settings, features = ModelSettings(kind="mdn", factors=4), Features.of(SCHEMA)
-    with pytest.raises(ConfigError, match="no form in ONNX"):
+    with pytest.raises(ConfigError, match="cannot be exported to ONNX"):
         export(settings, features, random_weights(settings, features), tmp_path / "model.onnx")
 
 

@@ -126,7 +126,7 @@ def unknown_array(directory: Path) -> None:
         (pickled, "dense.bias.npy is damaged"),
         (unknown_array, r"missing: dense.bias; not of this model: dense.../../x"),
         (change(base={"version": "../1", "files": {}}), "expected a version's number, got '../1'"),
-        (change(base={"version": "7", "files": {"x": ""}}), "patch of version 7, which is not there"),
+        (change(base={"version": "7", "files": {"x": ""}}), "patch of version 7, which does not exist"),
     ],
 )
 def test_what_is_wrong_with_a_version_is_said(tmp_path: Path, damage: Damage, says: str) -> None:

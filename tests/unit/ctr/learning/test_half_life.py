@@ -120,7 +120,7 @@ def test_goes_on_to_the_bit(kind: Kind, half_life_rows: int) -> None:
 def test_a_state_without_it_is_refused() -> None:
     model = model_of()
     state = {name: array for name, array in copied(model).items() if name != "half_life.rows"}
-    with pytest.raises(ConfigError, match=r"'half_life\.rows': expected how many rows"):
+    with pytest.raises(ConfigError, match=r"'half_life\.rows': expected the number of rows"):
         model.restore(state)
 
 

@@ -202,7 +202,7 @@ def test_what_does_not_fit_is_refused() -> None:
     features = Features.of(MANY)
     with pytest.raises(ConfigError, match="learns in batches"):
         OnlineModel(ModelSettings(kind="fm", embeddings=Optimizer(kind="lazy_adam")), features)
-    for name, text in (("tags", "may have 3 values"), ("price", "no categorical field")):
+    for name, text in (("tags", "may have 3 values"), ("price", "not a categorical field")):
         settings = ModelSettings(kind="lr", interactions=(Interaction(fields=("ad", name)),))
         with pytest.raises(ConfigError, match=text):
             OnlineModel(settings, features)

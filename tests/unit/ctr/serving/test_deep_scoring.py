@@ -118,5 +118,5 @@ def test_dense_features_alone_are_enough_for_deepfm_and_two_fields_for_deepffm()
     for contributions, logit in zip(scorer.explain(*rows), scorer.logits(*rows), strict=True):
         assert sum(one.contribution for one in contributions) == pytest.approx(logit, abs=1e-5)
     single = Features.of(Schema(fields=(Field(name="y", role="label"), Field(name="ad", role="categorical"))))
-    with pytest.raises(ConfigError, match="one categorical field alone"):
+    with pytest.raises(ConfigError, match="a single categorical field"):
         BatchedModel(settings_of("deepffm", LEARNER, interactions=()), single)

@@ -109,7 +109,7 @@ def test_what_is_wrong_is_named() -> None:
         error = error_of(lambda: ask(door, "Put", **good, vectors=b"123"))
         assert (
             error.message
-            == "vectors: expected 2 vectors of float32, one a key, all of one length, got 3 bytes"
+            == "vectors: expected 2 vectors of float32, one per key, all of one length, got 3 bytes"
         )
         error = error_of(lambda: ask(door, "Put", **good, dtype="int8", vectors=b"12"))
         assert error.message == "dtype: expected float32 or float16, or row for a table, got 'int8'"

@@ -96,12 +96,15 @@ def test_an_answer_that_would_be_too_long_is_refused() -> None:
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({}, "columns: expected an object, a list of values for each column, got null"),
-        ({"vectors": [[1.0]]}, "columns: expected an object, a list of values for each column, got vectors"),
-        ({"columns": []}, "columns: expected an object, a list of values for each column, got a list"),
-        ({"columns": {"age": 3}}, "columns.age: expected a list of 2 values, one a key, got 3"),
-        ({"columns": {"age": [1]}}, "columns.age: expected a list of 2 values, one a key, got a list of 1"),
-        ({"columns": {"age": [1, 2]}}, "columns.score: expected a value a key, got no such column"),
+        ({}, "columns: expected an object with a list of values for each column, got null"),
+        (
+            {"vectors": [[1.0]]},
+            "columns: expected an object with a list of values for each column, got vectors",
+        ),
+        ({"columns": []}, "columns: expected an object with a list of values for each column, got a list"),
+        ({"columns": {"age": 3}}, "columns.age: expected a list of 2 values, one per key, got 3"),
+        ({"columns": {"age": [1]}}, "columns.age: expected a list of 2 values, one per key, got a list of 1"),
+        ({"columns": {"age": [1, 2]}}, "columns.score: expected a value per key, got no such column"),
         ({"columns": GIVEN | {"x": [1, 2]}}, "columns.x: no such column; there are"),
         (
             {"columns": GIVEN | {"age": [1, "2"]}},
@@ -116,7 +119,7 @@ def test_an_answer_that_would_be_too_long_is_refused() -> None:
             {"columns": GIVEN | {"country": ["a", "b" * 9]}},
             "columns.country[1]: expected a text of up to 8 b",
         ),
-        ({"columns": GIVEN, "rows": 1}, "rows: unknown; known are columns, keys, vectors, version"),
+        ({"columns": GIVEN, "rows": 1}, "rows: unknown; expected one of columns, keys, vectors, version"),
     ],
 )
 def test_what_is_wrong_is_named(body: dict[str, object], problem: str) -> None:
@@ -166,16 +169,16 @@ def test_what_is_wrong_is_named_over_grpc() -> None:
         with a_door() as door:
             return str(error_of(lambda: ask(door, "Put", **(good | other))).message)
 
-    assert told(vectors=bytes(19)) == "vectors: expected 1 rows of 20 bytes, one a key, got 19 bytes"
-    assert told(keys=[]) == "vectors: expected 0 rows of 20 bytes, one a key, got 20 bytes"
+    assert told(vectors=bytes(19)) == "vectors: expected 1 rows of 20 bytes, one per key, got 19 bytes"
+    assert told(keys=[]) == "vectors: expected 0 rows of 20 bytes, one per key, got 20 bytes"
     assert told(columns=[COLUMNS[0]] * 2).startswith("columns: expected 1 to 1000 columns, each once")
     assert told(columns=[], vectors=b"").startswith("columns: expected 1 to 1000 columns, each once, got 0")
     assert told(columns=[{"name": "age", "dtype": "i8"}]).startswith("columns.age: expected a name, one of f")
     assert told(columns=[{"name": "a", "dtype": "text"}]).startswith("columns.a: expected a name, one of fl")
     assert told(columns=[{"dtype": "int64"}], vectors=bytes(8)).startswith("columns.: expected a name, one o")
     assert told(columns=[COLUMNS[0] | {"size_bytes": 4}]) == "columns.age: expected size_bytes of 8, got 4"
-    assert told(columns=[COLUMNS[0]], vectors=bytes(8)).startswith("columns.score: expected a value a key")
-    assert told(space="items").startswith("columns: expected vectors, as for any space that is no feature t")
+    assert told(columns=[COLUMNS[0]], vectors=bytes(8)).startswith("columns.score: expected a value per key")
+    assert told(space="items").startswith("columns: expected vectors, as for any space that is not a feature")
     assert told(dtype="float32").startswith("vectors: expected rows of columns, as for any feature table")
     text = np.array([(1, b"\xff", 1)], ROW).tobytes()
     assert told(vectors=text).startswith("columns.country[0]: expected text in Unicode")

@@ -78,7 +78,7 @@ WRONG: dict[str, tuple[object, str]] = {
     "no time": ({"keys": KEYS, "timeout_seconds": 0}, "timeout_seconds: expected seconds"),
     "for ever": (b'{"keys": ["a"], "timeout_seconds": Infinity}', "timeout_seconds: expected seconds"),
     "no switch": ({"keys": KEYS, "written": 1}, "written: expected true or false, got 1"),
-    "an unknown member": ({"keys": KEYS, "key": 1}, "key: unknown; known are"),
+    "an unknown member": ({"keys": KEYS, "key": 1}, "key: unknown; expected one of"),
 }
 
 
@@ -102,12 +102,12 @@ def test_the_place_of_a_wrong_key_is_told_in_long_lookups_too() -> None:
 WRONG_PUTS: dict[str, tuple[dict[str, object], str]] = {
     "columns for vectors": (
         {"keys": KEYS, "columns": {"age": [1]}},
-        "vectors: expected a list of 1 vectors, one a key, got columns, which only feature tables have",
+        "vectors: expected a list of 1 vectors, one per key, got columns, which only feature tables have",
     ),
-    "no vectors": ({"keys": KEYS}, "vectors: expected a list of 1 vectors, one a key, got null"),
+    "no vectors": ({"keys": KEYS}, "vectors: expected a list of 1 vectors, one per key, got null"),
     "too few": (
         {"keys": KEYS, "vectors": []},
-        "vectors: expected a list of 1 vectors, one a key, got a list of 0",
+        "vectors: expected a list of 1 vectors, one per key, got a list of 0",
     ),
     "no list": ({"keys": KEYS, "vectors": [1]}, "vectors[0]: expected a list of numbers, got 1"),
     "other lengths": ({"keys": ["a", "b"], "vectors": [ONE, [1]]}, "vectors[1]: expected 4 numbers, got 1"),
@@ -119,7 +119,7 @@ WRONG_PUTS: dict[str, tuple[dict[str, object], str]] = {
     "a text": ({"keys": KEYS, "vectors": [[1, 2, 3, "x"]]}, "vectors[0][3]: expected a number, got a text"),
     "true": ({"keys": KEYS, "vectors": [[1, 2, 3, True]]}, "vectors[0][3]: expected a number, got true"),
     "too large": ({"keys": KEYS, "vectors": [[1, 2, 3, 1e99]]}, "vectors[0]: expected finite numbers"),
-    "far too large": ({"keys": KEYS, "vectors": [[1, 2, 3, 10**400]]}, "vectors[0]: a number is larger"),
+    "far too large": ({"keys": KEYS, "vectors": [[1, 2, 3, 10**400]]}, "vectors[0]: a number is too large"),
     "no keys": ({"keys": [], "vectors": []}, "keys: expected at least one key"),
 }
 
@@ -143,7 +143,7 @@ def test_limits_of_a_space_and_of_the_server() -> None:
     with a_door(limits=Limits(max_expanded_bytes=200_000)) as door:
         error = error_of(lambda: post(door, "few:lookup", {"keys": ["a", "b", "c", "d"]}))
         assert isinstance(error, TooLarge)
-        assert error.message == "keys: expected at most 3 keys, got 4; ask in parts"
+        assert error.message == "keys: expected at most 3 keys, got 4; split the request"
         error = error_of(lambda: post(door, "few:lookup", {"keys": ["ä" * 6]}))
         assert error.message == "keys[0]: expected 1 to 10 bytes of UTF-8, got 12"
         error = error_of(lambda: post(door, "wide:lookup", {"keys": ["a"] * 9}))
@@ -156,7 +156,7 @@ def test_a_put_of_too_many_keys_is_refused_before_there_is_room_for_them() -> No
         body = {"keys": ["k"] * 4, "vectors": [[0] * 300_000, [], [], []]}
         error = error_of(lambda: post(door, "few:put", body))
         assert isinstance(error, TooLarge)
-        assert error.message == "keys: expected at most 3 keys, got 4; ask in parts"
+        assert error.message == "keys: expected at most 3 keys, got 4; split the request"
 
 
 def test_forgetting_wants_an_administrator() -> None:

@@ -102,7 +102,7 @@ def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
     [
         ("FP32", [2], [1, "2"], r"x\.data: Expected `float`, got `str` - at `\$\[1\]`"),
         ("FP32", [2], [1, True], r"x\.data: Expected `float`, got `bool`"),
-        ("FP32", [2], [1, None], "x: row 1: got null, and nothing stands for a missing value"),
+        ("FP32", [2], [1, None], "x: row 1: got null, but this input has no replacement for missing values"),
         ("INT32", [1], [1.5], r"x\.data: Expected `int`, got `float`"),
         ("INT32", [1], [1 << 31], r"x\.data: a value does not fit in INT32"),
         ("UINT8", [1], [-1], r"x\.data: a value does not fit in UINT8"),
@@ -271,11 +271,11 @@ def test_a_wrong_length_header_is_refused(length: bytes) -> None:
     ("change", "said"),
     [
         (lambda text, length: (text[:-1], length), "x: expected 4 binary bytes after the JSON, got 3"),
-        (lambda text, length: (text + b"z", length), "body: 1 bytes come after the last input"),
+        (lambda text, length: (text + b"z", length), "body: 1 bytes follow the last input"),
         (lambda text, length: (text, None), "body: JSON is malformed"),
         (
             lambda text, length: (text.replace(b"size", b"misc"), length),
-            "body: 4 bytes come after the last input",
+            "body: 4 bytes follow the last input",
         ),
         (
             lambda text, length: (text.replace(b"[1]", b"[2]"), length),
@@ -292,7 +292,7 @@ def test_wrong_binary_data_is_refused(change: Any, said: str) -> None:
 
 def test_data_and_binary_data_together_are_refused() -> None:
     text = body("FP32", [1], [1]).replace(b'"data"', b'"parameters":{"binary_data_size":0},"data"')
-    with pytest.raises(InvalidRequest, match="x: came as data and as binary data"):
+    with pytest.raises(InvalidRequest, match="x: given both as data and as binary data"):
         decode(echo("FP32"), text)
 
 
@@ -379,7 +379,7 @@ def test_what_json_cannot_say_is_null() -> None:
 def test_strings_that_are_no_text_are_refused_as_json_with_the_way_out() -> None:
     loaded = echo("BYTES")
     inference = decode(loaded, body("BYTES", [1], ["a"]))
-    with pytest.raises(InvalidRequest, match=r"y: the answer is not UTF-8 text.*binary_data"):
+    with pytest.raises(InvalidRequest, match=r"y: the output is not UTF-8 text.*binary_data"):
         encode_answer(loaded, inference, answer_of(y=np.array([b"\xff"], object)))
 
 

@@ -249,7 +249,7 @@ def _short(request: Any) -> None:
     [
         (_too_few, InvalidRequest, "raw_input_contents: expected one for each of the 2 inputs, got 1"),
         (_too_many, InvalidRequest, "raw_input_contents: expected one for each of the 2 inputs, got 3"),
-        (_both, InvalidRequest, "cat: came in contents and in raw_input_contents; use one of them"),
+        (_both, InvalidRequest, "cat: given both in contents and in raw_input_contents; use one of them"),
         (_short, InvalidRequest, r"cat: expected 104 bytes for INT32 \[1, 26\], got 103"),
         (_unknown_output, InvalidRequest, "outputs: unknown output 'q'; the model gives 'p'"),
         (_output_twice, InvalidRequest, "outputs: output 'p' is asked for twice"),

@@ -180,19 +180,19 @@ def test_a_signature_of_one_kind_refuses_the_other() -> None:
 def test_outputs_that_do_not_fit_are_for_the_operator_to_name() -> None:
     signature = Signature("serving_default", (spec("x", "FP32"),), (spec("a", "FP32"), spec("b", "FP32", 1)))
     model = LoadedDouble(signature, lambda inputs: {"a": inputs["x"], "b": inputs["x"][:, None]}, name="two")
-    with pytest.raises(FailedPrecondition, match=r"only one.*name it in the model's"):
+    with pytest.raises(FailedPrecondition, match=r"the only such output.*name it in the model's"):
         post("regress", model, examples=[{"x": 1}])
     assert post("regress", configured(model, SignatureConfig(scores="a")), examples=[{"x": 1}]) == {
         "results": [1]
     }
-    with pytest.raises(FailedPrecondition, match=r"a FP32 \[rows\] is not"):
+    with pytest.raises(FailedPrecondition, match=r"got a FP32 \[rows\]; name it"):
         post("classify", model, examples=[{"x": 1}])
     with pytest.raises(FailedPrecondition, match="name the output 'c'"):
         post("regress", configured(model, SignatureConfig(scores="c")), examples=[{"x": 1}])
 
 
 def test_the_wrong_number_of_labels_is_the_models_fault() -> None:
-    with pytest.raises(ModelError, match="3 scores a row, but there are 1 labels"):
+    with pytest.raises(ModelError, match="3 scores per row, but there are 1 labels"):
         ask("Classify", classifier(SignatureConfig(labels=("x",))))
 
 

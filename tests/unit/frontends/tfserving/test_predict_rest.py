@@ -186,7 +186,10 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
         (b'{"inputs": {"y": [1]}}', "missing input 'x', unknown input 'y'"),
         (b'{"instances": ["a"]}', r"x: expected x FP32 \[rows\]: Expected `float`, got `str` - at `\$\[0\]`"),
         (b'{"instances": [true]}', "Expected `float`, got `bool`"),
-        (b'{"instances": [null]}', "x: row 0: got null, and nothing stands for a missing value"),
+        (
+            b'{"instances": [null]}',
+            "x: row 0: got null, but this input has no replacement for missing values",
+        ),
         (b'{"instances": [[1, 2]]}', "Expected `float`, got `array`"),
         (b'{"inputs": 1}', "Expected `array`, got `int`"),
     ],

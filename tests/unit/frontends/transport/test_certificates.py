@@ -70,13 +70,13 @@ WRONG: dict[str, tuple[Callable[[Authority], object], str]] = {
     ),
     "no PEM": (
         lambda authority: authority.path("server.pem").write_bytes(b"\x30\x82"),
-        r"^tls\.certificate: .*server\.pem holds no certificate .*BEGIN CERTIFICATE",
+        r"^tls\.certificate: .*server\.pem contains no usable certificate .*BEGIN CERTIFICATE",
     ),
     "cut": (
         lambda authority: authority.path("server.pem").write_bytes(
             authority.path("server.pem").read_bytes()[:300]
         ),
-        r"^tls\.certificate: .*server\.pem holds no certificate",
+        r"^tls\.certificate: .*server\.pem contains no usable certificate",
     ),
     "endless": (
         lambda authority: authority.path("ca.pem").write_bytes(bytes(1024 * 1024 + 1)),
@@ -84,11 +84,11 @@ WRONG: dict[str, tuple[Callable[[Authority], object], str]] = {
     ),
     "an empty authority": (
         lambda authority: authority.path("ca.pem").write_bytes(b""),
-        r"^tls\.client_ca: .*ca\.pem holds no certificate",
+        r"^tls\.client_ca: .*ca\.pem contains no usable certificate",
     ),
     "no key": (
         lambda authority: authority.path("server.key").write_bytes(b"secret"),
-        r"^tls\.key: .*server\.key holds no private key",
+        r"^tls\.key: .*server\.key contains no usable private key",
     ),
     "an encrypted key": (encrypted, r"^tls\.key: .*server\.key is encrypted.*openssl pkey"),
     "another's key": (of_another, r"^tls\.key: .*not the private key of the first certificate.*localhost"),
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_file_is_said_with_its_name(authority: Authority, c
     assert "secret" not in caught.value.message
 
 
-@pytest.mark.parametrize(("days", "told"), [(-1, "has expired on"), (1, None)])
+@pytest.mark.parametrize(("days", "told"), [(-1, "expired on"), (1, None)])
 def test_an_expired_certificate_is_read_and_told(authority: Authority, days: int, told: str | None) -> None:
     expires = datetime.now(UTC) + timedelta(days=days)
     authority.write_server(expires=expires)
@@ -119,7 +119,7 @@ def test_one_before_its_time_and_a_key_for_everybody_are_told(authority: Authori
     authority.path("server.key").chmod(0o644)
     found = read(settings(authority))
     early, readable = doubts(found, settings(authority), found.begins - timedelta(seconds=1))
-    assert "valid only from" in early
+    assert "is not valid before" in early
     assert "chmod o-r" in readable
 
 

@@ -115,7 +115,7 @@ def test_what_cannot_be_used_leaves_the_one_before_in_force(
     assert [one.names for one in used] == ["good.example"]
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
-    assert told[0].startswith("the new certificate cannot be used; the one before stays in force: ")
+    assert told[0].startswith("the new certificate cannot be used; the previous one stays in use: ")
 
 
 def test_what_the_system_refuses_is_tried_again_and_told_once(
@@ -165,7 +165,7 @@ def test_the_files_are_looked_at_again_after_whatever_went_wrong(
 
     with caplog.at_level(logging.ERROR):
         run(authority, script, 0.01)
-    assert "the certificate could not be looked at" in caplog.text
+    assert "cannot check the certificate for changes" in caplog.text
 
 
 def test_being_told_looks_at_once(authority: Authority) -> None:
@@ -192,4 +192,4 @@ def test_a_certificate_that_expires_while_it_serves_is_told_once(
     run(authority, script, 0.01)
     (record,) = caplog.records
     assert record.levelno == logging.ERROR
-    assert "has expired on" in record.getMessage()
+    assert "expired on" in record.getMessage()

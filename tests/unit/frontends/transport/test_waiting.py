@@ -113,7 +113,7 @@ def test_a_stream_without_a_first_message_is_given_up() -> None:
     response = Server(limits).grpc([], path=STREAM)
     status, said = response.grpc
     assert status == 4
-    assert "no message had come 0.05 s after the stream was opened" in said
+    assert "no message arrived within 0.05 s after the stream was opened" in said
 
 
 def test_a_call_that_is_cancelled_by_its_server_is_not_answered() -> None:

@@ -102,5 +102,5 @@ def test_fields_are_walked_without_looking_into_them() -> None:
 
 @pytest.mark.parametrize("message", [b"\x0b\x0c", b"\x12\x05ab", b"\x80" * 11, b"\x08"])
 def test_a_walk_stops_at_what_it_does_not_know(message: bytes) -> None:
-    with pytest.raises(ValueError, match=r"wire type|ends after|no varint"):
+    with pytest.raises(ValueError, match=r"wire type|ends beyond|no varint"):
         list(fields(message))

@@ -214,7 +214,7 @@ def test_the_function_is_imported_from_the_users_file(tmp_path: Path) -> None:
 def test_weights_that_are_no_numbers_are_not_written(tmp_path: Path) -> None:
     model = KerasModel(network, FEATURES)
     model.model.trainable_variables[0].assign(np.full((1000, 8), np.nan, np.float32))
-    with pytest.raises(ModelError, match="embeddings holds a weight that is no finite number"):
+    with pytest.raises(ModelError, match="embeddings holds a weight that is not a finite number"):
         model.write(tmp_path)
     assert not list(tmp_path.iterdir())
 

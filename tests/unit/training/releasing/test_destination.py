@@ -71,7 +71,7 @@ def test_other_inputs_are_another_model(tmp_path: Path, schema: Schema, message:
 def test_another_runtime_is_another_model(tmp_path: Path, keras: bool) -> None:
     write(tmp_path, "half", 1, affine(1.0, 0.0))
     kind = "Keras" if keras else "click"
-    with pytest.raises(ConfigError, match=rf"another model: it is no {kind} model, but holds model\.onnx"):
+    with pytest.raises(ConfigError, match=rf"another model: it is not a {kind} model, but holds model\.onnx"):
         check(tmp_path / "half", keras=keras)
     check(tmp_path / "half", keras=keras, replaced=True)
 
@@ -98,7 +98,7 @@ def test_a_keras_model_s_manifest_tells_its_inputs(tmp_path: Path) -> None:
         check(tmp_path / "own", changed("ad", text=True), keras=True)
     for metadata in ({}, {SCHEMA_KEY: "none"}):
         saved_model(tmp_path / "foreign", metadata)
-        with pytest.raises(ConfigError, match="nothing in it says which rows it is for"):
+        with pytest.raises(ConfigError, match="it does not contain the schema of its rows"):
             check(tmp_path / "foreign", keras=True)
 
 

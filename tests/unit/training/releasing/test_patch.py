@@ -155,7 +155,7 @@ def test_without_its_own_base_a_patch_is_an_error_with_the_way_out(tmp_path: Pat
     path = publish_patch(tmp_path, patch, touched(weights, [3]))
     (tmp_path / "1").rename(tmp_path / ".aside")
     with pytest.raises(
-        LoadError, match=r"a patch of version 1, which is not there; bring it back, or publish"
+        LoadError, match=r"a patch of version 1, which does not exist; restore it, or publish"
     ):
         read_model(path)
     publish(
@@ -165,7 +165,9 @@ def test_without_its_own_base_a_patch_is_an_error_with_the_way_out(tmp_path: Pat
         tmp_path,
         1,
     )
-    with pytest.raises(LoadError, match=r"version 1, whose table\..*npy is not the one it was made from"):
+    with pytest.raises(
+        LoadError, match=r"version 1, whose table\..*npy is not the one that the patch was made from"
+    ):
         read_model(path)
     shutil.rmtree(tmp_path / "1")
     (tmp_path / ".aside").rename(tmp_path / "1")
@@ -179,7 +181,7 @@ def test_rows_beyond_the_table_never_reach_it(tmp_path: Path) -> None:
     assert patch is not None
     path = publish_patch(tmp_path, patch, touched(weights, [3]))
     np.save(path / "table.embeddings.rows.npy", np.array([1001], np.uint32))
-    with pytest.raises(LoadError, match="row 1001 is beyond the table's 1001"):
+    with pytest.raises(LoadError, match="row 1001 is out of range for a table of 1001"):
         read_model(path)
     np.save(path / "table.embeddings.rows.npy", np.array([3, 4], np.uint32))
     with pytest.raises(

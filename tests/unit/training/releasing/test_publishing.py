@@ -190,7 +190,7 @@ def test_what_a_server_labels_or_pins_in_its_own_settings_stays(
     assert versions(model) == [2, 5, 6], "the file is read anew each time"
     other.unlink()
     assert release(publisher).deleted == ()
-    assert "old versions stay, because it is unknown which are needed" in caplog.text
+    assert "old versions are kept, because it is unknown which are needed" in caplog.text
 
 
 def test_the_base_of_a_patch_that_stays_stays(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(
     release(publisher)
     assert release(publisher).deleted == ()
     assert versions(tmp_path) == [1, 2]
-    assert "old versions stay" in caplog.text
+    assert "old versions are kept" in caplog.text
 
 
 def test_a_weight_that_is_no_number_is_never_published(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_weight_that_is_no_number_is_never_published(tmp_path: Path) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         weights = weights_for(SETTINGS)
         weights.tables["embeddings"].values[700, 2] = bad
-        with pytest.raises(ModelError, match=r"table.embeddings holds a weight that is no finite number"):
+        with pytest.raises(ModelError, match=r"table.embeddings holds a weight that is not a finite number"):
             release(publisher, weights)
     assert not versions(tmp_path)
 
@@ -283,7 +283,7 @@ def test_several_publishers_may_publish_at_once(tmp_path: Path) -> None:
 
 
 def test_settings_of_a_publisher_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="keep: expected how many"):
+    with pytest.raises(ConfigError, match="keep: expected the number"):
         Publisher(tmp_path, keep=-1)
     with pytest.raises(ConfigError, match="expected 16 or 8 bits, got 4"):
         Publisher(tmp_path, quantize=4)  # type: ignore[arg-type]

@@ -123,7 +123,7 @@ def test_a_state_with_another_kind_of_labels_is_refused(saved: float, now: float
 
 def test_a_model_that_diverges_says_where() -> None:
     one = learner(model=DivergingModel(60))
-    with pytest.raises(ModelError, match=r"from row 60 to 90 it predicts what is no number; lower"):
+    with pytest.raises(ModelError, match=r"from row 60 to 90 its predictions are not finite; lower"):
         run(one, 300)
     assert one.position.rows == 60
 

@@ -64,13 +64,17 @@ def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> 
         (
             {"kind": "lr", "linear": {"kind": "forgetting"}},
             {"kind": "lr", "linear": {"kind": "adagrad"}},
-            "model.linear.kind is 'forgetting' in it, and 'adagrad' here",
+            "model.linear.kind is 'forgetting' in the checkpoint, and 'adagrad' in this run",
         ),
-        ({"a": 1}, {"a": 1, "b": 0.5}, "model.b is null in it, and 0.5 here"),
-        ({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3}]}, "model.a[1].b is 2 in it, and 3 here"),
-        ({"a": [1]}, {"a": [1, 2]}, "model.a is a list of 1 in it, and a list of 2 here"),
-        (1000, 500, "model is 1000 in it, and 500 here"),
-        (None, {"a": 1}, "model is null in it, and a table of 1 here"),
+        ({"a": 1}, {"a": 1, "b": 0.5}, "model.b is null in the checkpoint, and 0.5 in this run"),
+        (
+            {"a": [1, {"b": 2}]},
+            {"a": [1, {"b": 3}]},
+            "model.a[1].b is 2 in the checkpoint, and 3 in this run",
+        ),
+        ({"a": [1]}, {"a": [1, 2]}, "model.a is a list of 1 in the checkpoint, and a list of 2 in this run"),
+        (1000, 500, "model is 1000 in the checkpoint, and 500 in this run"),
+        (None, {"a": 1}, "model is null in the checkpoint, and a table of 1 in this run"),
         ({"a": [1]}, {"a": [1]}, ""),
     ],
 )

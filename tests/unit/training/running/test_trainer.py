@@ -276,7 +276,10 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     saved = load_checkpoint(tmp_path)
     assert saved is not None
     other = trainer(Plan(identity={"model": "another"}, checkpoint=tmp_path))
-    said = "checkpoint: its model is not the one of this run: model is 'rates' in it, and 'another' here"
+    said = (
+        "checkpoint: its model is not the one of this run: model is 'rates' in the checkpoint, "
+        "and 'another' in this run"
+    )
     with pytest.raises(ConfigError, match=said):
         other.resume(saved, continued=False)
 
@@ -320,12 +323,12 @@ def test_rows_that_cannot_be_learnt_end_the_run_and_the_checkpoint_says_what_it_
 
     resumed = trainer(plan(checkpoint=tmp_path), model=FailingModel(160, error))
     resumed.resume(saved, continued=False)
-    assert "perhaps with a part" not in caplog.text
+    assert "may contain a part" not in caplog.text
     resumed.run(Rows(make_blocks(200, 40, 120)))
     half = load_checkpoint(tmp_path)
     assert half is not None
     trainer(plan()).resume(half, continued=False)
-    assert "checkpoint 4 was saved when rows 160 to 200" in caplog.text
+    assert "checkpoint 4 was saved after rows 160 to 200" in caplog.text
 
 
 def test_a_reader_that_fails_unexpectedly_keeps_what_was_learnt_before(
@@ -343,7 +346,7 @@ def test_a_reader_that_fails_unexpectedly_keeps_what_was_learnt_before(
     assert saved is not None
     resumed = trainer(plan(checkpoint=tmp_path))
     resumed.resume(saved, continued=False)
-    assert "perhaps with a part" not in caplog.text
+    assert "may contain a part" not in caplog.text
     whole = trainer(plan()).run(Rows(make_blocks(200, 40)))
     assert resumed.run(Rows(make_blocks(200, 40, 120))).summary["logloss"] == whole.summary["logloss"]
 
@@ -390,5 +393,5 @@ def test_learning_that_waits_for_a_version_is_told(caplog: pytest.LogCaptureFixt
 
     learner = Learner(RateModel(), Windows(100), None)
     result = Trainer(learner, plan(release=slow), patience_seconds=0.01).run(Rows(make_blocks(40, 40)))
-    assert ["its directory may not answer" in record.message for record in caplog.records] == [True]
+    assert ["its directory may be unavailable" in record.message for record in caplog.records] == [True]
     assert (result.exit_code, result.summary["versions"]) == (0, [1])

@@ -167,7 +167,7 @@ def test_scoring_goes_on_from_a_state_as_if_nothing_had_happened() -> None:
 
 def test_a_state_with_other_slices_is_refused() -> None:
     arrays, meta = Windows(300, ["site"]).state()
-    with pytest.raises(ConfigError, match=r"slice: the checkpoint has \['site'\], now \[\]"):
+    with pytest.raises(ConfigError, match=r"slice: expected \['site'\], as in the checkpoint, got \[\]"):
         Windows(300).restore(arrays, meta)
 
 

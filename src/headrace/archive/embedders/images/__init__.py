@@ -1,1 +1,1 @@
-"""Images to vectors: where they come from, how they are decoded and prepared, the encoder."""
+"""Vectors of images: fetching, decoding, preparation, and the encoder."""

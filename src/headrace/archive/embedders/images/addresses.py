@@ -1,7 +1,7 @@
-"""Which addresses may be connected to: those of the public internet, and those that are allowed besides.
+"""Decides which addresses may be connected to: public ones, and those in allowed networks.
 
-What is asked for may come from strangers, who mean a machine's own services, its neighbours, or the cloud's
-metadata. So an address counts, not a name, and it is the one that is connected to.
+URLs may come from strangers who aim at services of this machine, its neighbours, or a cloud's metadata
+service. So the decision is about the address that is connected to, not about the host name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headrace.errors import ConfigError
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-# The registries of special addresses are IANA's (RFC 6890 and what updates it).
+# From IANA's registries of special-purpose addresses (RFC 6890 and its updates).
 _NOT_PUBLIC = tuple(
     (ipaddress.ip_network(network), what)
     for network, what in (
@@ -53,14 +53,14 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 def networks(key: str, texts: Sequence[str]) -> tuple[Network, ...]:
-    """Read networks.
+    """Parse networks.
 
     Args:
-        key: The setting's name, for errors.
-        texts: Such as ``10.1.0.0/16``, ``fd00::/8`` or a single address.
+        key: Name of the setting, for errors.
+        texts: Texts such as ``10.1.0.0/16``, ``fd00::/8`` or a single address.
 
     Raises:
-        ConfigError: One is none.
+        ConfigError: A text is not a network.
     """
     made = []
     for text in texts:
@@ -72,19 +72,19 @@ def networks(key: str, texts: Sequence[str]) -> tuple[Network, ...]:
 
 
 def forbidden(text: str, allowed: Sequence[Network]) -> str:
-    """Decide whether an address may be connected to.
+    """Check whether an address may be connected to.
 
     Args:
-        text: The address, in the one usual form, which is what ``connect`` is given.
-        allowed: Networks that may be, whatever they are.
+        text: Address in canonical form, exactly as passed to ``connect``.
+        allowed: Networks that are allowed, even if they are not public.
 
     Returns:
-        What forbids it, as in "a loopback address"; "" if it may be.
+        The reason why it is forbidden, as in "a loopback address"; "" if it is allowed.
     """
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        return "no address"
+        return "not an IP address"
     if isinstance(address, ipaddress.IPv6Address):
         if address.scope_id is not None:
             return "an address of one network interface"
@@ -100,7 +100,7 @@ def forbidden(text: str, allowed: Sequence[Network]) -> str:
 
 
 def _meant(address: ipaddress.IPv6Address) -> Address:
-    """The IPv4 address that one of IPv6 leads to without fail."""
+    """Return the IPv4 address embedded in an IPv4-mapped or NAT64 address, else the address itself."""
     if address.ipv4_mapped is not None:
         return address.ipv4_mapped
     return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address

@@ -1,4 +1,4 @@
-"""Connections that end: one deadline for all that is sent and received, and only to addresses that may be."""
+"""Connections with one deadline for all data sent and received, and only to allowed addresses."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 Resolve = Callable[[str, int], Sequence[str]]
-"""A host's addresses, the best first, of its name and the port; raises OSError where there are none."""
+"""Resolves a host name and port to addresses, the best first; raises OSError if there are none."""
 
 _MOST_ADDRESSES = 8
 
 
 def system_addresses(host: str, port: int) -> Sequence[str]:
-    """What the system's resolver says."""
+    """Resolve a host name with the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(one[4][0]) for one in found))
 
@@ -38,32 +38,32 @@ class Connection:
         """Take over a socket.
 
         Args:
-            connected: The socket; closed with this.
-            deadline: When it must have ended, on the monotonic clock.
+            connected: The socket; ``close`` closes it.
+            deadline: Deadline on the monotonic clock.
         """
         self._socket = connected
         self._deadline = deadline
 
     def send(self, request: bytes) -> None:
-        """Send all of it.
+        """Send all of a request.
 
         Raises:
-            OSError: The other side does not take it, or not in time.
+            OSError: The other side does not accept the data, or not in time.
         """
         self._socket.settimeout(remaining(self._deadline))
         self._socket.sendall(request)
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """What can be read from it; ``http.client`` asks for this."""
+        """Return a reader of the socket, as ``http.client`` requires."""
         return io.BufferedReader(_Reading(self._socket, self._deadline))
 
     def close(self) -> None:
-        """Close it."""
+        """Close the socket."""
         self._socket.close()
 
 
 class _Reading(io.RawIOBase):
-    """Reads whose waits end at one deadline, however slowly bytes drip."""
+    """Reads whose waits end at one deadline, even if bytes arrive one at a time."""
 
     def __init__(self, connected: socket.socket, deadline: float) -> None:
         self._socket = connected
@@ -78,28 +78,28 @@ class _Reading(io.RawIOBase):
 
 
 def remaining(deadline: float) -> float:
-    """The seconds until then.
+    """Return the seconds until a deadline.
 
     Raises:
-        TimeoutError: There are none.
+        TimeoutError: The deadline has passed.
     """
     left = deadline - time.monotonic()
     if left <= 0:
-        raise TimeoutError("it took too long")
+        raise TimeoutError("timed out")
     return left
 
 
 class Connector:
-    """Opens connections; may be used by several threads at once."""
+    """Opens connections. Thread-safe."""
 
     def __init__(self, resolve: Resolve, allowed: Sequence[Network], ca_file: str, most_lookups: int) -> None:
-        """Prepare what all connections share.
+        """Prepare the state shared by all connections.
 
         Args:
-            resolve: Says a name's addresses.
-            allowed: Networks that may be connected to besides public addresses.
-            ca_file: The certificates of who may sign a server's; "" for the system's.
-            most_lookups: How many names may be looked up at a time, those that hang included.
+            resolve: Function that resolves host names.
+            allowed: Networks that are allowed in addition to public addresses.
+            ca_file: Trusted CA certificates; "" for those of the system.
+            most_lookups: Maximum number of concurrent name lookups, including hanging ones.
 
         Raises:
             OSError: The file cannot be read, or holds no certificates.
@@ -110,17 +110,17 @@ class Connector:
         self._lookups = threading.BoundedSemaphore(most_lookups)
 
     def open(self, target: Target, deadline: float) -> Connection:
-        """Connect to a host's first address that may be and answers.
+        """Connect to the first allowed address of a host that answers.
 
         Raises:
-            Failing: None may be connected to (final), or none answers in time.
+            Failing: No address is allowed, or the certificate is invalid (final); no address answers in time.
         """
         addresses = self._addresses(target, deadline)
         found = {address: forbidden(address, self._allowed) for address in addresses}
         good = [address for address, reason in found.items() if not reason]
         if not good:
             address, reason = next(iter(found.items()))
-            raise never(f"{shown(target.host)} leads to {address}, {reason}, which is not allowed")
+            raise never(f"{shown(target.host)} resolves to {address}, {reason}, which is not allowed")
         error: OSError = OSError("no address")
         for tried, address in enumerate(good):
             try:
@@ -146,9 +146,9 @@ class Connector:
         return Connection(connected, deadline)
 
     def _addresses(self, target: Target, deadline: float) -> Sequence[str]:
-        """Ask the resolver, which has no time limit of its own, in a thread that need not be waited for."""
+        """Resolve a host name in a separate thread, as the resolver has no timeout of its own."""
         if not self._lookups.acquire(timeout=remaining(deadline)):
-            raise not_now("too many names are being looked up")
+            raise not_now("too many host names are being resolved")
         answers: SimpleQueue[Sequence[str] | OSError] = SimpleQueue()
         lookup = threading.Thread(target=self._look_up, args=(target, answers), daemon=True)
         try:
@@ -159,11 +159,11 @@ class Connector:
         try:
             answer = answers.get(timeout=remaining(deadline))
         except Empty:
-            raise not_now(f"no addresses of {shown(target.host)} in time") from None
+            raise not_now(f"cannot resolve {shown(target.host)}: timed out") from None
         if isinstance(answer, OSError):
-            raise not_now(f"no addresses of {shown(target.host)}: {answer}") from answer
+            raise not_now(f"cannot resolve {shown(target.host)}: {answer}") from answer
         if not answer:
-            raise not_now(f"no addresses of {shown(target.host)}")
+            raise not_now(f"cannot resolve {shown(target.host)}: no addresses")
         return list(answer)[:_MOST_ADDRESSES]
 
     def _look_up(self, target: Target, answers: SimpleQueue[Sequence[str] | OSError]) -> None:
@@ -171,7 +171,7 @@ class Connector:
             answers.put(self._resolve(target.host, target.port))
         except OSError as error:
             answers.put(error)
-        except Exception as error:  # noqa: BLE001 - the boundary to any resolver: one waits for its answer
+        except Exception as error:  # noqa: BLE001 - a resolver may raise anything; a thread waits for it
             answers.put(OSError(f"{type(error).__name__}: {error}"))
         finally:
             self._lookups.release()

@@ -1,4 +1,4 @@
-"""Where an image's bytes are: in the content itself, behind a URL, in a file below a directory."""
+"""Fetches images: from the content itself, from a URL, or from a file below a directory."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _WILL_NOT_PASS = {
 
 
 class Contents:
-    """Gets images' bytes; may be used by several threads at once."""
+    """Fetches the bytes of images. Thread-safe."""
 
     def __init__(self, limits: DownloadLimits, connector: Connector, directory: Path | None) -> None:
-        """Say what may be got.
+        """Set what may be fetched.
 
         Args:
-            limits: What may be downloaded; nothing if no hosts are allowed.
+            limits: Limits of downloads; an empty list of hosts allows none.
             connector: Opens connections.
-            directory: Below which files may be read; None for none.
+            directory: Directory below which files may be read; None for none.
         """
         self._limits = limits
         self._connector = connector
         self._directory = None if directory is None else Path(os.path.realpath(directory))
 
     def get(self, content: bytes) -> bytes:
-        """The bytes of an image.
+        """Return the bytes of an image.
 
         Args:
-            content: Those bytes themselves, a ``data:`` URL, a URL, or a path.
+            content: The bytes themselves, a ``data:`` URL, a URL, or a path.
 
         Raises:
-            Failing: They cannot be got.
+            Failing: The image cannot be fetched.
         """
         if looks_like_image(content):
             return self._checked(content)
@@ -60,7 +60,7 @@ class Contents:
             return self._checked(_data(text))
         if head.startswith(_URLS):
             if not self._limits.hosts:
-                raise never("no host is allowed to be downloaded from: set hosts")
+                raise never("downloads are not allowed from any host: set hosts")
             return download(text, self._limits, self._connector)
         if "://" in text[:64]:
             raise never(f"expected a URL of http or https, got {shown(text)}")
@@ -70,12 +70,12 @@ class Contents:
 
     def _read(self, directory: Path, text: str) -> bytes:
         if len(text) > _LONGEST_PATH or "\0" in text:
-            raise never(f"no path: {shown(text)}")
+            raise never(f"not a path: {shown(text)}")
         try:
-            # Links are followed first: where they lead to is what must be below the directory.
+            # Resolve links first: their target must be below the directory.
             file = Path(os.path.realpath(directory / text, strict=True))
             if not file.is_relative_to(directory):
-                raise never(f"{shown(text)} is not below the directory that may be read")
+                raise never(f"{shown(text)} is outside the allowed directory")
             return read_file(file, self._limits.most_bytes)
         except OSError as error:
             kind = never if error.errno in _WILL_NOT_PASS else not_now
@@ -97,4 +97,4 @@ def _data(text: str) -> bytes:
     try:
         return base64.b64decode(unquote_to_bytes(data), validate=True)
     except binascii.Error as error:
-        raise never(f"no base64 in {shown(text)}: {error}") from error
+        raise never(f"invalid base64 in {shown(text)}: {error}") from error

@@ -1,4 +1,4 @@
-"""Image files to pixels, with limits that are kept before anything is decoded."""
+"""Decodes images, with limits checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-"""What is decoded unless the settings say otherwise."""
+"""Formats decoded by default."""
 
 KNOWN_FORMATS = (*FORMATS, "BMP", "TIFF")
-"""What may be said."""
+"""Formats that the settings may name."""
 
 _MOST_SCANS = 100
-"""The most passes over a progressive JPEG: each costs its pixels' time, and need take a few bytes only."""
+"""Maximum number of scans of a progressive JPEG: each takes few bytes but costs time for all pixels."""
 
 _START_OF_SCAN = b"\xff\xda"
 _ORIENTATION = 0x0112
 _WEBP_HEADER_BYTES = 30
 _DRAFT = (
-    2  # a JPEG is decoded at the smallest of its scales that leaves so many pixels for each that is needed
+    2  # a JPEG is decoded at its smallest scale with at least this many pixels per needed pixel, per side
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ImageLimits:
-    """What is decoded.
+    """Limits of decoding.
 
     Attributes:
-        formats: Their names, as Pillow has them.
-        most_pixels: The largest image.
+        formats: Allowed formats, by their names in Pillow.
+        most_pixels: Maximum number of pixels of an image.
     """
 
     formats: Sequence[str]
@@ -48,10 +48,10 @@ class ImageLimits:
 
 
 def import_pillow() -> None:
-    """Import what decodes.
+    """Import Pillow.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: Pillow is not installed.
     """
     try:
         import PIL.Image  # noqa: F401, PLC0415 - an extra
@@ -60,7 +60,7 @@ def import_pillow() -> None:
 
 
 def looks_like_image(content: bytes) -> bool:
-    """Whether bytes begin as an image file does, and as no text."""
+    """Return whether bytes start like an image file and unlike text."""
     return (
         content.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"II*\0", b"MM\0*"))
         or (content[:4] == b"RIFF" and content[8:12] == b"WEBP")
@@ -69,20 +69,20 @@ def looks_like_image(content: bytes) -> bool:
 
 
 def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
-    """Decode an image, turn it as it was taken, and cut out its centre.
+    """Decode an image, rotate it to its EXIF orientation, and crop and resize its centre.
 
-    Of a moving image this is the first picture; what is transparent is white.
+    An animation yields its first frame; transparent pixels become white.
 
     Args:
-        content: A file.
+        content: Bytes of an image file.
         recipe: Size, resizing and filter.
-        limits: What is decoded.
+        limits: Limits of decoding.
 
     Returns:
         uint8 ``[height, width, 3]``, red first.
 
     Raises:
-        Failing: It is no image of these formats, broken, or too large; final.
+        Failing: The content is not an image of these formats, broken, or too large; final.
     """
     import PIL.Image  # noqa: PLC0415 - an extra
     from PIL import UnidentifiedImageError  # noqa: PLC0415 - an extra
@@ -94,32 +94,32 @@ def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
             check_pixels(image.size, limits.most_pixels)
             return _prepared(image, recipe)
     except UnidentifiedImageError:
-        raise never(f"no image: expected {', '.join(limits.formats)}, got {content[:12]!r} …") from None
+        raise never(f"not an image: expected {', '.join(limits.formats)}, got {content[:12]!r} …") from None
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
         raise never(f"too large: {error}") from error
     except MemoryError as error:
-        raise never("too large: there is no memory to decode it in") from error
+        raise never("too large: not enough memory to decode it") from error
     except Failing:
         raise
-    except Exception as error:  # the boundary to Pillow, whose decoders raise anything on broken files
+    except Exception as error:  # Pillow's decoders may raise anything on broken files
         raise never(f"a broken image: {type(error).__name__}: {error}") from error
 
 
 def check_scans(content: bytes) -> None:
-    """Refuse a JPEG of endless passes.
+    """Reject a JPEG with too many scans.
 
     Raises:
-        Failing: There are too many.
+        Failing: The JPEG has too many scans.
     """
     if content.startswith(b"\xff\xd8") and content.count(_START_OF_SCAN) > _MOST_SCANS:
         raise never(f"a broken image: a JPEG of more than {_MOST_SCANS} scans")
 
 
 def check_pixels(size: tuple[int, int], most: int) -> None:
-    """Refuse an image that says that it is too large, before memory is taken for it.
+    """Reject an image by its declared size, before memory is allocated for it.
 
     Raises:
-        Failing: It is.
+        Failing: The image is too large.
     """
     width, height = size
     if width * height > most:
@@ -127,9 +127,9 @@ def check_pixels(size: tuple[int, int], most: int) -> None:
 
 
 def webp_size(content: bytes) -> tuple[int, int]:
-    """The size that a WebP file says, in pixels; (0, 0) for any other file.
+    """Return the declared size of a WebP file in pixels; (0, 0) for any other file.
 
-    Older Pillows take memory for the whole image when they open one.
+    Older versions of Pillow allocate memory for the whole image when they open one.
     """
     if len(content) < _WEBP_HEADER_BYTES or content[:4] != b"RIFF" or content[8:12] != b"WEBP":
         return 0, 0
@@ -159,10 +159,10 @@ def _prepared(image: Image, recipe: Recipe) -> Array:
 
 
 def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, float]:
-    """The part of an image that becomes the encoder's input: what is cut off is not resized first.
+    """Return the box of an image that becomes the encoder's input. Cropping first saves resizing the rest.
 
     Args:
-        size: The image's width and height.
+        size: Width and height of the image.
         recipe: Size and resizing.
 
     Returns:
@@ -178,7 +178,7 @@ def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, 
 def _orientation(image: Image) -> int:
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - the boundary to Pillow: broken notes of a camera are no broken image
+    except Exception:  # noqa: BLE001 - Pillow may raise anything; bad EXIF data is no bad image
         return 1
     return found if isinstance(found, int) else 1
 
@@ -200,10 +200,10 @@ def _turned(image: Image, orientation: int) -> Image:
 
 
 def _opaque(image: Image) -> Image:
-    """The image in red, green and blue, on white."""
+    """Convert an image to RGB on a white background."""
     import PIL.Image  # noqa: PLC0415 - an extra
 
-    if image.mode.startswith("I"):  # Pillow cuts numbers of 16 bits off at 255
+    if image.mode.startswith("I"):  # Pillow would clip 16-bit values at 255
         numbers = np.clip(np.asarray(image), 0, 0xFFFF).astype(np.uint16)
         return PIL.Image.fromarray((numbers >> 8).astype(np.uint8)).convert("RGB")
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:

@@ -1,4 +1,4 @@
-"""Downloads: one body of at most so many bytes, in at most so many seconds, from where it may come from."""
+"""Downloads with limits on size, time, hosts and addresses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _REQUEST = (
 
 @dataclass(frozen=True, slots=True)
 class DownloadLimits:
-    """What may be asked for, and what it may cost.
+    """Limits of downloads.
 
     Attributes:
-        hosts: As ``urls.target`` takes them.
-        ports: As ``urls.target`` takes them.
-        most_bytes: The largest body.
-        timeout_seconds: From the start to the body's end, redirects and all.
-        most_redirects: How many may follow one another.
+        hosts: Allowed hosts; see ``urls.target``.
+        ports: Allowed ports; see ``urls.target``.
+        most_bytes: Maximum size of a body in bytes.
+        timeout_seconds: Timeout in seconds until the end of the body, including redirects.
+        most_redirects: Maximum number of successive redirects.
     """
 
     hosts: Sequence[str]
@@ -49,10 +49,10 @@ class DownloadLimits:
 
 
 def download(url: str, limits: DownloadLimits, connector: Connector) -> bytes:
-    """Ask for a URL, and for what it redirects to; each is checked in the same way.
+    """Download a URL, following redirects; each redirect is checked in the same way.
 
     Raises:
-        Failing: There is no body, or none that is taken.
+        Failing: The download failed, or the URL or body is not allowed.
     """
     deadline = time.monotonic() + limits.timeout_seconds
     asked = target(url, limits.hosts, limits.ports)
@@ -67,7 +67,7 @@ def download(url: str, limits: DownloadLimits, connector: Connector) -> bytes:
 
 
 def _ask(asked: Target, limits: DownloadLimits, connector: Connector, deadline: float) -> bytes | str:
-    """The body; or the URL that the answer redirects to."""
+    """Return the body, or the URL of a redirect."""
     try:
         connection = connector.open(asked, deadline)
         try:
@@ -81,11 +81,11 @@ def _ask(asked: Target, limits: DownloadLimits, connector: Connector, deadline: 
         raise not_now(f"{shown(asked.host)} took longer than {seconds:g} s") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
-        raise not_now(f"{shown(asked.host)} broke off, or does not speak HTTP: {said}") from error
+        raise not_now(f"{shown(asked.host)} closed the connection, or does not speak HTTP: {said}") from error
 
 
 def _answer(asked: Target, connection: Connection, limits: DownloadLimits) -> bytes | str:
-    # It asks a socket for nothing but ``makefile``.
+    # HTTPResponse calls only ``makefile`` of a socket.
     response = http.client.HTTPResponse(cast("socket.socket", connection), method="GET")
     try:
         response.begin()
@@ -96,7 +96,7 @@ def _answer(asked: Target, connection: Connection, limits: DownloadLimits) -> by
         encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
         if encoding != "identity":
             raise never(
-                f"{shown(asked.host)} sent a body encoded as {shown(encoding)}, which was not asked for"
+                f"{shown(asked.host)} sent a body encoded as {shown(encoding)}, which was not requested"
             )
         return _body(asked, response, limits.most_bytes)
     finally:
@@ -112,7 +112,7 @@ def _body(asked: Target, response: http.client.HTTPResponse, most_bytes: int) ->
         if len(body) > most_bytes:
             raise _too_large(most_bytes, "more")
     if response.length:
-        raise not_now(f"{shown(asked.host)} broke off {response.length} bytes before the end")
+        raise not_now(f"{shown(asked.host)} closed the connection {response.length} bytes before the end")
     return bytes(body)
 
 
@@ -123,8 +123,8 @@ def _too_large(most_bytes: int, got: str) -> Failing:
 def _redirected(asked: Target, response: http.client.HTTPResponse) -> str:
     location = response.headers.get("Location", "")
     if not location:
-        raise never(f"{shown(asked.host)} answered {response.status} without saying where to")
-    with suppress(UnicodeError):  # headers are bytes, which were read as Latin-1
+        raise never(f"{shown(asked.host)} answered {response.status} without a Location header")
+    with suppress(UnicodeError):  # http.client decodes headers as Latin-1; the URL may be in UTF-8
         location = location.encode("latin-1").decode()
     try:
         return urljoin(f"{asked.scheme}://{asked.origin}{asked.path}", location)

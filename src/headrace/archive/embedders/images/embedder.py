@@ -1,4 +1,4 @@
-"""Images to vectors: downloads and decoding side by side, and the encoder beside them."""
+"""Vectors of images: parallel downloads and decoding, overlapped with the encoder."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ class ImageEmbedder:
     """Makes vectors of images.
 
     Attributes:
-        dimension: As ``Embedder`` has it.
-        fingerprint: As ``Embedder`` has it.
+        dimension: See ``Embedder``.
+        fingerprint: See ``Embedder``.
     """
 
     def __init__(self, encoder: Encoder, recipe: Recipe, contents: Contents, settings: ImageSettings) -> None:
-        """Try the encoder out with a black image.
+        """Check the encoder with a black image.
 
         Args:
-            encoder: The encoder; closed with this.
+            encoder: The encoder; ``close`` closes it.
             recipe: How images are prepared for it.
-            contents: Gets their bytes.
-            settings: How they are used.
+            contents: Fetches the images' bytes.
+            settings: Settings of the embedder.
 
         Raises:
-            ConfigError: They do not fit together.
+            ConfigError: The encoder and the recipe do not fit together.
         """
         self._encoder = encoder
         self._recipe = recipe
@@ -59,7 +59,7 @@ class ImageEmbedder:
         self._input = input_for(recipe, encoder.signature)
         self._normalize = settings.normalize
         self._batch_rows = settings.batch_rows
-        # What has arrived and is not encoded yet takes memory: more is not begun.
+        # Images fetched but not yet encoded take memory, so limit how many are started ahead.
         self._most_ahead = settings.connections + 2 * settings.batch_rows
         self._decoding = threading.BoundedSemaphore(cpus.available())
         self.dimension = self._tried()
@@ -75,7 +75,7 @@ class ImageEmbedder:
         """Make a vector of each image; see ``Embedder``.
 
         Raises:
-            ModelError: The encoder fails on any image.
+            ModelError: The encoder fails on every image.
         """
         vectors = np.zeros((len(contents), self.dimension), np.float32)
         failures: dict[int, Failure] = {}
@@ -99,14 +99,14 @@ class ImageEmbedder:
         return Embedded(vectors, failures | failed)
 
     def close(self) -> None:
-        """Wait for the downloads that are under way, and free the encoder."""
+        """Wait for the downloads in flight and free the encoder."""
         self._pool.shutdown(cancel_futures=True)
         self._encoder.close()
 
     def _prepared(self, contents: Sequence[bytes]) -> Iterator[list[tuple[int, Array | Failure]]]:
-        """What has come, in any order, as many as go together; downloads run on while the caller encodes.
+        """Yield batches of prepared images in any order, while downloads continue.
 
-        An encoder with nothing to do takes what is there, and does not wait for company.
+        A batch holds the images that are ready; an idle encoder does not wait for a full batch.
         """
         ready: SimpleQueue[_Ready] = SimpleQueue()
         begun: list[Future[None]] = []
@@ -127,12 +127,12 @@ class ImageEmbedder:
     def _prepare(self, place: int, content: bytes, ready: SimpleQueue[_Ready]) -> None:
         try:
             body = self._contents.get(content)
-            with self._decoding:  # a decoder's memory is many times that of what it makes
+            with self._decoding:  # decoding takes many times the memory of its result
                 image = decoded(body, self._recipe, self._limits)
             ready.put((place, self._recipe.applied(image, self._input.dtype)))
         except Failing as failing:
             ready.put((place, failing.failure))
-        except BaseException as error:  # noqa: BLE001 - the boundary of a thread: one waits for its answer
+        except BaseException as error:  # noqa: BLE001 - re-raised in the thread that waits for it
             ready.put((place, error))
 
     def _encode(self, images: Array) -> Array:
@@ -144,7 +144,7 @@ class ImageEmbedder:
         return self._encode(self._recipe.applied(black, self._input.dtype)[None])
 
     def _tried(self) -> int:
-        """How many numbers a vector has."""
+        """Return the length of a vector."""
         try:
             output = self._try()
         except HeadraceError as error:
@@ -167,12 +167,12 @@ def open_image(settings: ImageSettings, base: Path, resolve: Resolve = system_ad
     """Load an image encoder.
 
     Args:
-        settings: Which, and how.
-        base: What relative paths start from.
-        resolve: Says a name's addresses.
+        settings: Settings of the embedder.
+        base: Directory that relative paths start from.
+        resolve: Function that resolves host names.
 
     Raises:
-        ConfigError: A package or a file is missing, or they do not fit together.
+        ConfigError: A package or a file is missing, or the encoder and the recipe do not fit together.
         LoadError: The model cannot be loaded.
     """
     import_pillow()

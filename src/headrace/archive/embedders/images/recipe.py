@@ -1,4 +1,4 @@
-"""Recipe: how an image becomes an encoder's input. It lies beside the encoder, or within its file."""
+"""Recipe: how an image becomes an encoder's input. Stored beside the encoder, or in its metadata."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headrace.servable import Signature, TensorSpec
 from headrace.tensors import Array
 
 FILE = "encoder.toml"
-"""What a recipe is called that lies beside its encoder."""
+"""File name of a recipe beside its encoder."""
 
 METADATA = "headrace.encoder"
-"""The key of an ONNX file's metadata under which it may have the same text."""
+"""Metadata key of an ONNX file for a recipe with the same text."""
 
 _LARGEST_SIDE = 4096
 _CHANNELS = 3
@@ -29,14 +29,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How an image is prepared.
 
     Attributes:
-        size: The height and width that are cut out of the image's centre.
-        resize: What the shorter side is resized to before; 0 for just what ``size`` needs.
-        filter: How it is resized.
-        white: The number that stands for a channel's full brightness, before ``mean`` is taken off: 1 or 255.
-        mean: What is taken off, by channel.
-        std: What it is divided by then, by channel.
-        layout: Whether the channels come first.
-        channels: Their order.
+        size: Height and width of the crop from the image's centre.
+        resize: Length that the shorter side is resized to before cropping; 0 for the smallest that holds
+            ``size``.
+        filter: Resampling filter.
+        white: Value of a channel at full brightness, before ``mean`` is subtracted: 1 or 255.
+        mean: Value subtracted, by channel.
+        std: Divisor after subtraction, by channel.
+        layout: Whether channels come first (NCHW) or last (NHWC).
+        channels: Order of the channels.
     """
 
     size: tuple[int, int]
@@ -58,26 +59,26 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if not 0 < self.white <= 2**16:
             raise wrong("white", "a number above 0, such as 1 or 255", self.white)
         if not all(0 < abs(one) < np.inf for one in self.std) or not np.isfinite(self.mean).all():
-            raise wrong("std", "numbers that can be divided by, and a mean of numbers", self.std)
+            raise wrong("std", "finite numbers other than 0, and a finite mean", self.std)
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of one image as the encoder takes it."""
+        """Shape of one image as the encoder takes it."""
         height, width = self.size
         return (_CHANNELS, height, width) if self.layout == "NCHW" else (height, width, _CHANNELS)
 
     def applied(self, image: Array, dtype: np.dtype[Any]) -> Array:
-        """Make numbers of a cut-out image.
+        """Convert a cropped image to the encoder's input.
 
         Args:
             image: uint8 ``[height, width, 3]``, red first.
-            dtype: What the encoder takes.
+            dtype: Dtype of the encoder's input.
 
         Returns:
-            Of ``shape``.
+            Array of shape ``shape``.
         """
         made = np.empty(self.shape, np.float32)
-        for place in range(_CHANNELS):  # one by one: NumPy is slow over an axis of three
+        for place in range(_CHANNELS):  # per channel, as NumPy is slow over an axis of three
             source = image[..., place if self.channels == "RGB" else _CHANNELS - 1 - place]
             channel = made[place] if self.layout == "NCHW" else made[..., place]
             np.multiply(source, np.float32(self.white / 255 / self.std[place]), out=channel)
@@ -86,15 +87,15 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) -> Recipe:
-    """Find an encoder's recipe: the file that is named, or the one beside it, or the one in its metadata.
+    """Read an encoder's recipe: from the file named, else from beside the encoder, else from its metadata.
 
     Args:
-        named: The file that the settings name, or None.
+        named: File that the settings name, or None.
         model: The encoder's file or directory.
-        metadata: What the encoder's file says besides.
+        metadata: Metadata of the encoder's file.
 
     Raises:
-        ConfigError: There is none, or it is wrong.
+        ConfigError: There is no recipe, or it is invalid.
     """
     beside = (model if model.is_dir() else model.parent) / FILE
     if named is not None or beside.exists():
@@ -104,16 +105,16 @@ def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) ->
         where = f"the metadata {METADATA} of {model.name}"
         return convert(parse(text, where), Recipe, where)
     raise ConfigError(
-        f"recipe: how are images prepared for {model.name}? Say it in {beside}, as in size = [224, 224], "
-        "mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
+        f"recipe: expected a recipe that prepares images for {model.name}, got none; write it to {beside}, "
+        "as in size = [224, 224], mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
     )
 
 
 def input_for(recipe: Recipe, signature: Signature) -> TensorSpec:
-    """The input of an encoder that takes what a recipe makes.
+    """Return the input of an encoder that takes images prepared by a recipe.
 
     Raises:
-        ConfigError: There is none, or it is not the only one.
+        ConfigError: The encoder has several inputs, or its input takes something else.
     """
     if len(signature.inputs) == 1:
         (spec,) = signature.inputs

@@ -1,1 +1,1 @@
-"""Vectors by a model that is served: by this process, or by a remote server."""
+"""Vectors from a served model, in this process or on a remote server."""

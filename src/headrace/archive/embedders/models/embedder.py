@@ -1,4 +1,4 @@
-"""Contents to vectors by a model that is served, here or elsewhere."""
+"""Vectors of contents from a served model, local or remote."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ _AXES = 2
 
 
 class ModelEmbedder:
-    """Makes vectors by asking a model. It asks the version that was the default when it was opened.
+    """Makes vectors by calling a model, always in the version that was the default when this was opened.
 
     Attributes:
-        dimension: As ``Embedder`` has it.
-        fingerprint: As ``Embedder`` has it.
-        is_outdated: Whether its version was not served any more when it was asked: another is to be opened.
+        dimension: See ``Embedder``.
+        fingerprint: See ``Embedder``.
+        is_outdated: Whether a call found that the version is no longer served; then open another embedder.
     """
 
     def __init__(self, served: Served, settings: ModelSettings) -> None:
-        """Ask once.
+        """Call the model once to learn its dimension.
 
         Args:
-            served: The model; closed with this.
-            settings: How it is used.
+            served: The model; ``close`` closes it.
+            settings: Settings of the embedder.
 
         Raises:
-            ConfigError: It does not take one input of texts or numbers, or does not give vectors.
-            HeadraceError: It does not answer.
+            ConfigError: The model does not take one input of texts or numbers, or does not return vectors.
+            HeadraceError: The model does not answer.
         """
         self.is_outdated = False
         described = served.describe()
@@ -66,7 +66,7 @@ class ModelEmbedder:
         try:
             answer = self._answered(self._probe)
         except (InvalidRequest, ModelError) as error:
-            raise ConfigError(f"model: {settings.model} fails on a first content: {error.message}") from error
+            raise ConfigError(f"model: {settings.model} fails on a test input: {error.message}") from error
         self.dimension = int(answer.shape[1])
         self.fingerprint = self._digest(described, settings)
 
@@ -74,9 +74,9 @@ class ModelEmbedder:
         """Make a vector of each content; see ``Embedder``.
 
         Raises:
-            Refused: The model, or its server, cannot be asked now.
-            FailedPrecondition: The version is gone; open the embedder again.
-            ModelError: The model fails on any content.
+            Refused: The model or its server is not available now.
+            FailedPrecondition: The version is no longer served; open the embedder again.
+            ModelError: The model fails on every content.
         """
         _, wrong = filled(self._input, contents)
         failures = {place: Failure(reason, is_final=True) for place, reason in wrong.items()}
@@ -92,12 +92,12 @@ class ModelEmbedder:
         return Embedded(vectors, failures)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._served.close()
 
     def _vectors(self, values: Array) -> Array:
         made = self._answered(values)
-        if made.shape[1] != self.dimension:  # one number would be taken for each of a vector's
+        if made.shape[1] != self.dimension:  # NumPy would broadcast one number to a whole vector
             raise ModelError(f"expected vectors of {self.dimension} numbers, got {made.shape[1]}")
         return made
 
@@ -106,9 +106,7 @@ class ModelEmbedder:
             answer = self._served.predict(self._input.name, values, self._output)
         except NotFound as error:
             self.is_outdated = True
-            raise FailedPrecondition(
-                f"the encoder's version is not served any more: {error.message}"
-            ) from error
+            raise FailedPrecondition(f"the encoder's version is no longer served: {error.message}") from error
         except DeadlineExceeded as error:
             raise Unavailable(f"the encoder did not answer in time: {error.message}") from error
         if answer.ndim != _AXES or len(answer) != len(values) or answer.dtype.kind not in "iuf":
@@ -124,7 +122,7 @@ class ModelEmbedder:
             "output": self._output,
             "normalize": settings.normalize,
         }
-        if not described.files:  # then a name and a number are all that is known
+        if not described.files:  # only the name and version are known
             told |= {"model": settings.model, "version": described.version or self._answering_version()}
         return fingerprint("model", told, described.files)
 
@@ -133,16 +131,16 @@ class ModelEmbedder:
 
 
 def open_model(settings: ModelSettings, base: Path, models: LocalModels | None) -> ModelEmbedder:
-    """Find a model, and ask it once.
+    """Find a model and call it once.
 
     Args:
-        settings: Which, and where.
-        base: What relative paths start from.
-        models: Those that this process serves; None where it serves none.
+        settings: Settings of the embedder.
+        base: Directory that relative paths start from.
+        models: Models that this process serves; None if it serves none.
 
     Raises:
         ConfigError: A setting is wrong, or the model does not fit.
-        Refused: Its server cannot be asked now.
+        Refused: The server is not available now.
         HeadraceError: There is no such model.
     """
     served = _served(settings, base, models)
@@ -165,10 +163,10 @@ def _served(settings: ModelSettings, base: Path, models: LocalModels | None) -> 
 
 
 def read_token(settings: ModelSettings, base: Path) -> str:
-    """The token that a server is told; "" for none.
+    """Return the access token for a server; "" if none is configured.
 
     Raises:
-        ConfigError: It cannot be read, or holds what no header can.
+        ConfigError: The token cannot be read, or is not valid in a header.
     """
     if settings.token_env:
         where, token = f"token_env: {settings.token_env}", os.environ.get(settings.token_env, "")
@@ -182,19 +180,19 @@ def read_token(settings: ModelSettings, base: Path) -> str:
         return ""
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise ConfigError(f"{where}: expected a token of printable ASCII, which it does not hold")
+        raise ConfigError(f"{where}: expected a token of printable ASCII characters")
     return token
 
 
 def chosen_input(specs: Sequence[TensorSpec], wanted: str) -> TensorSpec:
-    """Decide which input of a model takes contents.
+    """Return the input of a model that takes contents.
 
     Args:
-        specs: The inputs.
-        wanted: What is asked for; "" for the only one.
+        specs: Inputs of the model.
+        wanted: Name of the input; "" for any.
 
     Raises:
-        ConfigError: There is none of that name, it takes something else, or the model wants others besides.
+        ConfigError: The input has another name or takes something else, or the model has several inputs.
     """
     said = "; ".join(map(str, specs))
     if len(specs) != 1:
@@ -203,19 +201,19 @@ def chosen_input(specs: Sequence[TensorSpec], wanted: str) -> TensorSpec:
     if wanted and spec.name != wanted:
         raise ConfigError(f"input: expected {spec.name}, got {wanted!r}")
     if not (spec.accepts(()) or spec.accepts((1,))) or not (spec.dtype == STRING or spec.dtype.kind in "iuf"):
-        raise ConfigError(f"model: expected an input of one text or number a row, got {said}")
+        raise ConfigError(f"model: expected an input of one text or number per row, got {said}")
     return spec
 
 
 def filled(spec: TensorSpec, contents: Sequence[bytes]) -> tuple[Array, dict[int, str]]:
-    """Make an input's values of contents: the bytes themselves for texts, else numbers as they are written.
+    """Convert contents to values of an input: bytes for texts, else the numbers that they spell out.
 
     Args:
         spec: The input.
         contents: The contents.
 
     Returns:
-        ``[contents]`` or ``[contents, 1]``, and what is wrong with those that are no number, by place.
+        Values ``[contents]`` or ``[contents, 1]``, and the errors of contents that are not numbers, by index.
     """
     wrong: dict[int, str] = {}
     if spec.dtype == STRING:
@@ -236,5 +234,5 @@ def _number(content: bytes, dtype: np.dtype[np.generic]) -> float | int:
         raise ValueError("too long")
     number: float | int = int(content) if dtype.kind in "iu" else float(content)
     if dtype.kind == "f" and not np.isfinite(number):
-        raise ValueError("no number")
+        raise ValueError("not a finite number")
     return number

@@ -1,4 +1,4 @@
-"""A model of a remote server, asked over the Open Inference Protocol's REST API with binary tensors."""
+"""A model of a remote server, called over the Open Inference Protocol's REST API with binary tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.tensors import BY_DTYPE, BY_OIP, STRING, Array
 
 _HEADER = "Inference-Header-Content-Length"
 _LARGEST_JSON_BYTES = 2**20
-_LARGEST_ROW_BYTES = 65_536 * 8  # the longest vector there may be, in float64
+_LARGEST_ROW_BYTES = 65_536 * 8  # the longest vector supported, in float64
 
 
 class _Tensor(msgspec.Struct):
@@ -40,16 +40,16 @@ class _Answer(msgspec.Struct):
 
 
 class RemoteServed:
-    """One version of a remote model: the one that answers first, where no version is said."""
+    """One version of a remote model. Without a configured version, the first one that answers is kept."""
 
     def __init__(self, client: RestClient, model: str, version: int | None, timeout_seconds: float) -> None:
-        """Say which.
+        """Keep the settings; nothing is connected.
 
         Args:
-            client: Asks the server; closed with this.
-            model: The model's name.
-            version: Its number; None for the default one.
-            timeout_seconds: How long a call may take.
+            client: Client of the server; ``close`` closes it.
+            model: Name of the model.
+            version: Version of the model; None for the default.
+            timeout_seconds: Timeout of one call in seconds.
         """
         self._client = client
         self._model = quote(model, safe="")
@@ -57,14 +57,14 @@ class RemoteServed:
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> Description:
-        """Ask what it takes and gives; see ``Served``. Without a version: 0 until it has answered."""
+        """Request the metadata; see ``Served``. The version is 0 until known from an answer."""
         reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, _LARGEST_JSON_BYTES)
         found = _decoded(reply.body, _Metadata)
         outputs = tuple(one.name for one in found.outputs)
         return Description(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Answer a batch; see ``Served``. The first answer says which version is asked from then on."""
+        """Predict a batch; see ``Served``. The first answer fixes the version of later calls."""
         raw = _packed(values)
         tensor = {
             "name": name,
@@ -87,7 +87,7 @@ class RemoteServed:
 
     @property
     def version(self) -> int:
-        """The number of the version that is asked; 0 before one has answered."""
+        """Version called; 0 until known from an answer."""
         return self._version or 0
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ def _unpacked(answer: _Answer, output: str, raw: bytes) -> Array:
         raise ModelError(f"the output {shown(output)} is {shown(found.datatype)}; expected numbers")
     expected = _size(found.shape) * known.dtype.itemsize
     if found.parameters.get("binary_data_size") != expected or len(raw) != expected:
-        raise ModelError(f"the output {shown(output)} has {len(raw)} bytes where its shape says {expected}")
+        raise ModelError(f"the output {shown(output)} has {len(raw)} bytes, but its shape needs {expected}")
     return np.frombuffer(raw, known.dtype).reshape(found.shape)
 
 

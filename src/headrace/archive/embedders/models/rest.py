@@ -1,4 +1,4 @@
-"""A small client of REST: connections that are kept, one deadline a call, and typed errors."""
+"""A small REST client: persistent connections, one deadline per call, and typed errors."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is.
+    """The address of a server.
 
     Attributes:
-        host: Its name.
-        port: Where.
-        prefix: What paths begin with.
-        is_secure: Whether TLS is spoken.
+        host: Host name.
+        port: Port number.
+        prefix: Prefix of all paths.
+        is_secure: Whether to use TLS.
     """
 
     host: str
@@ -52,11 +52,11 @@ class Address:
 
 
 class Reply(NamedTuple):
-    """What was answered, with 200.
+    """A response with status 200.
 
     Attributes:
-        headers: By name.
-        body: The whole of it.
+        headers: Headers by name.
+        body: Complete body.
     """
 
     headers: http.client.HTTPMessage
@@ -64,14 +64,14 @@ class Reply(NamedTuple):
 
 
 class _BrokenOff(Exception):
-    """A connection that was kept has been closed by the other side meanwhile."""
+    """The server has closed an idle connection."""
 
 
 def read_address(url: str) -> Address:
-    """Read a server's URL.
+    """Parse a server's URL.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: The URL is invalid.
     """
     try:
         parts = urlsplit(url)
@@ -85,18 +85,18 @@ def read_address(url: str) -> Address:
 
 
 class RestClient:
-    """Asks one server; may be used by several threads at once."""
+    """A client of one server. Thread-safe."""
 
     def __init__(self, address: Address, token: str, ca_file: str) -> None:
-        """Prepare; nothing is connected to yet.
+        """Prepare the client; nothing is connected yet.
 
         Args:
-            address: Where it is.
-            token: What it is told, or "".
-            ca_file: The certificates of who may sign the server's; "" for the system's.
+            address: Address of the server.
+            token: Access token, or "".
+            ca_file: Trusted CA certificates; "" for those of the system.
 
         Raises:
-            ConfigError: The token would be sent in the clear, or the file holds no certificates.
+            ConfigError: The token would be sent unencrypted, or the file holds no certificates.
         """
         if token and not address.is_secure and address.host not in _LOOPBACK:
             raise ConfigError("url: a token is sent over https only; expected https://…")
@@ -110,18 +110,18 @@ class RestClient:
         self._lock = threading.Lock()
 
     def ask(self, path: str, body: bytes, headers: dict[str, str], seconds: float, most_bytes: int) -> Reply:
-        """Ask, by GET where there is no body.
+        """Send a request: POST with a body, else GET.
 
         Args:
-            path: Where, from the server's prefix on.
-            body: What is sent; "" for a GET.
-            headers: Besides the usual ones.
-            seconds: How long it may take.
-            most_bytes: The largest answer that is taken.
+            path: Path after the server's prefix.
+            body: Body; empty for a GET.
+            headers: Additional headers.
+            seconds: Timeout in seconds.
+            most_bytes: Maximum size of the response in bytes.
 
         Raises:
             Refused: The server cannot be reached, is busy, or did not answer in time.
-            HeadraceError: It answered with an error, which is told.
+            HeadraceError: The server answered with an error, or with too large a body.
         """
         deadline = time.monotonic() + seconds
         request = self._request(path, body, headers)
@@ -134,10 +134,10 @@ class RestClient:
             raise Unavailable(f"{self._address.host} did not answer within {seconds:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             said = f"{type(error).__name__}: {error}"
-            raise Unavailable(f"{self._address.host} cannot be asked: {said}") from error
+            raise Unavailable(f"{self._address.host} cannot be reached: {said}") from error
 
     def close(self) -> None:
-        """Close what was kept."""
+        """Close the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for one in idle:
@@ -174,14 +174,14 @@ class RestClient:
         self, connected: socket.socket, request: bytes, deadline: float, most_bytes: int, *, is_kept: bool
     ) -> Reply:
         connection, is_whole = Connection(connected, deadline), False
-        # It asks a socket for nothing but ``makefile``.
+        # HTTPResponse calls only ``makefile`` of a socket.
         response = http.client.HTTPResponse(cast("socket.socket", connection))
         try:
             try:
                 connection.send(request)
                 response.begin()
             except (ConnectionError, http.client.RemoteDisconnected) as error:
-                if is_kept:  # the server may have closed it before the request came: it has not answered it
+                if is_kept:  # the server may have closed the idle connection before the request arrived
                     raise _BrokenOff from error
                 raise
             if response.status != _OK:
@@ -206,14 +206,14 @@ def _read(response: http.client.HTTPResponse, most_bytes: int, *, cut: bool = Fa
         if len(body) > most_bytes:
             if cut:
                 break
-            raise ModelError(f"the server's answer is larger than the {most_bytes} bytes that it may have")
+            raise ModelError(f"expected an answer of at most {most_bytes} bytes from the server, got more")
     if response.length and not cut:
         raise http.client.IncompleteRead(bytes(body[:0]), response.length)
     return bytes(body)
 
 
 def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
-    """The error that a server's answer means."""
+    """Return the error for a response with a status other than 200."""
     status = response.status
     said = f"the server answered {status}: {shown(body.decode(errors='replace'))}"
     if status in (408, 429, 502, 503, 504):
@@ -231,5 +231,5 @@ def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
 def _seconds(text: str | None) -> float:
     try:
         return min(max(float(text or 1), 0.0), _LONGEST_WAIT_SECONDS)
-    except ValueError:  # a date
+    except ValueError:  # an HTTP date
         return 1.0

@@ -1,4 +1,4 @@
-"""Served: one version of a model somewhere that answers by name; the contract for local and remote ones."""
+"""Served: one version of a model that is called by name. The contract of local and remote models."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headrace.tensors import Array, Tensors
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What is known of a served version.
+    """Description of a served version.
 
     Attributes:
-        version: Its number.
-        inputs: What it takes.
-        outputs: The names of what it gives.
-        files: What it was loaded from; nothing is known of a remote one's.
+        version: Number of the version.
+        inputs: Inputs of the model.
+        outputs: Names of its outputs.
+        files: Files that it was loaded from; empty if unknown, as for a remote model.
     """
 
     version: int
@@ -31,42 +31,42 @@ class Description:
 
 
 class Served(Protocol):
-    """One version of a model that answers by name; may be called by several threads at once."""
+    """One version of a model that is called by name. Thread-safe."""
 
     def describe(self) -> Description:
-        """What it takes and gives.
+        """Return the inputs and outputs of the model.
 
         Raises:
-            Refused: It cannot be said now.
+            Refused: The model is not available now.
             HeadraceError: There is no such model.
         """
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Answer a batch.
+        """Predict a batch.
 
         Args:
-            name: Its one input.
-            values: The input's values, of its dtype.
-            output: Which output.
+            name: Name of the model's only input.
+            values: Values of the input, of its dtype.
+            output: Name of the output to return.
 
         Raises:
-            Refused: Nothing was computed, or not in time; it may be later.
+            Refused: Nothing was computed, or not in time; a retry may succeed.
             InvalidRequest: The model does not take these values.
-            ModelError: The model failed on them.
-            HeadraceError: There is no such model any more.
+            ModelError: The model failed on these values.
+            HeadraceError: The model is no longer served.
         """
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class LoadedModel(Protocol):
-    """A loaded version, as an ``Engine`` has it.
+    """A loaded version, as returned by an ``Engine``.
 
     Attributes:
-        version: Its number.
-        signatures: The ways to call it.
-        path: Its directory, or None for an object of the program.
+        version: Number of the version.
+        signatures: Signatures by name.
+        path: Directory of the version; None for an object of the program.
     """
 
     version: int
@@ -75,10 +75,10 @@ class LoadedModel(Protocol):
 
 
 Find = Callable[[str, int | None], LoadedModel | None]
-"""A version of a model that is ready, by name and number (None for the default one)."""
+"""Returns a ready version of a model, by name and number (None for the default version)."""
 
 Predict = Callable[[str, int, Tensors, str, float], Tensors]
-"""Answers for a model's version: name, number, inputs, the one output that is wanted, seconds."""
+"""Predicts with a version of a model: name, number, inputs, the output to return, timeout in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class LocalModels:
     """The models that this process serves.
 
     Attributes:
-        find: Finds one; ``lambda name, version: engine.manager.ready_now(name, version, None)``.
-        predict: Answers for one, by ``engine.predict_blocking`` with a ``ModelSpec``.
+        find: Returns a version; ``lambda name, version: engine.manager.ready_now(name, version, None)``.
+        predict: Predicts with a version, by ``engine.predict_blocking`` with a ``ModelSpec``.
     """
 
     find: Find
@@ -95,19 +95,19 @@ class LocalModels:
 
 
 class LocalServed:
-    """One version of a model of this process: the one that is the default when this is made."""
+    """One version of a model of this process; without a number, the default version at construction."""
 
     def __init__(self, models: LocalModels, model: str, version: int | None, timeout_seconds: float) -> None:
-        """Find it.
+        """Find the model.
 
         Args:
-            models: Those of the process.
-            model: Its name.
-            version: Its number; None for the default one.
-            timeout_seconds: How long a call may take.
+            models: Models of the process.
+            model: Name of the model.
+            version: Number of the version; None for the default version.
+            timeout_seconds: Timeout of one call in seconds.
 
         Raises:
-            NotFound: There is none that is ready.
+            NotFound: No such version is ready.
         """
         found = models.find(model, version)
         if found is None:
@@ -118,16 +118,16 @@ class LocalServed:
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> Description:
-        """What it takes and gives."""
+        """Return the inputs and outputs of the model; see ``Served``."""
         version, signature, path = self._found
         files = () if path is None else tuple(visible_files(path))
         return Description(version, signature.inputs, tuple(signature.output_names), files)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Answer a batch; see ``Served``."""
+        """Predict a batch; see ``Served``."""
         version, _, _ = self._found
         answered = self._models.predict(self._model, version, {name: values}, output, self._timeout_seconds)
         return answered[output]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, as there are no connections."""

@@ -76,11 +76,11 @@ def test_public_addresses_may_be(address: str) -> None:
         ("2a00::1%1", "network interface"),
         ("fec0::1", "private"),
         ("ff02::1", "multicast"),
-        ("localhost", "no address"),
-        ("2130706433", "no address"),
-        ("0x7f.1", "no address"),
-        ("127.1", "no address"),
-        ("", "no address"),
+        ("localhost", "not an IP address"),
+        ("2130706433", "not an IP address"),
+        ("0x7f.1", "not an IP address"),
+        ("127.1", "not an IP address"),
+        ("", "not an IP address"),
     ],
 )
 def test_others_may_not_and_are_told(address: str, what: str) -> None:

@@ -91,7 +91,7 @@ def test_what_fails_fails_alone_and_says_why(opened: Callable[..., Embedder], tm
     }
     assert told["/gone"].reason == "'127.0.0.1' answered 410 'Gone'"
     assert told["/busy"].reason == "'127.0.0.1' answered 429 'Too Many Requests'; Retry-After '7'"
-    assert told["/text"].reason.startswith("no image: expected JPEG, PNG, WEBP, GIF, got b'<html>not fo'")
+    assert told["/text"].reason.startswith("not an image: expected JPEG, PNG, WEBP, GIF, got b'<html>not fo'")
     for place in (0, paths.index("/moved"), len(paths) - 1):
         np.testing.assert_allclose(made.vectors[place], [1, 0, 0], atol=1e-6)
 
@@ -188,7 +188,7 @@ def test_fingerprints_change_with_encoder_and_recipe_and_with_nothing_else(
         ({"ca_file": "none.pem"}, "ca_file: expected certificates in PEM"),
         ({"directory": "nowhere"}, "directory: expected a directory"),
         ({"recipe": "nowhere.toml"}, r"recipe: .*nowhere\.toml cannot be read"),
-        ({"model": "nowhere.onnx"}, "nothing is there"),
+        ({"model": "nowhere.onnx"}, "which does not exist"),
         ({"connections": 0}, "connections: expected a whole number, 1 or more"),
     ],
 )

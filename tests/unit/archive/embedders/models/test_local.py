@@ -89,7 +89,7 @@ def test_the_version_stays_that_of_the_opening_until_it_is_gone(
     newer = opened(output="counts")
     assert newer.fingerprint != embedder.fingerprint
     np.testing.assert_array_equal(newer.embed([b"ab"]).vectors, [[10, 10, 0]])
-    with pytest.raises(FailedPrecondition, match="the encoder's version is not served any more"):
+    with pytest.raises(FailedPrecondition, match="the encoder's version is no longer served"):
         embedder.embed([b"ab"])
 
 
@@ -144,7 +144,11 @@ def until_ready(engine: Engine, model: str, version: int) -> None:
     [
         ({"model": "none"}, NotFound, "model: 'none' is not served here"),
         ({"model": "letters", "version": 7}, NotFound, "is not served here"),
-        ({"model": "letters"}, ConfigError, "output: say which one is the vector: counts, length"),
+        (
+            {"model": "letters"},
+            ConfigError,
+            "output: expected the name of the vector's output, one of counts, length",
+        ),
         (
             {"model": "letters", "output": "length"},
             ConfigError,
@@ -176,5 +180,5 @@ def test_a_model_that_fails_on_anything_is_broken(opened: Open, engine: Engine, 
 
     table = {"kind": "model", "model": "squares"}
     embedder = open_embedder("mine", table, tmp_path, models=LocalModels(models.find, broken))
-    with pytest.raises(ModelError, match="the encoder fails on whatever it gets: out of order"):
+    with pytest.raises(ModelError, match="the encoder fails on every input: out of order"):
         embedder.embed([b"1", b"2"])
