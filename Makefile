@@ -138,7 +138,7 @@ audit: install ## known weaknesses of what is installed, and of the tests' and b
 		echo "pip-audit --strict $$what"; $(BIN)/pip-audit --strict $$what || failed=1; \
 	done; exit $$failed
 
-check: install ## style, types, import contract, size budget, rules for tests, spelling, deploy/, generated files
+check: install ## style, types, import contract, size budget, rules for tests, spelling, English, deploy/, generated files
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -146,6 +146,7 @@ check: install ## style, types, import contract, size budget, rules for tests, s
 	$(BIN)/python tools/size_budget.py
 	$(BIN)/python -m tools.test_rules
 	$(BIN)/codespell
+	$(BIN)/python -m tools.prose
 	$(if $(wildcard tools/deployment.py),$(BIN)/python tools/deployment.py)
 	$(if $(wildcard tools/protos.py),$(BIN)/python tools/protos.py --check)
 
