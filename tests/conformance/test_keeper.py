@@ -370,7 +370,7 @@ def test_one_that_hangs_is_left_alone_and_frees_what_nobody_waits_for(
     door = Door(own.descriptor)
     with caplog.at_level(logging.WARNING), stopped(own.pid):
         assert door.copy(file, Content(SIZE, SUM)) is None
-        assert "makes its own copy: it has said nothing" in caplog.text
+        assert "makes its own copy: it has not answered" in caplog.text
         caplog.clear()
         assert door.copy(file, Content(SIZE, SUM)) is None
         assert not caplog.text

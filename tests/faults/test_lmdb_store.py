@@ -109,9 +109,9 @@ def test_a_write_behind_one_that_is_stopped_ends_in_time(store: InLmdbStore, tmp
         for thread in threads:
             thread.join(timeout=40)
         assert len(ended) == 8
-        with pytest.raises(Unavailable, match="stopped"):
+        with pytest.raises(Unavailable, match="suspended"):
             store.swap("a", None, b"1")
-        with pytest.raises(Unavailable, match="stopped"):
+        with pytest.raises(Unavailable, match="suspended"):
             store.drop("values")
         assert there(store, "values", 0, 1000) == 1000
         os.kill(writer.pid, signal.SIGKILL)

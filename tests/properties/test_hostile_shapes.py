@@ -171,7 +171,7 @@ ENDS = {
     "objects": r"instances\[0\]: expected the inputs 'x', got 'a'",
     "equal names": "inputs: missing input 'x', unknown input 'a'",
     "examples without features": "age: example 0 lacks it",
-    "inputs of one name": "inputs: the model takes 1, got",
+    "inputs of one name": "inputs: expected at most 1, got",
     "tiny numbers, flat": "x: expected 4 bytes for FP32",
 }
 """How the worst bodies end that no model takes; those that are refused early come again below, where they are

@@ -98,7 +98,7 @@ def test_settings_in_the_directory_of_a_version_are_told_where_they_belong(
     with caplog.at_level("WARNING"):
         run(scenario())
     assert "half_plus_two version 1: the headrace.toml in the version's directory is not read" in caplog.text
-    assert "its place is half_plus_two/headrace.toml" in caplog.text
+    assert "move it to half_plus_two/headrace.toml" in caplog.text
 
 
 def test_wrong_requests_are_refused_with_the_name_of_what_is_wrong() -> None:

@@ -83,7 +83,7 @@ def test_a_recorded_request_that_fails_fails_the_version(tmp_path: Path, body: o
 
 
 def test_a_recording_that_the_settings_name_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match=r"no gone\.jsonl"):
+    with pytest.raises(LoadError, match=r"gone\.jsonl exists neither"):
         warm_up(
             Doubling(), ModelConfig(warm_up=WarmUpPolicy(requests=("gone.jsonl",))), tmp_path, BatchCost()
         )

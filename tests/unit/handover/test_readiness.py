@@ -40,7 +40,7 @@ def test_what_is_ready_there_is_waited_for(
 @pytest.mark.parametrize(
     ("here", "why"),
     [
-        ({}, "m is served by the running server, and not by this one"),
+        ({}, "m is served by the running server, but not by this one"),
         ({"m": [FAILED]}, "no such file"),
         ({"m": [NEXT, FAILED]}, "no such file"),
         ({"m": [NEXT_FAILED]}, "cut off"),

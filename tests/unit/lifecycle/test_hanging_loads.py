@@ -57,7 +57,9 @@ def test_a_load_that_takes_too_long_fails_and_the_error_names_the_limit(stage: S
     assert stage.states() == {1: State.LOADING}
     stage.advance(0.1)
     assert stage.states() == {1: State.FAILED}
-    with pytest.raises(FailedPrecondition, match=r"loading took longer than .*load_timeout_seconds = 60;"):
+    with pytest.raises(
+        FailedPrecondition, match=r"loading took longer than .*load_timeout_seconds = 60, and was abandoned"
+    ):
         stage.manager.get("m")
 
 

@@ -51,12 +51,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="pca: the two directions in which vectors differ most, of up to 50000; tsne: neighbours stay "
         "neighbours, of up to 5000 (default pca)",
     )
-    add(
-        "--labels",
-        metavar="FILE",
-        type=Path,
-        help="labels of the keys, as CSV: key,label; they set the colours",
-    )
+    add("--labels", metavar="FILE", type=Path, help="labels of the keys, as CSV: key,label; they set colours")
     add(
         "--clusters",
         metavar="N",

@@ -121,7 +121,7 @@ def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:
     inputs = document.get("inputs") if isinstance(document, dict) else None
     taken = max(len(signature.inputs) for signature in loaded.signatures.values())
     if isinstance(inputs, list) and len(inputs) > 2 * taken + _WRONG_INPUTS:
-        raise InvalidRequest(f"the model takes at most {taken} inputs, got {len(inputs)}", field="inputs")
+        raise InvalidRequest(f"expected at most {taken}, got {len(inputs)}", field="inputs")
     data = []
     for one in inputs if isinstance(inputs, list) else []:
         has_data = isinstance(one, dict) and "data" in one

@@ -97,7 +97,7 @@ def test_scores_without_classes_have_no_label() -> None:
 def test_classes_must_be_a_row_of_names() -> None:
     signature = Signature("serving_default", (spec("x", "FP32"),), (spec("classes", "BYTES"),))
     flat = LoadedDouble(signature, lambda inputs: {"classes": inputs["x"].astype(object)}, name="flat")
-    with pytest.raises(FailedPrecondition, match=r"classes BYTES \[rows\] is not"):
+    with pytest.raises(FailedPrecondition, match=r"got classes BYTES \[rows\]; name it"):
         post("classify", flat, examples=[{"x": 1}])
     labelled = configured(only("classes"), SignatureConfig(labels=("x", "y", "z")))
     with pytest.raises(FailedPrecondition, match="scores must come from an output of floats"):

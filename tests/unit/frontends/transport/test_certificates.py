@@ -70,7 +70,7 @@ WRONG: dict[str, tuple[Callable[[Authority], object], str]] = {
     ),
     "no PEM": (
         lambda authority: authority.path("server.pem").write_bytes(b"\x30\x82"),
-        r"^tls\.certificate: .*server\.pem contains no usable certificate .*BEGIN CERTIFICATE",
+        r"^tls\.certificate: .*server\.pem contains no usable certificate; expected .*BEGIN CERTIFICATE",
     ),
     "cut": (
         lambda authority: authority.path("server.pem").write_bytes(

@@ -34,7 +34,9 @@ def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
 
 
 def test_an_address_that_is_not_here_is_named_with_the_way_out() -> None:
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .*; --host and --http-port say"):
+    with pytest.raises(
+        ConfigError, match=r"cannot listen on 192\.0\.2\.1:0: .*; choose others with --host and --http-port"
+    ):
         listen("192.0.2.1", 0, "http_port")
 
 
