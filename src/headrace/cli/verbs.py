@@ -87,6 +87,11 @@ class Verb:
     own_help: str = ""
 
 
+def _filled(text: str) -> str:
+    """Wrap a paragraph of help; names of options and files are not broken at their hyphens."""
+    return textwrap.fill(text, _HELP_COLUMNS, break_on_hyphens=False)
+
+
 def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) -> argparse.ArgumentParser:
     """Add a verb to the command line.
 
@@ -97,15 +102,14 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     Returns:
         The verb's parser, to which it adds its own options.
     """
-    codes = textwrap.fill(
+    codes = _filled(
         f"exit codes: 0 done; 1 {verb.failure}; 2 the command or a setting is wrong, or a named object does "
-        "not exist; 130 interrupted. See docs/command-line.md.",
-        _HELP_COLUMNS,
+        "not exist; 130 interrupted. See docs/command-line.md."
     )
     parser = verbs.add_parser(
         verb.name,
         help=verb.help,
-        description=textwrap.fill(verb.description, _HELP_COLUMNS),
+        description=_filled(verb.description),
         epilog=f"{verb.examples.strip()}\n\n{codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
