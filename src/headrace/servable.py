@@ -485,7 +485,7 @@ def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
     # If no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
     if not (np.can_cast(array.dtype, spec.dtype) if exact else may_cast(array.dtype, spec.dtype)):
         raise InvalidRequest(
-            f"expected {spec}, got {describe(array)}; convert it before sending, nothing is lost silently",
+            f"expected {spec}, got {describe(array)}; convert it before sending, as headrace does not",
             field=spec.name,
         )
     try:

@@ -87,7 +87,7 @@ def test_models_are_unloaded_and_loaded_there_and_nowhere_else(server: tuple[Run
     for connect in at_port:
         status, body = running.request("POST", UNLOAD, b"")
         assert status == refused, body
-        assert b"administration is off on this port" in body
+        assert b"this port does not serve administration" in body
         assert asked(connect(), "POST", UNLOAD)[0] == 200
         running.wait_for(lambda: running.get(ready)[0] != 200, "the model to go", SECONDS)
         assert asked(connect(), "POST", LOAD)[0] == 200
@@ -102,7 +102,7 @@ def test_grpc_is_refused_and_served_likewise(server: tuple[RunningServer, Path])
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(method)(message, timeout=SECONDS)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert "administration is off on this port" in caught.value.details()
+            assert "this port does not serve administration" in caught.value.details()
     for address in (f"127.0.0.1:{admin_port(running)}", f"unix:{path}"):
         with grpc.insecure_channel(address, options=[("grpc.default_authority", "localhost")]) as channel:
             index = channel.unary_unary("/inference.GRPCInferenceService/RepositoryIndex")(

@@ -93,7 +93,7 @@ def test_a_file_that_cannot_grow_costs_lines_and_no_calls(
         signal.signal(signal.SIGXFSZ, before)
     said = [record.message for record in caplog.records if "access log" in record.message]
     assert said == [
-        "the access log cannot be written; lines are lost, and counted",
+        "cannot write the access log; lines are being dropped and counted",
         "the access log can be written again",
     ]
     *torn, last = log.read_text().splitlines()
@@ -111,7 +111,7 @@ def test_dev_full_costs_no_call(tmp_path: Path) -> None:
             "the lost lines to be counted",
         )
         assert server.stop() == 0
-    assert sum("access log cannot be written" in one for one in server.errors) == 1
+    assert sum("cannot write the access log" in one for one in server.errors) == 1
 
 
 def test_a_pipe_that_nobody_reads_drops_lines_and_delays_neither_calls_nor_the_end(tmp_path: Path) -> None:

@@ -121,4 +121,6 @@ class AccessLog:
         if works:
             _log.info("the access log can be written again", extra={"lost": self._lost})
         else:
-            _log.warning("the access log cannot be written; lines are lost, and counted", extra={"why": why})
+            _log.warning(
+                "cannot write the access log; lines are being dropped and counted", extra={"why": why}
+            )

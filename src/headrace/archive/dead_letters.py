@@ -1,4 +1,7 @@
-"""Dead letters: keys that could not be embedded, each with the reason, until they are replayed or dropped."""
+"""Dead letters: keys that could not be embedded, each with the reason, until they are replayed or dropped.
+
+``archive/fill_batch.py`` decides when a key becomes a dead letter.
+"""
 
 from __future__ import annotations
 

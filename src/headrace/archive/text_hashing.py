@@ -1,8 +1,8 @@
-"""Hashes texts in Python's memory, without joining or copying them.
+"""Hash the keys of the archive's cache with SipHash; ``stream/hashing.py`` hashes fields.
 
-The hash is SipHash-1-3 with 128 bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) under
-a random key per process. So clients cannot construct colliding keys, which would be answered with each
-other's vectors.
+The keys are texts in Python's memory, which are neither joined nor copied. The hash is SipHash-1-3 with 128
+bits (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012) under a random key per process. So
+clients cannot construct colliding keys, which would be answered with each other's vectors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server's settings: ``headrace serve --config FILE``, and the command line options that override it."""
+"""A server's settings, from ``--config FILE`` and options; ``config/model.py`` has those of headrace.toml."""
 
 from __future__ import annotations
 

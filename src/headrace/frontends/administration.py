@@ -46,7 +46,9 @@ def administrative(
 def public(
     routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], *, metrics: bool
 ) -> tuple[list[HttpRoute], list[GrpcMethod]]:
-    """Return what the other ports serve: everything, with administration refused.
+    """Return what the other ports serve: everything except, on request, metrics.
+
+    Administration calls are refused.
 
     Args:
         routes: All routes of the server.
@@ -77,6 +79,4 @@ async def _refuse_grpc(_message: bytes, _call: GrpcCall) -> bytes:
 
 
 def _refusal() -> FailedPrecondition:
-    return FailedPrecondition(
-        "administration is off on this port; the server has another one for it (--admin-port, --admin-socket)"
-    )
+    return FailedPrecondition("this port does not serve administration; use the server's administration port")

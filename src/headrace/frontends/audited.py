@@ -49,7 +49,7 @@ def audited(
         routes: All routes of the server.
         methods: All methods of the server.
         log: The audit log.
-        outcomes: Set to record these calls, for the addresses of their callers.
+        outcomes: Told to record these calls, since the log needs the callers' addresses.
     """
     routes, methods = list(routes), list(methods)
     paths = {one.path for one in methods if is_administration(one)}

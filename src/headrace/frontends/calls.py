@@ -24,12 +24,12 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def told(error: HeadraceError) -> str:
-    """Return the text of an error for callers over the network, and log the full text if it is longer."""
+    """Return the text of an error for callers over the network, and log the full text if it differs."""
     text = error.told
     if isinstance(error, ConfigError | LoadError):
         text = without_paths(text)
     if text != error.message and not isinstance(error, ModelError):  # ModelErrors are logged where raised
-        _log.warning("a caller gets the error %r: %s", text, error.message)
+        _log.warning("error sent to the caller as %r; full text: %s", text, error.message)
     return text
 
 
@@ -84,7 +84,7 @@ class Call:
         notes: Metadata sent with the answer: HTTP headers, or gRPC's trailing metadata.
         door: The door by which the call came in.
         outcome: The record of how the call ends; None where nothing records it.
-        priority: Priority class; set only if the request names one and callers take turns.
+        priority: Priority class; set only if the request names one and access control is on.
     """
 
     __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome", "priority")
@@ -119,7 +119,7 @@ class Call:
             self.outcome.timings = timings
 
     def named(self, request_id: str) -> None:
-        """Return the call's id with the answer or the error."""
+        """Set the id that is sent back with the answer or the error."""
         self.notes = ((REQUEST_ID, request_id.encode()),)
 
     def echo(self, request_id: bytes) -> None:
@@ -240,9 +240,8 @@ class HttpRoute:
 
     Attributes:
         method: The HTTP method.
-        pattern: The path, with ``{name}`` for characters of one segment (no slash; nor a colon, where a colon
-            follows in the pattern), for example ``/v1/models/{model}/versions/{version}:predict``. Case is
-            ignored outside the braces.
+        pattern: The path, for example ``/v1/models/{model}/versions/{version}:predict``. ``{name}`` matches
+            one or more characters except slashes and colons. Case is ignored outside the braces.
         handler: Answers calls to it.
         verbs: Bits of the verbs of which a key must permit one; without any, every call is refused.
         is_administration: Whether it counts as administration although its verbs also permit other things.
@@ -258,9 +257,9 @@ class HttpRoute:
 class GrpcCall(Call):
     """The metadata of a gRPC call.
 
-    The account counts the bytes that the call holds beside its message. Messages of a call without an account
-    are charged to the budget directly: a stream has many messages, and a small message is decoded before its
-    size is known. The budget also covers work that continues after the answer.
+    The account, if there is one, counts what the call holds of the byte budget. The call's messages may be
+    counted there or directly in the budget, depending on the transport. The budget also covers work that
+    continues after the answer.
     """
 
     __slots__ = ()

@@ -82,7 +82,7 @@ class _Look:
         for path in self._paths:
             try:
                 share = free_share(os.statvfs(path))
-            except OSError:  # the path does not exist now; its user reports that
+            except OSError:  # the path is missing or unreadable; whoever uses it reports that
                 continue
             if share is not None:
                 shares.append(share)

@@ -1,7 +1,7 @@
 """The Service behind a Gate: it checks that the models of a call are permitted to the caller.
 
-The caller is that of the call in whose task the code runs, as admitted by a transport. Without one, nothing
-is permitted.
+The caller is read from a context variable that the transport sets in the call's task. Without one, nothing is
+permitted.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _SERVICE = "/grpc.health.v1.Health/"
 _WATCH_SECONDS = 0.5
-# Only its client ends a watch, and each watch holds the resources of an open call.
+# Until the server stops, only the client ends a watch, and each one holds an open call's resources.
 _MOST_WATCHES = 1024
 
 _Request = protos.message("grpc.health.v1.HealthCheckRequest")

@@ -76,7 +76,7 @@ def add_latencies(
 ) -> None:
     """Add a series to a family of histograms; read it with ``latency_series``.
 
-    It is not added as samples: each sample is an object, and a model has up to a hundred buckets.
+    It is not added as samples: each sample is an object, and a model has about 160 buckets.
 
     Args:
         family: A family from ``metrics.family``.

@@ -1,4 +1,4 @@
-"""All metrics, declared in one place and read from the engine's own counters.
+"""The metrics of the engine and its models, read from the engine's own counters.
 
 Nothing is counted here: a scrape reads plain numbers, so metrics cost requests nothing. The series of a
 version end when it is unloaded; those of its model continue.
@@ -124,7 +124,7 @@ MODEL_REQUEST_SECONDS = Metric(
 OBJECTIVE_REQUESTS = Metric(
     "headrace_objective_requests",
     "counter",
-    "Requests to models with a latency objective: kept it, late, failed or refused.",
+    "Requests to models with a latency objective, by result: kept (within it), late, failed or refused.",
     ("model", "result"),
 )
 OBJECTIVE_SECONDS = Metric(
@@ -162,7 +162,7 @@ OBJECTIVE_BURN = Metric(
 LOAD = Metric(
     "headrace_load",
     "gauge",
-    "Load as a fraction of the load at which the server still keeps its models' objectives.",
+    "Load as a fraction of the highest load at which the server meets its models' objectives.",
     (),
 )
 SERVING_THREAD = Metric(
@@ -412,7 +412,7 @@ def _model_totals(models: Mapping[str, VersionStatistics]) -> Families:
 
 
 def _cache_results(statistics: VersionStatistics) -> dict[str, int]:
-    """Return the results of requests to a prediction cache; empty where there is none."""
+    """Return the results of requests to a prediction cache; empty without one or before its first request."""
     found = {
         "hit": statistics.cache_hits,
         "joined": statistics.cache_joined,

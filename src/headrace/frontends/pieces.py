@@ -1,4 +1,4 @@
-"""Answers in pieces that are never joined, so that large arrays are sent without a copy of the whole."""
+"""Answers in pieces that need not be joined, so that large arrays are sent without a copy of the whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Pieces:
 
 
 def joined(answer: bytes | Pieces) -> bytes:
-    """Return an answer as bytes, for transports that take nothing else and for small answers."""
+    """Return an answer as bytes, for transports that accept only bytes and for small answers."""
     return (
         answer
         if isinstance(answer, bytes)

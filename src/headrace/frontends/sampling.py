@@ -1,7 +1,8 @@
 """Measurements over the last seconds: the load of a server, and what remains of its error budgets.
 
-Counters are read once a second in the serving thread, from the first scrape until some minutes after the last
-one, or always if answers report the load. So requests pay nothing, and neither does a server without scrapes.
+Counters are read once a second in the serving thread, from the first scrape until a few minutes after the
+last one, or always if answers report the load. So requests pay nothing, and neither does a server without
+scrapes.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class Sampler:
         self._meter = _Meter()
 
     def watch(self) -> None:
-        """Note that metrics are being read: start reading counters, or continue for some minutes."""
+        """Note that metrics are being read: start reading counters, or continue for a few minutes."""
         self._watched = time.monotonic()
         if self._timer is None:
             self._flows.clear()
@@ -278,7 +279,11 @@ class _Flow:
 
 
 def _counters(loaded: LoadedVersion) -> tuple[float, ...]:
-    """Return the sums of requests, rows, errors, cancellations, batches, compute and aside seconds."""
+    """Return the sums of the versions' counters.
+
+    These are requests, rows, errors, cancellations, batches, compute seconds, and those of them spent outside
+    the serving thread.
+    """
     requests = rows = errors = cancelled = batches = 0
     seconds = aside = 0.0
     for part in loaded.all_statistics():

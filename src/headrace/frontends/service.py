@@ -1,4 +1,4 @@
-"""The Service that every protocol's codec calls, which knows no protocol itself."""
+"""The Service that every codec calls, shared by all protocols."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Service:
         name: Name of the server.
         version: Version of headrace.
         limits: Limits on the cost of a request.
-        lane: Decodes large bodies, one at a time.
+        lane: Shared by large decodings and encodings, which take turns, a slice each.
         at_once_bytes: Largest JSON body in bytes that is decoded in one step.
         loaded: Finds the loaded version for a model and a version or label; see ``Manager.get``.
         predict: Answers checked inputs; see ``Engine.answer``.
@@ -122,7 +122,7 @@ class Service:
 
     @property
     def going(self) -> bool:
-        """Whether the server is stopping and streams without an end of their own must end."""
+        """Whether endless streams, such as health watches, must end, so that the server can stop."""
         return self._going
 
     def drain(self) -> None:
@@ -130,7 +130,7 @@ class Service:
         self._draining = True
 
     def go(self) -> None:
-        """End streams that have no end of their own from now on; they would keep the server from stopping."""
+        """Tell endless streams, such as health watches, to end, so that the server can stop."""
         self._going = True
 
     # --- models and metrics ---

@@ -2,8 +2,8 @@
 
 Names, labels, values and buckets are those of its source: ``servables/tensorflow/util.cc`` declares and
 counts them, ``util/prometheus_exporter.cc`` writes them. As there, only requests of its own API are counted,
-and only the latencies of answered ones. Unlike there, requests for an unknown model are not counted under the
-name that the caller sent. The metrics are off unless the operator enables them.
+and only the latencies of answered ones. Unlike there, requests for unknown models are not counted. The
+metrics are off unless the operator enables them.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ _VARINT = 0x80
 
 
 def model_name(message: bytes | memoryview) -> str:
-    """Return the model that a Predict, Classify or Regress message names first, or ""."""
+    """Return the model's name if ``model_spec`` is the message's first field, else ""."""
     spec = _embedded(message, _MODEL_SPEC)
     name = _embedded(spec, _NAME)
     return str(name, errors="replace")

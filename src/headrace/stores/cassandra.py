@@ -90,7 +90,7 @@ class InCassandraStore:
         """Prepare the session; the first call connects.
 
         Raises:
-            ConfigError: The password or a certificate is not where the settings say.
+            ConfigError: The password or a certificate file is missing or invalid.
         """
         self.timeout_seconds = settings.timeout_seconds
         self._settings = settings
@@ -181,8 +181,8 @@ class InCassandraStore:
             return Page([], START)
         if len(rows) < limit:
             return Page([key for key, _ in rows], START)
-        # Keys may share a token, and the page may end between them. Leave the last token's keys to the next
-        # page, unless all keys of this page share it, which never happens with this many keys.
+        # Keys may share a token, though hardly ever, and the page may end between them. Leave the last
+        # token's keys to the next page, unless all keys of this page share it, as they do if ``limit`` is 1.
         last = rows[-1][1]
         before = [row for row in rows if row[1] != last] or rows
         token: int = before[-1][1]

@@ -39,7 +39,10 @@ _TOLD = "the store does not answer"
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Filter out the traceback that the driver logs for each access to a missing partition."""
+    """Drop the driver's "Error preparing query" records.
+
+    The driver logs one with a traceback for each access to a missing partition.
+    """
     return not str(record.msg).startswith("Error preparing query")
 
 
@@ -65,7 +68,7 @@ class CassandraSession:
         """Check the password and certificates; do not connect.
 
         Raises:
-            ConfigError: The password or a certificate is not where the settings say.
+            ConfigError: The password or a certificate file is missing or invalid.
         """
         password(settings)
         self._settings = settings

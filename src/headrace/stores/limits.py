@@ -22,11 +22,11 @@ def check_partition(partition: str) -> None:
     """Check the name of a partition.
 
     Raises:
-        InvalidRequest: The name is empty, too long, or has other characters.
+        InvalidRequest: The name is empty, too long, or contains a character that is not allowed.
     """
     if not _PARTITION.fullmatch(partition):
         raise InvalidRequest(
-            f"expected 1 to {LONGEST_PARTITION} of small letters, digits and _, got {shown(partition)}",
+            f"expected 1 to {LONGEST_PARTITION} lowercase letters, digits and _, got {shown(partition)}",
             field="partition",
         )
 
@@ -35,7 +35,7 @@ def check_record(name: str, value: bytes = b"") -> None:
     """Check the name and value of a record.
 
     Raises:
-        InvalidRequest: The name is empty, too long, or has other characters.
+        InvalidRequest: The name is empty, too long, or contains a character that is not allowed.
         TooLarge: The value is too large.
     """
     if not _NAME.fullmatch(name):
@@ -54,15 +54,16 @@ def check_items(items: Sequence[Item], ttl_seconds: float) -> None:
 
     Raises:
         InvalidRequest: A key is empty, or ``ttl_seconds`` is negative, infinite or not a number.
-        TooLarge: A key or a value is too long.
+        TooLarge: A key is too long or a value too large.
     """
     if not 0 <= ttl_seconds < float("inf"):
         raise InvalidRequest(f"expected seconds, 0 or more, got {ttl_seconds!r}", field="ttl_seconds")
     for key, value in items:
         if not 0 < len(key) <= LONGEST_KEY_BYTES:
             error = TooLarge if key else InvalidRequest
+            way_out = "; use a digest for longer keys" if key else ""
             raise error(
-                f"expected 1 to {LONGEST_KEY_BYTES} bytes, got {len(key)}: use a digest for longer keys",
+                f"expected 1 to {LONGEST_KEY_BYTES} bytes, got {len(key)}{way_out}",
                 field=f"key {shown(key)}",
             )
         if len(value) > LARGEST_VALUE_BYTES:

@@ -2,13 +2,13 @@
 
 The file has one tree of keys. The first byte of a key tells its kind:
 
-- ``p`` and a partition's name: its number, which is never reused, and which of its two trees were ever
+- ``p`` and a partition's name: its number, which is never reused, and which of its two key ranges were ever
   written. Deleting this one entry drops the partition.
 - ``d`` and a number: a dropped partition with values still to be removed.
 - ``n``: the last number assigned. ``r`` and a name: a record.
-- A number of 4 bytes with its highest bit set: a value. Even numbers hold values without a time to live,
-  stored unchanged, so that a read costs no more than in plain LMDB. Odd numbers hold values with a time to
-  live, followed by their expiry time. A key is in one of the two.
+- 4 bytes with the highest bit set, then the key: a value. The 4 bytes are a number. Even numbers hold values
+  without a time to live, stored unchanged, so that a read costs no more than in plain LMDB. Odd numbers hold
+  values with a time to live, followed by their expiry time. A key is never in both ranges.
 
 Reads skip expired values. Writes remove them: each write examines a few more entries than it writes.
 """
@@ -57,7 +57,7 @@ class _Partition(NamedTuple):
 
     Attributes:
         number: Number of the partition.
-        written: Bit mask of the trees that were ever written.
+        written: Bit mask of the key ranges that were ever written.
         staying: Key prefix of values without a time to live.
         ending: Key prefix of values with a time to live.
     """
@@ -139,7 +139,7 @@ class InLmdbStore:
                     return [missing] * len(keys)
                 return _values(transaction.get, found, keys, missing)
         except Unavailable as error:
-            import lmdb  # noqa: PLC0415 - an extra; here, as it would cost each lookup
+            import lmdb  # noqa: PLC0415 - imported only on this rare path, to keep lookups fast
 
             if not isinstance(error.__cause__, lmdb.BadValsizeError):  # a key exceeds LMDB's own limit
                 raise
@@ -284,7 +284,7 @@ class InLmdbStore:
         self._data.close()
 
     def _reading(self) -> AbstractContextManager[Transaction]:
-        self._data.size()  # LMDB does not check it; reading a page beyond the end kills the process
+        self._data.size()  # LMDB does not check the file's size; reading beyond its end kills the process
         return self._file.reading()
 
     def _writing(self, deadline: float, more_bytes: int = 0) -> AbstractContextManager[Transaction]:
@@ -323,7 +323,7 @@ def _values(
 
 
 def _page(transaction: Transaction, prefix: bytes, cursor: bytes, limit: int) -> Page:
-    """Return the keys after a cursor, which is a letter for the tree followed by the last key."""
+    """Return the keys after a cursor, which is a letter for the key range followed by the last key."""
     now = _end(_now())
     keys: list[bytes] = []
     last = cursor[1:]

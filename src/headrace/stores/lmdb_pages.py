@@ -5,16 +5,17 @@ each key waits for memory at every level of the tree. Here a kernel descends the
 once and prefetches what the next step needs for all of them.
 
 LMDB protects the pages being read: while a read transaction is open, no page of its snapshot is written to.
-Only format 1 (LMDB 0.9) is read; py-lmdb reads others. The file may be damaged. So each page, node and value
-is checked to lie within the file before it is read, and an invalid one is reported as an error.
+Only format 1 (LMDB 0.9) is supported; files in other formats are read through py-lmdb. The file may be
+damaged. So each page, node and value is checked to lie within the file before it is read, and an invalid one
+is reported as an error.
 
 - The file begins with two meta pages. Each has a transaction number and the root of the tree as of that
   transaction.
 - A page has a header of 16 bytes: its number at 0, its kind at 10, the end of the node offsets at 12. The
   offsets of its nodes follow in key order, 2 bytes each.
-- A node has a header of 8 bytes, then the key, then the value. The header has the value's size in 4 bytes (or
-  with 2 more the number of the child page), flags, and the key's size. A large value is replaced by the
-  number of its first overflow page.
+- A node has a header of 8 bytes, then the key, then the value. In a leaf, the header holds the value's size
+  (4 bytes), flags (2) and the key's size (2). In a branch, the first 6 bytes hold the child's page number. A
+  large value is replaced by the number of its first overflow page.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ if TYPE_CHECKING:
 
     import lmdb
 
-_intrinsic: Any = _typed_intrinsic  # numba's type wants all arguments at every call, also the typing context
+# Untyped: as numba annotates it, callers would have to pass the typing context too.
+_intrinsic: Any = _typed_intrinsic
 _cgutils: Any = cgutils
 
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
@@ -167,7 +169,8 @@ class Pages:
             # Each page holds its own number, so the address of any page yields that of the first.
             page = np.frombuffer(value, np.uint8).ctypes.data & -page_bytes
             base = page - ctypes.c_uint64.from_address(page).value * page_bytes
-            # The first page is written only once; the second one has another number at its start.
+            # The first 24 bytes of page 0 never change, and page 1 starts with a different number, so a match
+            # proves that this is page 0.
             if not _is_mapped(base, file.size()) or ctypes.string_at(base, _FIRST) != head[:_FIRST]:
                 return None
         return cls(base, page_bytes, file)

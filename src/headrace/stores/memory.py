@@ -100,7 +100,7 @@ class InMemoryStore:
             )
         self._held_bytes += more
         # Set the value first. A reader takes no lock: it may see the new value with the old expiry time, but
-        # must never see the old value with the new one.
+        # must never see the old value with the new expiry time.
         held.values[key] = value
         if ttl_seconds:
             held.expiries[key] = time.monotonic() + ttl_seconds

@@ -15,7 +15,7 @@ def open_store(settings: AnyStore) -> Store:
         settings: Kind and location of the store.
 
     Raises:
-        ConfigError: A package is missing, or the settings can never work, for example with a damaged file.
+        ConfigError: A package is missing, a setting is invalid, or the store's file is damaged.
         Unavailable: A store on this machine cannot be opened now, for example because its disk is full.
     """
     if isinstance(settings, LmdbStore):

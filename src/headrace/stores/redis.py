@@ -2,8 +2,8 @@
 
 All keys begin with the configured prefix. ``partitions`` is a hash from names to numbers. ``number`` is the
 last number assigned; none is reused. ``dropped`` is a hash from dropped numbers to the cursor of their
-removal. ``record:NAME`` is a record, and ``v:NUMBER:KEY`` a value. A script, which Redis runs atomically,
-makes each change to more than one of them.
+removal. ``record:NAME`` is a record, and ``v:NUMBER:KEY`` a value. Creating, dropping, putting and swapping
+use scripts, which Redis runs atomically.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _in_time(
         except ConfigError as error:  # the password was removed after the store was opened
             raise Unavailable(error.message, told=_TOLD) from error
         except _NONSENSE as error:
-            said = f"{self.address} does not answer like Redis: {_said(error)}"
+            said = f"{self.address} does not speak the Redis protocol: {_said(error)}"
             raise Unavailable(said, told=_TOLD) from error
 
     return timed
@@ -132,7 +132,7 @@ class InRedisStore:
         """Prepare the connection pool; the first call connects.
 
         Raises:
-            ConfigError: The password or a certificate is not where the settings say.
+            ConfigError: The password or a certificate file is missing or invalid.
         """
         host, port = host_and_port(settings.address)
         options: dict[str, Any] = {}
@@ -224,13 +224,13 @@ class InRedisStore:
         if number is None:
             self._numbers.pop(partition, None)
         elif not number.isdigit():
-            raise ValueError(f"a partition's number is {number!r}")
+            raise ValueError(f"unexpected partition number {number!r}")
         else:
             self._numbers[partition] = number
 
     @_in_time
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
-        """See Store. Runs scripts that write some hundred values each."""
+        """See Store. Runs scripts that write a few hundred values each."""
         check_items(items, ttl_seconds)
         time_to_live = b"%d" % min(math.ceil(ttl_seconds * 1000), _LONGEST_MILLISECONDS)
         for some in _slices(items):
@@ -265,7 +265,7 @@ class InRedisStore:
 
     @_in_time
     def scan(self, partition: str, cursor: bytes = START, limit: int = 1000) -> Page:
-        """See Store. Redis iterates over the keys of all partitions for it."""
+        """See Store. Slow with many partitions: Redis walks the keys of all of them."""
         if cursor != START and (not _CURSOR.fullmatch(cursor) or int(cursor) >= 2**64):
             raise no_cursor(cursor)
         number = self._number(partition)
@@ -286,7 +286,7 @@ class InRedisStore:
         finally:
             self._pool.release(connection)
         if not isinstance(now, bytes) or not now.isdigit():
-            raise ValueError(f"a cursor is {now!r}")
+            raise ValueError(f"unexpected SCAN cursor {now!r}")
         return now, keys
 
     @_in_time
@@ -295,7 +295,7 @@ class InRedisStore:
         check_record(name)
         value = self._reading.get(self._prefix + b"record:" + name.encode())
         if value is not None and not isinstance(value, bytes):
-            raise ValueError(f"a record is {value!r}")
+            raise ValueError(f"unexpected record {value!r}")
         return value
 
     @_in_time
@@ -335,14 +335,14 @@ def _once_more(times: int) -> Retry:
 
 def _is_done(written: object) -> bool:
     if not isinstance(written, int) or written not in (0, 1):
-        raise ValueError(f"a script's answer is {written!r}")
+        raise ValueError(f"unexpected script result {written!r}")
     return bool(written)
 
 
 def _checked(values: list[bytes | None], wanted: int, missing: bytes) -> list[bytes]:
     """Return the values of an answer, missing ones replaced, after checking their number and types."""
     if len(values) != wanted or not set(map(type, values)) <= {bytes, type(None)}:
-        raise ValueError(f"{len(values)} values for {wanted} keys")
+        raise ValueError(f"unexpected MGET result with {len(values)} values for {wanted} keys")
     return [missing if value is None else value for value in values]
 
 

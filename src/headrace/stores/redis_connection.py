@@ -1,7 +1,8 @@
 """Connections to Redis whose calls have a deadline, whatever the server does.
 
-redis-py has a timeout for each read of a socket only. A server that sends one byte a second would block a
-call for ever. So each read of this socket is limited to the time left until the call's deadline.
+redis-py's timeout applies to each socket read, not to the whole call. A server that sends one byte a second
+would block a call for ever. So each read of this socket is limited to the time left until the call's
+deadline.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def password(settings: RemoteStore) -> str | None:
     """Read the current password; return None if none is configured.
 
     Raises:
-        ConfigError: The password is not where the settings say.
+        ConfigError: The password's environment variable or file is missing or cannot be read.
     """
     if settings.password_variable:
         found = os.environ.get(settings.password_variable)

@@ -143,9 +143,10 @@ class CassandraStore(RemoteStore, frozen=True, tag="cassandra"):
         replication_factor: Number of copies if ``replication`` is empty, for clusters of one data centre.
         read_consistency: Consistency level of reads.
         write_consistency: Consistency level of writes.
-        serial_consistency: Whether the copies of all data centres or of one agree on records.
+        serial_consistency: SERIAL: records are agreed on across all data centres; LOCAL_SERIAL: only within
+            the local one.
         keys_at_once: Maximum number of keys in one query.
-        queries_at_once: Maximum number of queries of one call in flight.
+        queries_at_once: Maximum number of a call's reads in flight; for writes, eight times as many.
     """
 
     contact_points: tuple[str, ...] = ("127.0.0.1:9042",)
@@ -169,7 +170,9 @@ class CassandraStore(RemoteStore, frozen=True, tag="cassandra"):
             check_address("store.contact_points", address)
         if not _KEYSPACE.fullmatch(self.keyspace):
             raise wrong(
-                "store.keyspace", "a small letter, then up to 47 small letters, digits and _", self.keyspace
+                "store.keyspace",
+                "a lowercase letter, then up to 47 lowercase letters, digits and _",
+                self.keyspace,
             )
         whole("store.replication_factor", self.replication_factor, least=1, most=100)
         for datacenter, copies in self.replication.items():

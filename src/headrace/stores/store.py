@@ -5,7 +5,7 @@ one feature table, dead letters. Beside partitions a Store holds a few small nam
 compare-and-swap. They hold the state that all processes must agree on.
 
 Calls block and are thread-safe. Each ends within the timeout that the store was opened with, with its result
-or with ``Unavailable``. A call that failed may be retried.
+or with ``Unavailable``. Any failed call except ``swap`` may be retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_VALUE_BYTES = 1024 * 1024
 """Largest value in bytes that every store takes."""
 
 LONGEST_PARTITION = 48
-"""Longest partition name in characters, which are lower-case letters, digits and underscores."""
+"""Longest partition name in characters, which are lowercase letters, digits and underscores."""
 
 LONGEST_NAME = 200
 """Longest record name in characters, which are printable ASCII."""
@@ -112,8 +112,8 @@ class Store(Protocol):
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
         """Write values, replacing existing ones; repeating a write changes nothing.
 
-        When this returns, the values survive the end of this process, and a restart of the store if the store
-        promises that. If a key occurs more than once, its last value is kept.
+        When this returns, the values are written as durably as the store promises; the memory store loses
+        them with the process. If a key occurs more than once, its last value is kept.
 
         Args:
             partition: Name of an existing partition.
@@ -122,8 +122,9 @@ class Store(Protocol):
 
         Raises:
             NotFound: The partition was never created, or was dropped.
-            InvalidRequest: A key is empty; nothing was written.
-            TooLarge: A key or a value is too long; nothing was written.
+            InvalidRequest: A key is empty, or ``ttl_seconds`` is negative, infinite or not a number; nothing
+                was written.
+            TooLarge: A key is too long or a value too large; nothing was written.
             Unavailable: Some values may have been written.
         """
 
@@ -134,8 +135,8 @@ class Store(Protocol):
         """Return one page of the keys of a partition.
 
         A key that exists from the first page to the last is returned at least once, and possibly twice. One
-        that is added or removed meanwhile may be missed. A cursor also works in another process and after a
-        restart.
+        that is added or removed meanwhile may be missed. A cursor also works in another process, and after a
+        restart of this one.
 
         Args:
             partition: Name of the partition.
@@ -162,11 +163,17 @@ class Store(Protocol):
             value: New value.
 
         Returns:
-            Whether the record was written. After ``Unavailable`` it may have been: read it.
+            Whether the record was written.
+
+        Raises:
+            Unavailable: The record may or may not have been written; read it to find out.
         """
 
     def close(self) -> None:
-        """Close files and connections; no call is in flight or follows."""
+        """Close files and connections.
+
+        The caller ensures that no call is in progress, and makes none afterwards.
+        """
 
 
 def pages(store: Store, partition: str, cursor: bytes = START, limit: int = 1000) -> Iterator[Page]:

@@ -1,4 +1,7 @@
-"""Serialization of ModelInferResponse, with headers cached by the number of rows."""
+"""Serialization of ModelInferResponse.
+
+The bytes before the values are cached by row count, or by the outputs' shapes if these vary.
+"""
 
 from __future__ import annotations
 

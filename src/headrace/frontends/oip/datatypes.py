@@ -33,7 +33,7 @@ def refuse_texts(spec: TensorSpec, datatype: str, shape: Sequence[int]) -> None:
     """
     if datatype == BYTES and spec.dtype != STRING:
         raise InvalidRequest(
-            f"expected {spec}, got {BYTES} {list(shape[:MOST_DIMENSIONS])}; convert it before sending, "
-            "nothing is lost silently",
+            f"expected {spec}, got {BYTES} {list(shape[:MOST_DIMENSIONS])}; convert it before sending, as "
+            "headrace does not",
             field=spec.name,
         )

@@ -157,7 +157,7 @@ async def _cancel(tasks: list[asyncio.Task[bytes] | asyncio.Task[None]]) -> None
 
 
 def stream_error(message: bytes, error: HeadraceError) -> bytes:
-    """Return the response to one request of a stream that failed; the stream continues.
+    """Return the response to a failed request of a stream; the stream continues.
 
     Args:
         message: The request, whose id is returned if it can be read.

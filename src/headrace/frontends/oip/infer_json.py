@@ -163,7 +163,8 @@ def parse(
     Raises:
         InvalidRequest: The request is invalid.
         TooLarge: It has too many values.
-        Unsupported: It asks for shared memory, classification, a sequence or an encoding of its data.
+        Unsupported: It asks for shared memory, classification or a sequence, or names an unsupported
+            content_type.
     """
     body = call.body
     text = body if json_bytes == len(body) else body[:json_bytes]
@@ -240,7 +241,7 @@ def finished(
         request: The JSON of the body.
         tensors: The inputs.
         deadline: The call's own deadline.
-        allowance: Limits how much may be spread.
+        allowance: Limits the memory for repeating one-row inputs.
 
     Raises:
         InvalidRequest: The request is invalid.
@@ -353,8 +354,8 @@ def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Spa
         size = _parameter(parameters, "binary_data_size", int)
         if not 0 <= size <= end - start:
             raise InvalidRequest(
-                f"expected {size} binary bytes after the JSON, got {end - start}; set the JSON's length in "
-                "Inference-Header-Content-Length and the tensor's in binary_data_size",
+                f"expected binary_data_size from 0 to {end - start}, the bytes left in the body, got {size}; "
+                "set it to the input's size, and Inference-Header-Content-Length to the JSON's length",
                 field=tensor.name,
             )
         spans.append((start, start + size))

@@ -25,12 +25,18 @@ from headrace.servable import TensorSpec
 from headrace.tensors import STRING, Array, held_bytes
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
-"""Most values of a request besides its inputs' data, and more for each input: a few ms of parsing."""
+"""Maximum number of values outside the inputs' data, and how many more each input allows.
+
+Parsing that many takes a few ms.
+"""
 _CHARACTERS_A_VALUE = 128
 _BITS_A_VALUE = 64
 _LOOKED_AT_ONCE = 512
 _WRONG_INPUTS = 256
-"""Inputs beyond twice those of the model, from which an error no longer names the wrong ones."""
+"""How many inputs a request may have beyond twice the model's before an error stops naming the wrong ones.
+
+Beyond that, the error gives only their number.
+"""
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -59,7 +65,8 @@ async def decode(
     Raises:
         InvalidRequest: The request is invalid.
         TooLarge: It has too many values.
-        Unsupported: It asks for shared memory, classification, a sequence or an encoding of its data.
+        Unsupported: It asks for shared memory, classification or a sequence, or names an unsupported
+            content_type.
     """
     body = call.body
     async with service.lane as lane:

@@ -19,7 +19,7 @@ ANSWERED_BY_PARAMETER = "headrace_answered_by"
 """The response parameter that names who answered, if not the requested model."""
 
 _PLAIN_CONTENT = ("np", "str", "pd")
-"""MLServer's codecs that leave the data as its datatype and shape say."""
+"""MLServer's content types that do not change how the data is read."""
 
 _SHOWN = 40
 
@@ -62,8 +62,8 @@ def refuse_parameters(parameters: Mapping[str, Any], field: str) -> None:
         field: Name of the tensor that has them, or ``parameters`` for those of the request.
 
     Raises:
-        Unsupported: One asks for shared memory, classification or a sequence, or names an encoding of the
-            data.
+        Unsupported: One asks for shared memory, classification or a sequence, or names an unsupported
+            content_type.
     """
     for name in parameters:
         if name == "content_type":
@@ -99,7 +99,7 @@ def _refuse_content(content: str, field: str) -> None:
         return
     way_out = "decode it before sending"
     if content == "base64":
-        way_out = "send the bytes themselves, as binary data behind the JSON or over gRPC"
+        way_out = "send the bytes themselves, as binary data after the JSON or over gRPC"
     raise Unsupported(
         f"{field}: content_type {shown(content)} is not supported: expected {listed(_PLAIN_CONTENT)}, which "
         f"leave the data as it is; {way_out}"

@@ -270,7 +270,10 @@ def test_a_wrong_length_header_is_refused(length: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda text, length: (text[:-1], length), "x: expected 4 binary bytes after the JSON, got 3"),
+        (
+            lambda text, length: (text[:-1], length),
+            "x: expected binary_data_size from 0 to 3, the bytes left in the body, got 4; set it to",
+        ),
         (lambda text, length: (text + b"z", length), "body: 1 bytes follow the last input"),
         (lambda text, length: (text, None), "body: JSON is malformed"),
         (
@@ -281,7 +284,10 @@ def test_a_wrong_length_header_is_refused(length: bytes) -> None:
             lambda text, length: (text.replace(b"[1]", b"[2]"), length),
             r"x: expected 8 bytes for FP32 \[2\], got 4",
         ),
-        (lambda text, length: (text.replace(b": 4", b":-4"), length), "x: expected -4 binary bytes"),
+        (
+            lambda text, length: (text.replace(b": 4", b":-4"), length),
+            "x: expected binary_data_size from 0 to 4, the bytes left in the body, got -4; ",
+        ),
         (lambda text, length: (text.replace(b": 4", b':""'), None), "body: "),
     ],
 )

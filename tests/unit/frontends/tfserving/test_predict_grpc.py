@@ -219,7 +219,7 @@ def test_what_is_not_there_is_named(fields: Any, error: type[HeadraceError], tex
         (tensor(1, (1 << 62, 2), float_val=[1]), "max_queue_rows"),
         (tensor(1, (1 << 62, 1 << 62), tensor_content=b"1"), "max_queue_rows"),
         (tensor(1, [1] * 40, float_val=[1]), "at most 32 dimensions"),
-        (tensor(2, (1, 2), double_val=[1]), "nothing is lost silently"),
+        (tensor(2, (1, 2), double_val=[1]), "convert it before sending, as headrace does not"),
         (tensor(8, (1, 2)), "datatype 8 is not supported"),
         (tensor(7, (1, 2), string_val=[b"a"]), "expected x FP32"),
         (tensor(7, (1, 2), tensor_content=b"abc"), "send string_val"),
