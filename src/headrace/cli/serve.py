@@ -12,7 +12,6 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,7 +200,6 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     """
     started = time.monotonic()
     _expect_open_files()
-    _ask_for_huge_pages()
     logs.set_up(config.log_format, config.log_level, serves=True)
     faulthandler.enable(_STANDARD_ERROR)  # so that a crash in native code prints a traceback
     _schedule_as_batch()
@@ -304,19 +302,6 @@ def _expect_open_files() -> None:
             f"the process may have {most} files open; expected at least {_LEAST_FILES}, for ports, models "
             "and connections: raise its limit (ulimit -n)"
         )
-
-
-def _ask_for_huge_pages() -> None:
-    """Re-execute the process with glibc's heap on huge pages, which only a new environment can request.
-
-    Embedding tables are read at random, so that otherwise every row misses the TLB (6 % of a small request's
-    time). And a 64 MB model is freed in 0.4 ms instead of 4 ms, during which no request is answered.
-    """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform == "linux" and "glibc.malloc.hugetlb" not in tunables:
-        os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, "glibc.malloc.hugetlb=1")))
-        with suppress(OSError):  # where exec is forbidden, serving works without huge pages
-            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _schedule_as_batch() -> None:
