@@ -12,6 +12,8 @@ CLIENTS := .venvs/clients
 RELEASE := .venvs/release
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
+# Images often set it; then each server that a test starts compiles all of headrace again, for 0.3 s.
+unexport PYTHONDONTWRITEBYTECODE
 # What a release may install: all extras but those for working on headrace.
 define list_extras
 import tomllib

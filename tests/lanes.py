@@ -80,8 +80,8 @@ def lane_of(item: pytest.Item) -> str:
 class Scopes(LoadScopeScheduling):
     """Assigns tests to workers of pytest-xdist by file, and by group where tests must not run side by side.
 
-    Process tests and tests of services are two groups each. Tests that overload a server are in one group:
-    two of them at once would test the machine. So are the tests of Kafka, which is then started once.
+    Process tests are two groups. Tests that overload a server are in one group: two of them at once would
+    test the machine. The tests of Cassandra are a group and those of Kafka another: each is started once.
     """
 
     def __init__(self, root: Path, *args: Any) -> None:
@@ -94,7 +94,8 @@ class Scopes(LoadScopeScheduling):
             case "processes":
                 return process_group_of(file)
             case "services":
-                return "kafka" if "kafka" in services_of(self._root / file) else "services"
+                slow = {"cassandra", "kafka"} & services_of(self._root / file)
+                return max(slow, default=file)
         return file
 
 

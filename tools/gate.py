@@ -27,10 +27,10 @@ from tools.step import BUDGET_SECONDS, LATE, STEPS
 from tools.step import run as run_command
 
 RUNS: dict[str, tuple[tuple[tuple[str, ...], int], ...]] = {
-    "test": ((("fast", "processes"), 4), (("services",), 0)),
+    "test": ((("fast", "processes"), 4), (("services",), 2)),
     "rest": ((("rest",), 4),),
 }
-"""Lanes of each step, in order, with the number of pytest-xdist workers; 0 runs pytest without xdist."""
+"""Lanes of each step, in order, with the number of pytest-xdist workers."""
 SECOND_LOOK_LANES = ("processes", "services", "rest")
 LOOKS = 2
 MOST_FAILURES = 8
@@ -297,7 +297,7 @@ def run_pytest(name: str, arguments: Sequence[str], most_seconds: float) -> Run:
 
 def run_lanes(lanes: tuple[str, ...], workers: int, arguments: Sequence[str]) -> Run:
     """Run some lanes together, and print how long each took."""
-    chosen = [f"--lane={lane}" for lane in lanes] + ([f"--numprocesses={workers}"] if workers else [])
+    chosen = [*(f"--lane={lane}" for lane in lanes), f"--numprocesses={workers}"]
     run = run_pytest("-".join(lanes), ["-q", *chosen, *arguments], LONGEST_LANES_SECONDS)
     for lane in lanes:
         tests = [test for test in run.tests if test.lane == lane]
