@@ -103,12 +103,12 @@ ENDS_THE_WORKER = """
     def test_starts_a_thread():
         threading.Thread(target=end, daemon=True).start()
 """
-SKIPS_ALONE = """
-    import pytest
+ALONE = """
+    import os, pytest
     from pathlib import Path
     def test_fails_once():
         if Path("seen").exists():
-            pytest.skip("nothing to see")
+            {}
         Path("seen").touch()
         assert False, "the machine was busy"
 """
@@ -221,8 +221,8 @@ def test_a_test_that_fails_alone_too_is_red_with_all_reasons(suite: Path) -> Non
         ({"unit_test_a": FREED_LATE}, "pytest ended with 9"),
         ({"unit_test_a": ENDS_THE_WORKER}, "pytest ended with 9"),
         ({"faults_test_a": THREAD_AND_ASSERTION}, "a leak or a crash"),
-        ({"faults_test_a": SERVICES + ENDS_THE_PROCESS}, "test_ends_the_process: it did not end"),
-        ({"faults_test_a": SERVICES + ENDS_PYTEST}, "pytest ended with 10"),
+        ({"faults_test_a": SERVICES + ENDS_THE_PROCESS}, "crashed while running"),
+        ({"faults_test_a": SERVICES + ENDS_PYTEST}, "test_ends_pytest: it did not end"),
         ({"unit_test_a": "import nowhere"}, "tests/unit/test_a.py: error during collection"),
     ],
     ids=[
@@ -241,11 +241,20 @@ def test_faults_are_red_without_a_second_look(suite: Path, files: dict[str, str]
         assert "LEFT RUNNING: " in said
 
 
-def test_a_skip_alone_is_no_pass(suite: Path) -> None:
-    write(suite, faults_test_a=SKIPS_ALONE, unit_test_b=RIGHT)
+@pytest.mark.parametrize(
+    ("alone", "reason"),
+    [
+        ('pytest.skip("nothing to see")', "skipped"),
+        ("os._exit(0)", "test_fails_once: it did not end"),
+        ('pytest.exit("enough", returncode=0)', "pytest ended with 10"),
+    ],
+    ids=["skip", "end of the process", "end of pytest"],
+)
+def test_what_is_no_pass_alone_is_red(suite: Path, alone: str, reason: str) -> None:
+    write(suite, faults_test_a=ALONE.format(alone), unit_test_b=RIGHT)
     code, said, verdict = gate(suite)
     assert (code, verdict["flaky"]) == (1, []), said
-    assert "the machine was busy; alone: skipped; alone: skipped" in said
+    assert verdict["red"][0].count(reason) == 2
 
 
 def test_without_a_selection_each_lane_has_tests(suite: Path) -> None:
