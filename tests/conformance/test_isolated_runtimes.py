@@ -16,6 +16,8 @@ from headrace.isolation.replica import Which
 from headrace.isolation.servable import IsolatedServable
 from headrace.runtimes import registry
 from headrace.servable import Servable
+from headrace.stream.schema import Schema
+from headrace.tensors import Tensors
 from tests.conformance import ctr_models
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
@@ -106,14 +108,21 @@ def test_errors_are_those_of_a_model_in_process(runtime: RuntimeUnderTest, tmp_p
         assert said[0] == said[1]
 
 
-def test_a_click_model_explains_itself_as_in_process(tmp_path: Path) -> None:
-    ctr_models.write(tmp_path, "fm")
-    options, inputs = registry.RuntimeOptions(), dict(ctr_models.field_inputs(5))
-    here, there = registry.load(tmp_path, options), isolated(tmp_path, options)
-    said = [one.explain(inputs) for one in (here, there)]  # type: ignore[attr-defined]
-    assert said[0] == said[1]
-    assert len(said[0]) == 5
-    assert all(said[0])
+@pytest.mark.parametrize(
+    ("schema", "inputs"),
+    [(ctr_models.SCHEMA, ctr_models.field_inputs(5)), (ctr_models.LARGE, ctr_models.bucket_inputs(5))],
+    ids=["texts", "numbers"],
+)
+def test_a_click_model_explains_itself_as_in_process(schema: Schema, inputs: Tensors, tmp_path: Path) -> None:
+    """Also in turns with predictions, and when inputs of the same shapes come again."""
+    ctr_models.write(tmp_path, "fm", schema)
+    here, there = (load(tmp_path, registry.RuntimeOptions()) for load in (registry.load, isolated))
+    said = here.explain(inputs)  # type: ignore[attr-defined]
+    for _ in range(3):
+        assert there.explain(inputs) == said  # type: ignore[attr-defined]
+        assert_close(there.predict(inputs), here.predict(inputs), 1e-6)
+    assert len(said) == 5
+    assert all(said)
     here.close()
     there.close()
 

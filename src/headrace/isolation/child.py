@@ -181,7 +181,7 @@ class Slot:
     def _answer(self, note: Note) -> Note:
         """Answer a call; an exception of the model becomes the answer."""
         if note.kind == Kind.PREDICT | KNOWN:
-            return self._answer_known(self._layouts.told[note.offset])
+            return self._answer_known(note.offset)
         self._area.see(note.area_bytes)
         root = self._area.view[:]
         nobody = sys.getrefcount(root)
@@ -193,16 +193,19 @@ class Slot:
             answer = answer._replace(kind=answer.kind | RETAINED)
         return answer
 
-    def _answer_known(self, known: Known) -> Note:
+    def _answer_known(self, number: int) -> Note:
         """Answer a batch of a known layout."""
-        self._floor, self._inside = known.end, True
+        known: Known | None = None
         try:
+            known = self._layouts.told[number]
+            self._floor, self._inside = known.end, True
             outputs = self._model.servable.predict(dict(known.tensors), known.about)
             answer = self._layouts.write(self._area, known.end, Kind.ANSWER, "", outputs)
             del outputs  # may hold views of the inputs, which `is_retained` would count
         except BaseException as error:  # noqa: BLE001  # a model may raise anything
             answer = self._failure(error)
-        return answer._replace(kind=answer.kind | RETAINED) if known.is_retained else answer
+        is_retained = known is not None and known.is_retained
+        return answer._replace(kind=answer.kind | RETAINED) if is_retained else answer
 
     def _asked(self, note: Note, root: memoryview) -> Note:
         if note.kind == Kind.LOAD:

@@ -24,6 +24,7 @@ from headrace.isolation.messages import (
     Note,
     copy_tensors,
     read_head,
+    write,
     write_bytes,
 )
 from headrace.isolation.process import Ask, ModelProcess, Retired
@@ -335,7 +336,9 @@ class _Starting:
 
 
 def write_call(kind: Kind, signature: str, inputs: Tensors, slot: Slot) -> Note:
-    """Write a batch to a slot's area."""
+    """Write a batch to a slot's area; only layouts for ``predict`` are kept."""
+    if kind != Kind.PREDICT:
+        return write(slot.area, 0, kind, signature, inputs)[0]
     return slot.layouts.write(slot.area, 0, kind, signature, inputs)
 
 

@@ -1,0 +1,25 @@
+"""A slot as the model's process answers it."""
+
+from __future__ import annotations
+
+import os
+
+from headrace.isolation.area import Area, new_file
+from headrace.isolation.child import Model, Slot
+from headrace.isolation.messages import KNOWN, SIZE, Kind, Note, error_of, read_bytes
+
+
+def test_a_layout_that_was_not_announced_is_answered_with_an_error() -> None:
+    """Without an answer the caller would wait until the timeout."""
+    (requests, ask), (answers, answer) = os.pipe(), os.pipe()
+    area = Area(new_file("test"), 2**20)
+    slot = Slot(Model(), requests, answer, Area(os.dup(area.fd), 2**20))
+    os.write(ask, Note(Kind.PREDICT | KNOWN, 99, 0, 0).packed())
+    os.close(ask)
+    slot.run()
+    said = Note.of(os.read(answers, SIZE))
+    os.close(answers)
+    assert said.kind == Kind.FAILURE
+    area.see(said.area_bytes)
+    assert "KeyError" in error_of(read_bytes(area, said)).message
+    area.close()
