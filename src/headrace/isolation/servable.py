@@ -112,7 +112,7 @@ class IsolatedServable:
         return msgspec.msgpack.decode(said, type=list[list[Contribution]])
 
     def close(self) -> None:
-        """Close the model, and end its processes, side by side: one that hangs is waited for."""
+        """Close the model in all processes at once, and wait until each has ended or was killed."""
         with ThreadPoolExecutor(len(self._replicas), "isolation-close") as closing:
             list(closing.map(Replica.close, self._replicas))
 
