@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 WINDOW_SECONDS = 300.0
@@ -68,7 +68,7 @@ def pause_before(ends: Sequence[float], now: float, longest_seconds: float) -> f
         now: Current time on the same clock.
         longest_seconds: Upper bound of the pause.
     """
-    counted = sum(now - end < WINDOW_SECONDS for end in ends)
+    counted = _within_window(ends, now)
     if counted <= 1:
         return 0.0
     if counted >= MOST_AT_ONCE:
@@ -113,5 +113,10 @@ class Restarts:
 
     @property
     def lately(self) -> int:
-        """Number of the last ends that are kept, at most ``MOST_AT_ONCE``."""
-        return len(self._ends)
+        """Number of ends within ``WINDOW_SECONDS``, counted up to ``MOST_AT_ONCE``. Thread-safe."""
+        with self._lock:
+            return _within_window(self._ends, self._now())
+
+
+def _within_window(ends: Iterable[float], now: float) -> int:
+    return sum(now - end < WINDOW_SECONDS for end in ends)

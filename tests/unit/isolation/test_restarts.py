@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from headrace.isolation.restarts import MOST_AT_ONCE, WINDOW_SECONDS, Restarts, ending_of, pause_before
+from tests.virtual_clock import VirtualClock
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,18 @@ def test_the_ends_of_all_processes_of_a_version_count_together() -> None:
     assert [restarts.count(reason) for reason in ("killed", "crash", "crash")] == [0.0, 1.0, 2.0]
     assert restarts.counts == {"killed": 1, "crash": 2}
     assert restarts.lately == 3
+
+
+def test_only_ends_within_the_window_are_told_as_lately() -> None:
+    clock = VirtualClock()
+    restarts = Restarts(60.0, clock.now)
+    for _ in range(2):
+        restarts.count("crash")
+    clock.advance(WINDOW_SECONDS - 1)
+    restarts.count("crash")
+    assert restarts.lately == 3
+    clock.advance(1)
+    assert restarts.lately == 1
 
 
 @pytest.mark.parametrize(
