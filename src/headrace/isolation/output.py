@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 _log = logging.getLogger(__name__)
@@ -21,17 +22,21 @@ class Output:
         fd: Read end of the pipe, non-blocking.
     """
 
-    def __init__(self, fd: int, level: int, about: dict[str, Any]) -> None:
+    def __init__(
+        self, fd: int, level: int, about: dict[str, Any], now: Callable[[], float] = time.monotonic
+    ) -> None:
         """Prepare to read the pipe, and make it non-blocking.
 
         Args:
             fd: Read end of the pipe.
             level: Log level of its lines.
             about: The model and the version, for the log.
+            now: Monotonic clock in seconds.
         """
         self.fd = fd
         self._level = level
         self._about = about
+        self._now = now
         self._rest = b""
         self._second = 0
         self._left = _LINES_A_SECOND
@@ -49,22 +54,26 @@ class Output:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._tell(line)
-        if len(self._rest) > _LONGEST_LINE_BYTES or not chunk:
+        if len(self._rest) > _LONGEST_LINE_BYTES:
             self._tell(self._rest)
             self._rest = b""
+        if not chunk:
+            self.end()
         return bool(chunk)
+
+    def end(self) -> None:
+        """Log an unfinished line, and how many lines were left out; nothing is read afterwards."""
+        self._tell(self._rest)
+        self._rest = b""
+        self._tell_left_out()
 
     def _tell(self, line: bytes) -> None:
         if not line.strip():
             return
-        second = int(time.monotonic())
+        second = int(self._now())
         if second != self._second:
             self._second, self._left = second, _LINES_A_SECOND
-            if self._left_out:
-                _log.log(
-                    self._level, "%d lines of the model's output left out", self._left_out, extra=self._about
-                )
-                self._left_out = 0
+            self._tell_left_out()
         if not self._left:
             self._left_out += 1
             return
@@ -72,3 +81,9 @@ class Output:
         text = line[:_LONGEST_LINE_BYTES].decode(errors="backslashreplace")
         printable = "".join(one if one.isprintable() or one == "\t" else repr(one)[1:-1] for one in text)
         _log.log(self._level, "%s", printable, extra=self._about)
+
+    def _tell_left_out(self) -> None:
+        if self._left_out:
+            said = "%d lines of the model's output left out"
+            _log.log(self._level, said, self._left_out, extra=self._about)
+            self._left_out = 0

@@ -334,6 +334,7 @@ class ModelProcess:
             for _ in range(_LAST_READS):
                 if not (poll_now(output.fd) and output.read()):
                     break
+            output.end()
 
     def _tick_seconds(self) -> float:
         longest = _MEMORY_TICK_SECONDS if self._policy.memory_bytes else _LONGEST_TICK_SECONDS
