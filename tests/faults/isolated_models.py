@@ -22,8 +22,10 @@ METRICS = "/monitoring/prometheus/metrics"
 HOSTILE = """
 import ctypes
 import os
+import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 
@@ -66,11 +68,18 @@ class Model:
     def grab(self):
         np.ones(10**9)
 
+    def help(self):
+        HELD.append(SharedMemory(f"hostile-{os.getpid()}", create=True, size=8))
+        HELD.append(subprocess.Popen(["sleep", "600"]))
 
-ORDERS = {-1: "crash", -2: "leave", -3: "hang", -4: "leak", -5: "garble", -6: "cut", -8: "quit", -9: "grab"}
+
+ORDERS = {
+    -1: "crash", -2: "leave", -3: "hang", -4: "leak", -5: "garble", -6: "cut", -8: "quit", -9: "grab",
+    -10: "help",
+}
 """
 
-CRASH, LEAVE, HANG, LEAK, GARBLE, CUT, QUIT, GRAB = -1, -2, -3, -4, -5, -6, -8, -9
+CRASH, LEAVE, HANG, LEAK, GARBLE, CUT, QUIT, GRAB, HELP = -1, -2, -3, -4, -5, -6, -8, -9, -10
 
 
 def write_hostile(models: Path, name: str = "hostile", version: int = 1, settings: str = "") -> None:

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.faults.isolated_models import (
     CUT,
     GARBLE,
     HANG,
+    HELP,
     LEAVE,
     METRICS,
     NAME,
@@ -158,6 +160,33 @@ def test_nothing_is_left_when_the_server_is_killed(models: Path) -> None:
     while is_there(process):
         assert time.monotonic() < until
         time.sleep(0.02)
+
+
+def test_programs_that_a_model_has_started_end_with_its_process(models: Path) -> None:
+    """After a crash, and when a terminal interrupts the server."""
+    write_hostile(models)
+    with RunningServer(models, "--allow-code") as server:
+
+        def started() -> tuple[list[int], Path]:
+            (process,) = children_of(server.process.pid)
+            assert os.getpgid(process) == process, "a terminal would interrupt it as well"
+            assert ask(server, 3, HELP) == (200, [6, 2 * HELP])
+            programs = children_of(process)
+            assert len(programs) == 2, "a program, and Python's tracker of shared memory"
+            shared = Path(f"/dev/shm/hostile-{process}")
+            assert shared.exists()
+            return programs, shared
+
+        programs, shared = started()
+        assert ask(server, CRASH)[0] == 500
+        server.wait_for(lambda: answers(server), "a new process")
+        server.wait_for(lambda: not any(map(is_there, programs)), "the programs to end")
+        assert not shared.exists(), "the tracker had no time to remove it"
+        programs, shared = started()
+        server.process.send_signal(signal.SIGINT)
+        server.wait_until_ended()
+        assert not any(map(is_there, programs))
+        assert not shared.exists()
 
 
 def test_requests_get_the_default_while_there_is_no_process(models: Path) -> None:

@@ -12,8 +12,10 @@ therefore need no timeouts and never wait for an answer that cannot come.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -29,6 +31,7 @@ import msgspec
 
 from headrace.config import IsolationPolicy
 from headrace.errors import ModelDied, ModelError, Unavailable
+from headrace.isolation import group
 from headrace.isolation.area import Area
 from headrace.isolation.messages import (
     CLOSE,
@@ -58,7 +61,7 @@ _TICKS_A_TIMEOUT = 8
 _KEPT_AREA_BYTES = 64 * 1024 * 1024
 _HARD_LIMIT_TIMES = 1.5
 _DYING_SECONDS = 2.0
-_LAST_READS = 256
+_REST_SECONDS = 1.0
 _CLOSE_SECONDS = 10.0
 _PAGE = os.sysconf("SC_PAGESIZE")
 GARBAGE = (ValueError, TypeError, KeyError, OverflowError, BufferError, msgspec.MsgspecError)
@@ -149,7 +152,7 @@ class ModelProcess:
         with self._lock:
             self._killed_for = self._killed_for or ending
             if self._process is not None:
-                self._process.kill()
+                group.kill(self._process)  # its keeper then ends the programs that it has started
 
     def retire(self, most_seconds: float) -> None:
         """Take no more calls, wait for those that run, and close the process.
@@ -299,6 +302,7 @@ class ModelProcess:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 pass_fds=(theirs.fileno(),),
+                process_group=0,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
         except BaseException:
@@ -321,20 +325,16 @@ class ModelProcess:
         for fd in (control.fileno(), *outputs):
             poll.register(fd, select.POLLIN)
         tick = self._tick_seconds()
-        while process.poll() is None:
+        while not group.has_ended(process):
             for fd, _ in poll.poll(tick * 1000):
                 if fd == control.fileno():  # it never sends anything here, so it is ending
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_DYING_SECONDS)
-                    process.kill()
+                    group.wait_for_end(process, _DYING_SECONDS)
+                    group.kill(process)
                 elif not outputs[fd].read():
                     poll.unregister(fd)
             self._look(time.monotonic())
-        for output in outputs.values():  # remaining output, bounded: a program it started may still write
-            for _ in range(_LAST_READS):
-                if not (poll_now(output.fd) and output.read()):
-                    break
-            output.end()
+        group.signal_group(process, signal.SIGTERM)
+        _read_rest(outputs)
 
     def _tick_seconds(self) -> float:
         longest = _MEMORY_TICK_SECONDS if self._policy.memory_bytes else _LONGEST_TICK_SECONDS
@@ -362,9 +362,10 @@ class ModelProcess:
         process = self._process
         if process is None:
             raise RuntimeError("nothing was started")
-        if process.poll() is None:
-            process.kill()
-        code = process.wait()
+        group.signal_group(process, signal.SIGKILL)
+        group.wait_for_end(process, math.inf)
+        with self._lock:  # nobody signals the group any more once its id may be another one's
+            code = process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -380,11 +381,23 @@ class ModelProcess:
             self._idle.clear()
 
 
-def poll_now(fd: int) -> bool:
-    """Return whether a descriptor can be read without blocking."""
+def _read_rest(outputs: dict[int, Output]) -> None:
+    """Read the output of a process that has ended, and of the programs that it has started.
+
+    They have received SIGTERM. Multiprocessing's resource tracker ignores it, and removes the shared memory
+    that the process has left. The wait is bounded, because a program may keep the pipes open.
+    """
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(0))
+    for fd in outputs:
+        poll.register(fd, select.POLLIN)
+    left, until = set(outputs), time.monotonic() + _REST_SECONDS
+    while left and (seconds := until - time.monotonic()) > 0:
+        for fd, _ in poll.poll(seconds * 1000):
+            if not outputs[fd].read():
+                poll.unregister(fd)
+                left.discard(fd)
+    for output in outputs.values():
+        output.end()
 
 
 def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
