@@ -102,7 +102,7 @@ class Replica:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._serves = self._replacing = False
-        self._trouble, self._last = "its process ended", Ending("exit", "ended")
+        self._trouble = "its process ended"
 
     # --- life ---
 
@@ -240,7 +240,7 @@ class Replica:
         with self._lock:
             if process is not self.process or self._closed.is_set():
                 return
-            self.process, self._last = None, ending
+            self.process = None
             self._trouble = f"its process {ending.said}"
             serves = self._serves
         self._on_change()
@@ -261,7 +261,7 @@ class Replica:
 
     def _replace_soon(self, reason: str) -> None:
         with self._lock:
-            if self._replacing:  # the running replacement checks at its end whether there is a process
+            if self._replacing:  # what it starts serves in place of any process that has ended meanwhile
                 return
             self._replacing = True
         name = "{model}/{version} starter".format_map(self._about)
@@ -286,11 +286,8 @@ class Replica:
             if self._closed.wait(pause):
                 return
             reason = self._try_to_replace()
-            with self._lock:
-                if not reason and self.process is not None:
-                    self._replacing = False
-                    return
-                reason = reason or self._last.reason  # the new process has ended as well
+            if not reason:
+                return
 
     def _try_to_replace(self) -> str:
         """Start a process and switch to it; return the reason for a failure, "" for success."""
@@ -308,6 +305,7 @@ class Replica:
             before, self.process = self.process, process
             if self._closed.is_set():
                 before, self.process = process, None
+            self._replacing = False  # from here on its end is handled, also while the one before is retired
         self._on_change()
         _log.info("a new process answers", extra=self._about)
         if before is not None:
