@@ -86,7 +86,7 @@ class ModelProcess:
         about: Mapping[str, Any],
         policy: IsolationPolicy,
         on_end: Callable[[ModelProcess], object],
-        on_large: Callable[[ModelProcess], object],
+        on_large: Callable[[ModelProcess], bool],
     ) -> None:
         """Create the object without starting a process.
 
@@ -94,14 +94,15 @@ class ModelProcess:
             about: The model and the version, for the log.
             policy: The limits.
             on_end: Called in the keeper thread when the process has ended.
-            on_large: Called once in the keeper thread when the process exceeds its memory limit.
+            on_large: Called in the keeper thread while the process exceeds its memory limit, at each check
+                until it returns True: the process is going to be replaced.
         """
         self.ending: Ending | None = None
         self._about = dict(about)
         self._policy = policy
         self._on_end = on_end
         self._on_large = on_large
-        self._is_large = False
+        self._is_replaced = False
         self._lock = threading.Lock()
         self._idle: list[Slot] = []
         self._busy: set[Slot] = set()
@@ -354,9 +355,8 @@ class ModelProcess:
             limit = f"isolation.memory_bytes = {limit_bytes}"
             said = f"was ended because it took {taken} bytes, far more than {limit}"
             self.kill(Ending("memory", said))
-        elif taken > limit_bytes and not self._is_large:
-            self._is_large = True
-            self._on_large(self)
+        elif taken > limit_bytes and not self._is_replaced:
+            self._is_replaced = self._on_large(self)
 
     def _bury(self) -> None:
         process = self._process

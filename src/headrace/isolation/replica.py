@@ -102,6 +102,7 @@ class Replica:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._serves = self._replacing = False
+        self._serves_since = 0.0
         self._trouble = "its process ended"
 
     # --- life ---
@@ -145,7 +146,7 @@ class Replica:
         """
         with self._lock:
             self.check()
-            self._serves = True
+            self._serves, self._serves_since = True, self._restarts.now()
 
     def close(self) -> None:
         """Close the model, and end the process."""
@@ -245,38 +246,51 @@ class Replica:
             serves = self._serves
         self._on_change()
         if serves:  # otherwise its warm-up fails and reports the error
-            self._replace_soon(ending.reason)
+            self._replace_soon(partial(self._restarts.count, ending.reason))
 
-    def _grown(self, process: ModelProcess) -> None:
-        """Handle a process that exceeds its memory limit, in its keeper thread."""
+    def _grown(self, process: ModelProcess) -> bool:
+        """Replace a process that exceeds its memory limit, in its keeper thread; return whether that began.
+
+        It cannot begin before the process serves, or while another replacement runs.
+        """
         with self._lock:
             if process is not self.process or not self._serves or self._closed.is_set():
-                return
+                return False
+            served_seconds = self._restarts.now() - self._serves_since
+        if not self._replace_soon(partial(self._restarts.count_grown, served_seconds)):
+            return False
         _log.warning(
             "its process has grown to %d bytes; a new one takes its place",
             process.memory_bytes,
             extra=self._about,
         )
-        self._replace_soon("memory")
+        return True
 
-    def _replace_soon(self, reason: str) -> None:
+    def _replace_soon(self, count: Callable[[], float]) -> bool:
+        """Begin to replace the process; return whether that began.
+
+        Args:
+            count: Counts the restart, and returns the pause before it.
+        """
         with self._lock:
             if self._replacing:  # what it starts serves in place of any process that has ended meanwhile
-                return
+                return False
             self._replacing = True
         name = "{model}/{version} starter".format_map(self._about)
         try:
-            threading.Thread(target=self._replace, args=(reason,), name=name, daemon=True).start()
+            threading.Thread(target=self._replace, args=(count,), name=name, daemon=True).start()
         except RuntimeError:  # no thread: use this keeper thread if its process has ended
             if self.process is None:
-                self._replace(reason)
-            else:
-                self._replacing = False
+                self._replace(count)
+                return True
+            self._replacing = False
+            return False
+        return True
 
-    def _replace(self, reason: str) -> None:
+    def _replace(self, count: Callable[[], float]) -> None:
         """Start processes until one serves, in a thread of its own or, without one, in the keeper thread."""
         while not self._closed.is_set():
-            pause = self._restarts.count(reason)
+            pause = count()
             self.back_at = time.monotonic() + pause
             if self.process is None:
                 lately = self._restarts.lately
@@ -288,6 +302,7 @@ class Replica:
             reason = self._try_to_replace()
             if not reason:
                 return
+            count = partial(self._restarts.count, reason)
 
     def _try_to_replace(self) -> str:
         """Start a process and switch to it; return the reason for a failure, "" for success."""
@@ -303,6 +318,7 @@ class Replica:
                 self._trouble = f"its new process {process.ending.said} while it was warmed up"
                 return process.ending.reason
             before, self.process = self.process, process
+            self._serves_since = self._restarts.now()
             if self._closed.is_set():
                 before, self.process = process, None
             self._replacing = False  # from here on its end is handled, also while the one before is retired

@@ -15,6 +15,9 @@ WINDOW_SECONDS = 300.0
 MOST_AT_ONCE = 5
 """Number of ends in that time from which the longest pause applies."""
 
+STEADY_SECONDS = 10.0
+"""Serving time from which a process that exceeds its memory limit is replaced without a pause."""
+
 ANOTHER_RELEASE_CODE = 78
 """Exit code of a process of another release than its server."""
 
@@ -81,6 +84,7 @@ class Restarts:
 
     Attributes:
         counts: Number of restarts by reason.
+        now: Monotonic clock in seconds.
     """
 
     def __init__(self, longest_pause_seconds: float, now: Callable[[], float] = time.monotonic) -> None:
@@ -92,12 +96,12 @@ class Restarts:
         """
         self.counts: Counter[str] = Counter()
         self._longest_pause_seconds = longest_pause_seconds
-        self._now = now
+        self.now = now
         self._ends: deque[float] = deque(maxlen=MOST_AT_ONCE)
         self._lock = threading.Lock()
 
     def count(self, reason: str) -> float:
-        """Count the end of a process. Thread-safe.
+        """Count the end of a process, or a start that failed. Thread-safe.
 
         Args:
             reason: Reason as in ``Ending``.
@@ -106,16 +110,34 @@ class Restarts:
             Pause in seconds before the next process is started.
         """
         with self._lock:
-            now = self._now()
+            now = self.now()
             self._ends.append(now)
             self.counts[reason] += 1
             return pause_before(self._ends, now, self._longest_pause_seconds)
+
+    def count_grown(self, served_seconds: float) -> float:
+        """Count a process that is replaced because it exceeds its memory limit. Thread-safe.
+
+        A leak takes time, and a pause would let it go on. A process that is too large soon after its start
+        counts as an end: the next one will probably be too large as well.
+
+        Args:
+            served_seconds: Time for which it has served.
+
+        Returns:
+            Pause in seconds before the next process is started.
+        """
+        if served_seconds < STEADY_SECONDS:
+            return self.count("memory")
+        with self._lock:
+            self.counts["memory"] += 1
+        return 0.0
 
     @property
     def lately(self) -> int:
         """Number of ends within ``WINDOW_SECONDS``, counted up to ``MOST_AT_ONCE``. Thread-safe."""
         with self._lock:
-            return _within_window(self._ends, self._now())
+            return _within_window(self._ends, self.now())
 
 
 def _within_window(ends: Iterable[float], now: float) -> int:

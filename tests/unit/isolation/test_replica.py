@@ -15,7 +15,7 @@ from headrace.isolation import replica as replicas
 from headrace.isolation.description import Description
 from headrace.isolation.process import ModelProcess
 from headrace.isolation.replica import Recipe, Replica, Which
-from headrace.isolation.restarts import Ending, Restarts
+from headrace.isolation.restarts import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
 from headrace.isolation.slot import Limit
 from tests.virtual_clock import VirtualClock
 from tests.waiting import until
@@ -93,10 +93,58 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
         thread.join(SECONDS)
 
 
+def test_a_process_that_grows_while_it_is_warmed_up_is_replaced_once_it_serves(bench: Bench) -> None:
+    bench.made[0].grow()
+    assert len(bench.made) == 1
+    bench.replica.serve()
+    bench.made[0].look()
+    bench.awaits(1)
+    bench.made[0].look()  # it has been replaced
+    assert bench.restarts.counts == {"memory": 1}
+
+
+def test_a_new_process_that_grows_while_it_is_warmed_up_is_replaced_later(bench: Bench) -> None:
+    bench.when_warm = Told.grow
+    bench.replica.serve()
+    bench.made[0].grow()
+    second = bench.awaits(1)
+    bench.when_warm = lambda _: None
+    bench.clock.advance(STEADY_SECONDS)
+    second.look()
+    bench.awaits(2)
+    assert bench.restarts.counts == {"memory": 2}
+
+
+def test_a_leak_is_replaced_each_time_without_a_pause(bench: Bench) -> None:
+    """The pauses of crashes would add up to more than the test waits."""
+    bench.replica.serve()
+    for number in range(6):
+        bench.clock.advance(STEADY_SECONDS)
+        bench.awaits(number).grow()
+    bench.awaits(6)
+    assert bench.restarts.counts == {"memory": 6}
+    assert bench.restarts.lately == 0
+
+
+def test_a_version_that_is_too_large_from_the_start_is_not_replaced_again_and_again(bench: Bench) -> None:
+    bench.when_warm = Told.grow
+    for _ in range(MOST_AT_ONCE - 1):
+        bench.restarts.count("crash")
+    bench.replica.serve()
+    bench.clock.advance(STEADY_SECONDS)
+    bench.made[0].grow()
+    bench.awaits(1).look()  # counts as the fifth end within five minutes: the next start waits for a minute
+    until(lambda: bench.replica.back_at > time.monotonic(), SECONDS)
+    assert bench.replica.process is bench.made[1]
+    assert bench.replica.is_ready, "it serves meanwhile"
+    assert bench.restarts.counts == {"crash": MOST_AT_ONCE - 1, "memory": 2}
+
+
 def test_a_crash_is_repaired_while_the_process_before_is_still_retired(bench: Bench) -> None:
     bench.replica.serve()
     first = bench.made[0]
     first.may_retire.clear()
+    bench.clock.advance(STEADY_SECONDS)
     first.grow()
     second = bench.awaits(1)
     assert first.retires.wait(SECONDS)
@@ -113,6 +161,7 @@ def test_a_process_that_ended_while_it_was_warmed_up_never_serves(bench: Bench) 
 
     bench.when_warm = ends
     bench.replica.serve()
+    bench.clock.advance(STEADY_SECONDS)
     bench.made[0].grow()
     bench.awaits(2)
     assert bench.restarts.counts == {"memory": 1, "crash": 1}

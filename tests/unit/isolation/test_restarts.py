@@ -6,7 +6,14 @@ import signal
 
 import pytest
 
-from headrace.isolation.restarts import MOST_AT_ONCE, WINDOW_SECONDS, Restarts, ending_of, pause_before
+from headrace.isolation.restarts import (
+    MOST_AT_ONCE,
+    STEADY_SECONDS,
+    WINDOW_SECONDS,
+    Restarts,
+    ending_of,
+    pause_before,
+)
 from tests.virtual_clock import VirtualClock
 
 
@@ -36,6 +43,16 @@ def test_the_ends_of_all_processes_of_a_version_count_together() -> None:
     assert [restarts.count(reason) for reason in ("killed", "crash", "crash")] == [0.0, 1.0, 2.0]
     assert restarts.counts == {"killed": 1, "crash": 2}
     assert restarts.lately == 3
+
+
+def test_a_leak_is_replaced_without_a_pause_and_what_is_soon_too_large_with_one() -> None:
+    restarts = Restarts(60.0, lambda: 100.0)
+    assert [restarts.count_grown(STEADY_SECONDS) for _ in range(10)] == [0.0] * 10
+    assert restarts.lately == 0
+    soon = [restarts.count_grown(STEADY_SECONDS - 1) for _ in range(MOST_AT_ONCE)]
+    assert soon == [0.0, 1.0, 2.0, 4.0, 60.0]
+    assert restarts.count_grown(STEADY_SECONDS) == 0.0
+    assert restarts.counts == {"memory": 16}
 
 
 def test_only_ends_within_the_window_are_told_as_lately() -> None:
