@@ -84,7 +84,7 @@ async def run(
     announced.cancel()
     code = int(failed.done())
     if telling is not None:
-        telling.stop(is_followed=handover is not None and handover.taken.done())
+        telling.stop(follower_of(handover))
     _log.info("draining", extra={"seconds": config.drain_seconds})
     began = time.monotonic()
     lead = stopping.done() and stopping.result() is signal.SIGTERM
@@ -217,6 +217,15 @@ def end_of(handover: Handover | None) -> str:
         handover: The Handover, if the server has one.
     """
     return "stop" if handover is None or not handover.taken.done() else "hand-over"
+
+
+def follower_of(handover: Handover | None) -> int | None:
+    """Return the process id of the server that has taken over; None if none has.
+
+    Args:
+        handover: The Handover, if the server has one.
+    """
+    return None if handover is None or not handover.taken.done() else handover.taken.result()
 
 
 async def _stopped(server: Server, handover: Handover | None, *, lead: bool) -> bool:

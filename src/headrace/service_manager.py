@@ -32,6 +32,7 @@ _EXTENSION_SECONDS = 30.0
 _LONGEST_START_SECONDS = 600.0
 _BEGIN_SECONDS = 30.0
 """How long a successor may take until it asks to take over, besides loading its models, in seconds."""
+_FIRST_PROCESS = 1
 _OF_ONE_PROCESS = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
 
 Statuses = Callable[[], Mapping[str, Sequence[VersionStatus]] | None]
@@ -145,6 +146,7 @@ class Telling:
         self._notify = manager.notify
         self._statuses = statuses
         self._successor: subprocess.Popen[bytes] | None = None
+        self._looking: asyncio.TimerHandle | None = None
         watchdog = manager.watchdog_seconds()
         self._beat_seconds = _TELL_SECONDS if watchdog is None else min(_TELL_SECONDS, watchdog / 2)
         self._has_watchdog = watchdog is not None
@@ -177,6 +179,12 @@ class Telling:
         if self._successor is not None and self._successor.poll() is None:
             _log.warning("a successor has already been started")
             return False
+        if os.getpid() == _FIRST_PROCESS:
+            _log.error(
+                "SIGUSR2: ignored; this server is process 1 of its container, and when that ends, the kernel "
+                "kills all others in it, a successor too: replace the container, as a rolling update does"
+            )
+            return False
         self._notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             self._successor = subprocess.Popen(
@@ -189,27 +197,31 @@ class Telling:
             self._notify("READY=1")
             return False
         _log.info("started a successor", extra={"successor": self._successor.pid})
-        self._look_after(self._successor, time.monotonic() + self._handover_seconds + _BEGIN_SECONDS)
+        until = asyncio.get_running_loop().time() + self._handover_seconds + _BEGIN_SECONDS
+        self._look_after(self._successor, until)
         return True
 
     def _look_after(self, successor: subprocess.Popen[bytes], until: float) -> None:
-        code = successor.poll()
+        code, loop = successor.poll(), asyncio.get_running_loop()
         if code is None:
-            if time.monotonic() > until:  # it hangs before its handover, which has a timeout of its own
+            if loop.time() > until:  # it hangs before its handover, which has a timeout of its own
                 successor.kill()
-            asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look_after, successor, until)
+            self._looking = loop.call_later(_LOOK_SECONDS, self._look_after, successor, until)
             return
         _log.error("the successor ended with code %d; this server keeps serving", code)
         self._notify("READY=1")
 
-    def stop(self, *, is_followed: bool) -> None:
-        """Stop reporting.
+    def stop(self, follower: int | None) -> None:
+        """Stop reporting, and end a successor that was started here but has not taken over.
 
         Args:
-            is_followed: Whether a successor has taken over, which reports its own state.
+            follower: Process id of the server that has taken over, which reports its own state; None if none
+                has.
         """
         self._task.cancel()
-        if not is_followed:
+        if self._looking is not None:
+            self._looking.cancel()
+        if follower is None:
             self._notify("STOPPING=1")
-            if self._successor is not None:
-                self._successor.terminate()
+        if self._successor is not None and self._successor.pid != follower:
+            self._successor.terminate()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.service_manager import ServiceManager, Telling, status
+from tests.virtual_loop import run_virtually
 
 READY, FAILED = VersionStatus(1, State.READY), VersionStatus(2, State.FAILED, error="cut off")
 
@@ -78,6 +80,66 @@ def test_a_successor_that_does_not_come_is_ended(monkeypatch: pytest.MonkeyPatch
         successor = telling._successor
         assert successor is not None
         assert await asyncio.to_thread(successor.wait, 60) == -signal.SIGKILL
-        telling.stop(is_followed=False)
+        telling.stop(None)
 
     asyncio.run(scenario())
+
+
+@pytest.fixture
+def idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Successors do nothing for long."""
+    monkeypatch.setattr("sys.orig_argv", ["python", "-c", "import time; time.sleep(600)"])
+
+
+def with_successor(telling: Telling) -> subprocess.Popen[bytes]:
+    assert telling.start_successor()
+    assert telling._successor is not None
+    return telling._successor
+
+
+@pytest.mark.usefixtures("idle")
+def test_a_successor_that_has_taken_over_is_let_live(caplog: pytest.LogCaptureFixture) -> None:
+    """The old server answers its last requests for longer than a successor may take to come."""
+
+    async def scenario() -> None:
+        telling = Telling(ServiceManager(), dict, 0.0)
+        successor = with_successor(telling)
+        telling.stop(successor.pid)
+        await asyncio.sleep(1000)
+        successor.terminate()
+        assert successor.wait(60) == -signal.SIGTERM, "nothing has ended it before"
+        await asyncio.sleep(1000)
+
+    run_virtually(scenario())
+    assert "keeps serving" not in caplog.text
+
+
+@pytest.mark.usefixtures("idle")
+@pytest.mark.parametrize("follower", [None, os.getpid()], ids=["the server stops", "another has taken over"])
+def test_a_successor_that_has_not_taken_over_ends_with_its_server(
+    caplog: pytest.LogCaptureFixture, follower: int | None
+) -> None:
+    async def scenario() -> None:
+        telling = Telling(ServiceManager(), dict, 0.0)
+        successor = with_successor(telling)
+        telling.stop(follower)
+        assert successor.wait(60) == -signal.SIGTERM
+        await asyncio.sleep(1000)
+
+    run_virtually(scenario())
+    assert "keeps serving" not in caplog.text
+
+
+def test_process_1_of_a_container_starts_no_successor(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        telling = Telling(ServiceManager(), dict, 0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: 1)
+            assert not telling.start_successor()
+        assert telling._successor is None
+        telling.stop(None)
+
+    asyncio.run(scenario())
+    assert "replace the container" in caplog.text

@@ -39,9 +39,18 @@ class Conversation:
     @property
     def user(self) -> int:
         """The user id of the other end, as reported by the kernel."""
+        return self._peer[1]
+
+    @property
+    def process(self) -> int:
+        """The process id of the other end, as reported by the kernel; 0 if it has none in this container."""
+        return self._peer[0]
+
+    @property
+    def _peer(self) -> tuple[int, int, int]:
         told = self._end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        user: int = _PEER.unpack(told)[1]
-        return user
+        process, user, group = _PEER.unpack(told)
+        return process, user, group
 
     async def say(self, message: Message) -> None:
         """Send a message.

@@ -74,7 +74,7 @@ class Giving:
     """Waits at a path for a successor.
 
     Attributes:
-        taken: Future that is resolved once a successor has taken over.
+        taken: Future whose result is the process id of the server that has taken over.
     """
 
     def __init__(self, socket_at_path: PathSocket, side: Side, release: str) -> None:
@@ -90,7 +90,7 @@ class Giving:
         self._side = side
         self._release = release
         self._loop = asyncio.get_running_loop()
-        self.taken: asyncio.Future[None] = self._loop.create_future()
+        self.taken: asyncio.Future[int] = self._loop.create_future()
         self._busy: asyncio.Task[None] | None = None
         self._others: set[asyncio.Task[None]] = set()
         self._loop.add_reader(self._listener, self._accept)
@@ -175,7 +175,7 @@ class Giving:
             await conversation.say(Go())
         elif isinstance(message, Taken):
             _log.info("another server has taken over")
-            self.taken.set_result(None)
+            self.taken.set_result(conversation.process)
             self._close_path()
             self._side.leave()
         else:

@@ -54,7 +54,7 @@ class Handover:
     """Starts a server, in place of a running one if there is one, and waits for a successor.
 
     Attributes:
-        taken: Future that is resolved once a successor has taken over.
+        taken: Future whose result is the process id of the server that has taken over.
     """
 
     def __init__(self, candidate: Candidate, config: ServerConfig, release: str) -> None:
@@ -70,7 +70,7 @@ class Handover:
         self._release = release
         self._taking: Taking | None = None
         self._giving: Giving | None = None
-        self.taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.taken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     @property
     def has_taken(self) -> bool:

@@ -20,7 +20,7 @@ from headrace.frontends.transport.listeners import Listeners, Ports
 from headrace.frontends.transport.listening import until_none_waits
 from headrace.lifecycle.state import VersionStatus
 from headrace.server_life import ServerLife
-from headrace.server_process import end_of, expect_signals, service_manager, tells
+from headrace.server_process import end_of, expect_signals, follower_of, service_manager, tells
 from headrace.workers import budgets, plan
 from headrace.workers.channel import Channel
 from headrace.workers.commons import Commons
@@ -453,7 +453,7 @@ async def _serve(
     taken = () if handover is None else (handover.taken,)
     await asyncio.wait((stopping, pool.failed, *taken), return_when=asyncio.FIRST_COMPLETED)
     if telling is not None:
-        telling.stop(is_followed=handover is not None and handover.taken.done())
+        telling.stop(follower_of(handover))
     _log.info("draining", extra={"seconds": pool.config.drain_seconds})
     lead = stopping.done() and stopping.result() is signal.SIGTERM
     await life.told(end_of(handover), _stopped(pool, handover, lead=lead))
