@@ -18,6 +18,7 @@ from headrace.workers.messages import Act, Count, Counted, Message, Scrape, Scra
 from headrace.workers.place import Place
 from headrace.workers.scraping import Scraping, own_families
 from headrace.workers.together import Together
+from headrace.workers.totals import Version
 
 _GATHER_SECONDS = 0.005
 """Time for which changes are collected before they are sent to all workers."""
@@ -44,6 +45,7 @@ class Commons:
         self._scraping = Scraping(self._ask)
         self._counting = Counting(self._ask_others)
         self._wants: Wants | None = None
+        self._known: set[Version] = set()
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -128,6 +130,7 @@ class Commons:
         view = self._together.changes(standings)
         self.was_ready = self.was_ready or self._together.ready
         if view is not None:
+            self._forget()
             for place in self._places:
                 place.send(view)
 
@@ -159,18 +162,25 @@ class Commons:
             self._unloaded.add(message.model)
         else:
             self._unloaded.discard(message.model)
-        for place in self._places:
-            if place is not asked:
-                place.send(message)
+        for place in self._places:  # all in the same order
+            place.send(Act(message.model, message.unload, is_own=place is asked))
 
     def _want(self, models: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
         self._wants = wanted.told(models, unusable, len(self._places))
         self._unloaded &= models.keys()
-        self._scraping.forget_but(
-            {(name, str(number)) for name, one in models.items() for number in one.versions}
-        )
+        self._forget()
         for place in self._places:
             place.send(self._wants)
+
+    def _forget(self) -> None:
+        """Drop the kept counts of versions that are no longer wanted, and that no worker has any more."""
+        wants = {} if self._wants is None else self._wants.models
+        known = {(name, str(number)) for name, one in wants.items() for number in one.versions}
+        for name, told in self._together.view.items():
+            known.update((name, str(one.version)) for one in told.versions)
+        if not self._known <= known:
+            self._scraping.forget_but(known)
+        self._known = known
 
     # --- metrics and counts ---
 

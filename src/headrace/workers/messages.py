@@ -16,7 +16,7 @@ from headrace.lifecycle.state import VersionStatus
 LARGEST_MESSAGE_BYTES = 2**27
 """Size limit of a message; the metrics of many thousands of models fit."""
 
-RELEASE = f"{__version__}/8"
+RELEASE = f"{__version__}/9"
 """Release of the message format, compared before any message; its last number grows with each change."""
 
 
@@ -174,15 +174,17 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
 
 
 class Act(msgspec.Struct, frozen=True, tag=True):
-    """Load or unload a model: from the worker that has done so for a client, then to all others.
+    """Load or unload a model: from the worker that has done so for a client, then to all workers.
 
     Attributes:
         model: The model's name.
         unload: Whether to unload it; otherwise it is loaded, and failed versions are retried.
+        is_own: Whether it returns to the worker that sent it.
     """
 
     model: str
     unload: bool
+    is_own: bool = False
 
 
 class Scrape(msgspec.Struct, frozen=True, tag=True):

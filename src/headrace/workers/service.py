@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -49,6 +50,7 @@ class WorkerService(Service):
         self._on_report: Callable[[LoadReport], object] | None = None
         self._questions: dict[int, asyncio.Future[Scraped | Counted]] = {}
         self._numbers = itertools.count()
+        self._acting: Counter[str] = Counter()
 
     # --- from the supervisor ---
 
@@ -82,13 +84,20 @@ class WorkerService(Service):
         return Beat(self._report)
 
     def act(self, message: Act) -> None:
-        """Load or unload a model, as another worker has done."""
-        if not self._engine.manager.knows(message.model):
+        """Load or unload a model, as another worker has done, unless a later act of this one is on its way.
+
+        The supervisor sends all acts to all workers in the same order, and the last one holds. An act of this
+        worker was applied at once; those of others that arrive before it returns came earlier in that order.
+        """
+        model = message.model
+        if message.is_own:
+            self._acting -= Counter((model,))  # drops what is not positive
+        elif self._acting[model] or not self._engine.manager.knows(model):
             return
-        if message.unload:
-            self._engine.manager.unload(message.model)
+        elif message.unload:
+            self._engine.manager.unload(model)
         else:
-            self._engine.manager.reload(message.model)
+            self._engine.manager.reload(model)
 
     # --- from clients ---
 
@@ -165,7 +174,7 @@ class WorkerService(Service):
             NotFound: There is no such model.
         """
         super().reload(model)
-        self._send(Act(model, unload=False))
+        self._act(model, unload=False)
 
     def unload(self, model: str) -> None:
         """Unload all versions of a model in every worker, until it is loaded again.
@@ -175,4 +184,8 @@ class WorkerService(Service):
             NotFound: There is no such model.
         """
         super().unload(model)
-        self._send(Act(model, unload=True))
+        self._act(model, unload=True)
+
+    def _act(self, model: str, *, unload: bool) -> None:
+        self._acting[model] += 1
+        self._send(Act(model, unload))

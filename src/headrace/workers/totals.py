@@ -147,10 +147,15 @@ def keep(kept: dict[str, Family], last: Mapping[str, Family]) -> None:
     """Keep the counts of a worker that has ended.
 
     Args:
-        kept: Kept counts so far; updated in place.
+        kept: Kept counts so far; updated in place. Changed families are replaced: another thread may still
+            read the old ones.
         last: The worker's last metrics.
     """
-    _add(kept, {name: one for name, one in last.items() if is_count(name, one.kind)})
+    counts = {name: one for name, one in last.items() if is_count(name, one.kind)}
+    together: dict[str, Family] = {}
+    for text in ({name: kept[name] for name in counts if name in kept}, counts):
+        _add(together, text)
+    kept.update(together)
 
 
 def forget(kept: dict[str, Family], known: Collection[Version]) -> None:

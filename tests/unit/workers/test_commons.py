@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
+from pathlib import Path
 
 from headrace.config import ServerConfig
+from headrace.lifecycle.state import State, VersionStatus
+from headrace.lifecycle.wanted import Wanted
 from headrace.workers.channel import Channel
 from headrace.workers.commons import Commons
-from headrace.workers.messages import Message, States, View
+from headrace.workers.messages import Message, ModelTold, Scrape, Scraped, States, View
 from headrace.workers.place import Place
 
 
@@ -18,11 +22,13 @@ class Told:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.views: asyncio.Queue[View] = asyncio.Queue()
+        self.answers: asyncio.Queue[Scraped] = asyncio.Queue()
+        self.text = ""
 
     async def begin(self, commons: Commons) -> None:
         ours, theirs = socket.socketpair()
         self.place.channel, self.channel = Channel(), Channel()
-        await self.place.channel.open(ours, lambda message: None)
+        await self.place.channel.open(ours, partial(commons.told, self.place))
         await self.channel.open(theirs, self._take)
         self.place.serving, self.place.starts = True, 1
         commons.began(self.place)
@@ -30,6 +36,29 @@ class Told:
     def _take(self, message: Message) -> None:
         if isinstance(message, View):
             self.views.put_nowait(message)
+        elif isinstance(message, Scrape):
+            self.channel.send(Scraped(message.number, self.text.encode()))
+        elif isinstance(message, Scraped):
+            self.answers.put_nowait(message)
+
+    def say(self, *versions: VersionStatus) -> None:
+        told = ModelTold(versions, answers=True, problems=())
+        self.channel.send(States({"m": told}, ready=True))
+
+    async def sees(self, *versions: int) -> None:
+        """Wait until these are the versions of m that the workers have."""
+        async with asyncio.timeout(30):
+            while True:
+                told = (await self.views.get()).models.get("m")
+                if told is not None and tuple(one.version for one in told.versions) == versions:
+                    return
+
+    async def total(self) -> str:
+        """Ask for the metrics of the server; the value of the only one that is of a worker."""
+        self.channel.send(Scrape(7))
+        async with asyncio.timeout(30):
+            text = (await self.answers.get()).text.decode()
+        return next(line for line in text.splitlines() if line.startswith("requests_total")).split()[-1]
 
     async def ready(self) -> None:
         async with asyncio.timeout(30):
@@ -63,3 +92,42 @@ async def one_ends_first() -> list[Told]:
 def test_a_worker_that_ends_first_makes_no_other_unready_at_a_stop() -> None:
     _, goes_on = asyncio.run(one_ends_first())
     assert goes_on.views.empty()
+
+
+def status(version: int, *, wanted: bool = True) -> VersionStatus:
+    return VersionStatus(version, State.READY, wanted)
+
+
+def counted(requests: int) -> str:
+    series = f'requests_total{{model="m",version="1"}} {requests}'
+    return f"# HELP requests_total It.\n# TYPE requests_total counter\n{series}\n"
+
+
+async def one_dies_and_a_version_follows() -> None:
+    places = [Place(0, ()), Place(1, ())]
+    commons = Commons(None, ServerConfig(), places)
+    dies, lives = workers = [Told(place) for place in places]
+    commons._want({"m": Wanted({1: Path("m/1")})}, {})
+    for worker, requests in ((dies, 4), (lives, 2)):
+        await worker.begin(commons)
+        worker.text = counted(requests)
+        worker.say(status(1))
+    await lives.sees(1)
+    assert await lives.total() == "6"
+    dies.end()
+    commons.ended(places[0])
+    assert await lives.total() == "6"
+    commons._want({"m": Wanted({2: Path("m/2")})}, {})
+    lives.say(status(2), status(1, wanted=False))
+    await lives.sees(2, 1)
+    assert await lives.total() == "6", "version 1 still answers"
+    lives.say(status(2))
+    await lives.sees(2)
+    assert await lives.total() == "2", "the dead worker's part is forgotten with the version"
+    commons.stop()
+    for worker in workers:
+        worker.end()
+
+
+def test_a_dead_workers_counts_are_kept_until_no_worker_has_the_version() -> None:
+    asyncio.run(one_dies_and_a_version_follows())
