@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.faults.still_serves import MODEL, does_it_still_serve
-from tests.faults.worker_processes import connections_of, is_worker, workers_of
+from tests.faults.test_worker_starts_while_draining import GATED
+from tests.faults.worker_processes import connections_of, is_worker, workers_of, workers_ready
+from tests.model_directories import write
 from tests.running_server import RunningServer
 from tools.services.ports import free_ports
 
@@ -27,6 +30,28 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(models: Path) ->
     with RunningServer(models, "--workers", "2", "--http-port", ports[0], "--grpc-port", ports[1]) as server:
         does_it_still_serve(server)
         assert server.stop() == 0
+
+
+@pytest.mark.rest
+def test_a_worker_that_still_loads_ends_with_it(models: Path, tmp_path: Path) -> None:
+    """It has accepted nothing, and would keep the ports from a server that is started again."""
+    gate = tmp_path / "gate"
+    gate.touch()
+    write(models, "gated", 1, GATED.format(gate=gate))
+    with RunningServer(models, "--allow-code", "--workers", "2") as server:
+        server.wait_for(lambda: workers_ready(server) == 2, "both to serve")
+        gate.unlink()
+        loading = server.count_in_log("version is loading")
+        os.kill(workers_of(server)[0], signal.SIGKILL)
+        server.wait_for(lambda: server.count_in_log("version is loading") > loading, "another one to load")
+        left = workers_of(server)
+        assert server.kill() == -9
+        until = time.monotonic() + 82
+        while any(map(is_worker, left)):
+            assert time.monotonic() < until, "workers go on without their supervisor"
+            time.sleep(0.02)
+        assert server.count_in_log("this worker has accepted no connection yet, and exits") == 1
+        assert server.count_in_log("while models are still loading") == 0
 
 
 REQUEST = b'{"instances": [1.0]}'

@@ -16,7 +16,7 @@ from headrace.engine import Engine
 from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
 from headrace.sealed.copying import use_keeper
 from headrace.server import Server
-from headrace.server_process import leave_at_work, tune_process
+from headrace.server_process import end_at_once, leave_at_work, tune_process
 from headrace.workers import budgets
 from headrace.workers.channel import Channel
 from headrace.workers.messages import (
@@ -219,6 +219,9 @@ class Worker:
         await server.prepare()
         if begin.waits:
             await self._until_tried(server.engine)
+        if self._channel.closed.done():
+            _log.error("the supervisor has ended; this worker has accepted no connection yet, and exits")
+            end_at_once(1)  # models may still be loading, and whoever restarts the server needs the ports
         await server.serve()
         self._server = server
         self._drain_as_told()
@@ -236,12 +239,16 @@ class Worker:
         return await self._end(server)
 
     async def _until_tried(self, engine: Engine) -> None:
-        """Wait until all models have been tried, or only briefly if no other worker answers."""
+        """Wait until all models have been tried, only briefly if no other worker answers.
+
+        The wait also ends with the supervisor.
+        """
         tried = asyncio.ensure_future(engine.settle(_TRY_SECONDS))
         alone = asyncio.ensure_future(self._alone.wait())
-        await asyncio.wait((tried, alone), return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait((tried,), timeout=ALONE_SECONDS)
-        if not tried.done():
+        gone = self._channel.closed
+        await asyncio.wait((tried, alone, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((tried, gone), timeout=ALONE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if not tried.done() and not gone.done():
             _log.warning("no other worker answers: connections are accepted while models are still loading")
         for one in (tried, alone):
             one.cancel()
