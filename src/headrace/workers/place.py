@@ -120,8 +120,15 @@ def places_at(listeners: Listeners, workers: int) -> list[Place]:
         workers: Number of workers.
 
     Raises:
-        Unavailable: There are too few sets, and no further ones can be opened.
+        Unavailable: There is one set only, which the running server also accepts on, or no further one can be
+            opened.
     """
+    if not listeners.has_many:
+        raise Unavailable(
+            "handover: workers cannot take over these sockets: nothing can steer new connections away from "
+            "workers whose models still load (a service manager has opened the sockets, or Linux refuses "
+            "BPF). Start this server with --workers 1, or stop the running one first"
+        )
     try:
         numbers = [listeners.take() for _ in range(workers)]
     except OSError as error:
