@@ -16,7 +16,7 @@ from typing import TypeVar
 from headrace.config import ServerConfig
 from headrace.errors import ConfigError, FailedPrecondition, HeadraceError, Unavailable
 from headrace.frontends.transport.listeners import Listeners, Ports
-from headrace.frontends.transport.listening import take_again
+from headrace.frontends.transport.listening import close_waiting, take_again
 from headrace.handover import readiness
 from headrace.handover.conversation import Conversation
 from headrace.handover.giving import expect_own_directory
@@ -186,9 +186,14 @@ class Taking:
         """Wait for the other server to end, then reclaim its sets."""
         await self._conversation.until_closed()
         self._conversation.close()
+        listeners = self.ports.listeners
         used = [one for one in range(self._given.sets) if one not in self._given.free]
-        self.ports.listeners.give_back(*used)
-        shared = [] if self.ports.listeners.has_many else self.ports.listeners.sets[0]
+        if listeners.has_many:  # where a worker had died, connections wait that nobody would ever accept
+            closed = close_waiting([one for number in used for one in listeners.sets[number]])
+            if closed:
+                _log.warning("closed connections of a worker that had died", extra={"connections": closed})
+        listeners.give_back(*used)
+        shared = [] if listeners.has_many else listeners.sets[0]
         for one in (*shared, *self.ports.admin):
             take_again(one)
         _log.info("the server that was taken over has ended")

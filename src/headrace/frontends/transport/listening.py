@@ -196,6 +196,24 @@ def _waiting(listener: socket.socket) -> int:
     return waiting
 
 
+def close_waiting(listeners: Sequence[socket.socket]) -> int:
+    """Close the connections that wait in sockets on which nobody accepts, and return their number.
+
+    Args:
+        listeners: Listening sockets.
+    """
+    closed = 0
+    for one in listeners:
+        while _waiting(one):
+            try:
+                connection, _ = one.accept()
+            except OSError:  # out of descriptors: the others wait on
+                break
+            connection.close()
+            closed += 1
+    return closed
+
+
 async def until_none_waits(listeners: Sequence[socket.socket]) -> None:
     """Prevent new connections, and wait until those that exist are accepted, up to a time limit.
 
