@@ -139,6 +139,11 @@ def test_the_batching_policy_in_the_guide_is_the_default_one() -> None:
     assert parse_model_config(example) == parse_model_config(""), MODEL_CONFIG_FILE
 
 
+def test_the_batch_sizes_in_the_page_on_accelerators_are_allowed() -> None:
+    (example,) = blocks(ROOT / "docs/accelerators.md", "toml")
+    assert parse_model_config(example).batching.max_batch_rows == 128
+
+
 def test_the_readme_starts_a_server_once_and_goes_on_with_it() -> None:
     """A second one would find its port taken."""
     commands = "".join(blocks(ROOT / "README.md", "console"))
