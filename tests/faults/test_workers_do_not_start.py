@@ -54,6 +54,16 @@ def test_what_only_a_worker_finds_out(models: Path, tmp_path: Path) -> None:
     assert "nonsense: unknown setting" in said[0]
 
 
+def test_what_a_worker_finds_out_before_it_is_set_up(models: Path, tmp_path: Path) -> None:
+    for options, message in (
+        (("--signing-keys", str(tmp_path / "missing.pem")), "missing.pem cannot be read"),
+        (("--trusted-owners", "nobody-of-this-name"), "--trusted-owners: expected users of this machine"),
+    ):
+        code, said = ended(models, "--workers", "2", *options)
+        assert (code, len(said)) == (2, 1)
+        assert message in said[0]
+
+
 def test_a_worker_of_another_release_says_so(models: Path, tmp_path: Path) -> None:
     """As after an update of what is installed, under a server that runs."""
     (tmp_path / "sitecustomize.py").write_text(

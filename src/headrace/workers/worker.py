@@ -13,7 +13,7 @@ from functools import partial
 
 from headrace import cpus
 from headrace.engine import Engine
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound
+from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable
 from headrace.sealed.copying import use_keeper
 from headrace.server import Server
 from headrace.server_process import end_at_once, leave_at_work, tune_process
@@ -74,13 +74,29 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
     channel = Channel()
     worker = Worker(channel, announce)
     await channel.open(end, worker.told)
+    try:
+        begin = await _begun(worker, channel, release)
+        if begin is None:
+            return 1
+        _set_up_process(begin, set_up)
+        return await worker.serve(begin)
+    except HeadraceError as error:
+        return await _fail(channel, error)
+
+
+async def _begun(worker: Worker, channel: Channel, release: str) -> Begin | None:
     if release != RELEASE:  # before any message is decoded: the format may differ
-        return await _fail(channel, ConfigError(ANOTHER_RELEASE))
-    async with asyncio.timeout(_BEGIN_SECONDS):
-        await asyncio.wait((worker.begun, channel.closed), return_when=asyncio.FIRST_COMPLETED)
-    if not worker.begun.done():
-        return 1
-    begin = worker.begun.result()
+        raise ConfigError(ANOTHER_RELEASE)
+    ends = worker.begun, channel.closed
+    await asyncio.wait(ends, timeout=_BEGIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    if worker.begun.done():
+        return worker.begun.result()
+    if channel.closed.done():
+        return None
+    raise Unavailable(f"the supervisor has sent no settings for {_BEGIN_SECONDS:g} s")
+
+
+def _set_up_process(begin: Begin, set_up: Callable[[Begin], object]) -> None:
     for descriptor in (*begin.sockets, begin.callers):
         if descriptor >= 0:  # programs started by a model must not inherit them
             os.set_inheritable(descriptor, False)
@@ -89,10 +105,6 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
     if begin.keeper is not None:
         use_keeper(begin.keeper)
         os.close(begin.keeper)
-    try:
-        return await worker.serve(begin)
-    except HeadraceError as error:
-        return await _fail(channel, error)
 
 
 async def _fail(channel: Channel, error: HeadraceError) -> int:
@@ -107,7 +119,7 @@ class Worker:
     """Serves requests, and handles the supervisor's messages.
 
     Attributes:
-        begun: Its result is the ``Begin`` message.
+        begun: Its result is the ``Begin`` message, or the error for which this worker cannot begin.
     """
 
     def __init__(self, channel: Channel, announce: Announce) -> None:
@@ -140,14 +152,21 @@ class Worker:
             if self._server is not None:
                 self._telling.look()
         elif isinstance(message, Begin):
-            self._service = self._made(message)
-            self.begun.set_result(message)
+            self._begin(message)
         elif isinstance(message, Alone):
             self._alone.set()
         elif isinstance(message, Finish) and not self._finish.done():
             self._finish.set_result(message)
         elif self._service is not None:
             self._told_to_serve(message, self._service)
+
+    def _begin(self, message: Begin) -> None:
+        try:
+            self._service = self._made(message)
+        except Exception as error:  # noqa: BLE001 - raised where ``begun`` is awaited; the channel only logs it
+            self.begun.set_exception(error)
+        else:
+            self.begun.set_result(message)
 
     def _heard(self) -> None:
         """Restart the timer that logs when the supervisor is silent for longer than a worker may be."""
@@ -156,7 +175,7 @@ class Worker:
             _log.info("the supervisor answers again")
         if self._silence is not None:
             self._silence.cancel()
-        if self.begun.done():
+        if self._service is not None:
             seconds = self.begun.result().config.worker_timeout_seconds
             self._silence = asyncio.get_running_loop().call_later(seconds, self._miss, seconds)
 

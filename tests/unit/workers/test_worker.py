@@ -1,58 +1,93 @@
-"""A worker that waits for its models."""
+"""A worker whose start fails, or whose supervisor says nothing: the supervisor is told why."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headrace.config import ServerConfig
 from headrace.engine import Engine
-from headrace.server import Server
+from headrace.workers import worker
 from headrace.workers.channel import Channel
-from headrace.workers.messages import Alone, Begin
-from headrace.workers.plan import ALONE_SECONDS
-from headrace.workers.wanted import ToldSource
-from headrace.workers.worker import Worker
+from headrace.workers.messages import RELEASE, Beat, Begin, Failed, Message
 from tests.virtual_loop import run_virtually
 
-SAYS = "connections are accepted while models are still loading"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
-async def announce(server: Server, begin: Begin) -> None:
-    """Say nothing."""
+@pytest.fixture(autouse=True)
+def kept_signals() -> Iterator[None]:
+    """A worker ignores signals; this process does not go on doing so."""
+    kept = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
 
 
-async def waited_seconds(models: Path, then: Callable[[Worker, Channel], object]) -> float:
-    """How long a worker waits that is not told which models there are; ``then`` happens after a second."""
+async def announce(*_: object) -> None:
+    raise AssertionError("nothing is served")
+
+
+async def run(*messages: Message) -> tuple[int, list[Message], float]:
+    """Run a worker that is sent messages: its exit code, its answers, and when it ended."""
     ours, theirs = socket.socketpair()
-    supervisor, channel = Channel(), Channel()
-    worker = Worker(channel, announce)
-    await supervisor.open(ours, lambda message: None)
-    await channel.open(theirs, worker.told)
-    engine = Engine(models, source=ToldSource().made_for)
-    await engine.start(wait=False)
-    loop = asyncio.get_running_loop()
-    since = loop.time()
-    loop.call_later(1.0, then, worker, supervisor)
-    await worker._until_tried(engine)
-    waited = loop.time() - since
-    await engine.close()
-    supervisor.close()
+    heard = list[Message]()
+    channel = Channel()
+    await channel.open(ours, heard.append)
+    for one in messages:
+        channel.send(one)
+    began = asyncio.get_running_loop().time()
+    code = await worker.run(theirs, RELEASE, lambda _: None, announce)
     await channel.closed
-    return waited
+    return code, heard, asyncio.get_running_loop().time() - began
 
 
-def test_its_wait_ends_with_the_supervisor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert run_virtually(waited_seconds(tmp_path, lambda _, supervisor: supervisor.close())) == 1.0
-    assert SAYS not in caplog.text
+def begin(models: Path, *owners: str) -> Begin:
+    return Begin(
+        worker=0,
+        models=models,
+        config=ServerConfig(trusted_owners=owners),
+        sockets=(-1, -1),
+        workers=2,
+        announces=False,
+        json=False,
+        begun=0.0,
+        waits=False,
+        fills=False,
+        keeper=None,
+    )
 
 
-def test_its_wait_ends_soon_where_no_other_worker_answers(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    waited = run_virtually(waited_seconds(tmp_path, lambda worker, _: worker.told(Alone())))
-    assert waited == 1.0 + ALONE_SECONDS
-    assert SAYS in caplog.text
+def test_an_error_of_its_settings_is_the_supervisors(tmp_path: Path) -> None:
+    code, heard, seconds = run_virtually(run(begin(tmp_path, "nobody of this name"), Beat()))
+    assert (code, seconds) == (2, 0.0)
+    failed = [one for one in heard if isinstance(one, Failed)]
+    assert [(one.wrong, one.message.startswith("trusted_owners: ")) for one in failed] == [(True, True)], (
+        heard
+    )
+
+
+def test_any_other_error_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(Engine, "__init__", fail)
+
+    async def scenario() -> None:
+        started = worker.Worker(Channel(), announce)
+        started.told(begin(tmp_path))
+        with pytest.raises(OSError, match="no"):
+            await started.begun
+
+    run_virtually(scenario())
+
+
+def test_settings_that_do_not_come_are_an_error() -> None:
+    code, heard, seconds = run_virtually(run())
+    assert (code, seconds) == (1, 60.0)
+    assert heard == [Failed("the supervisor has sent no settings for 60 s", wrong=False)]
