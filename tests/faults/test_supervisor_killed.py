@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.faults.test_worker_starts_while_draining import GATED
 from tests.faults.worker_processes import connections_of, is_worker, workers_of, workers_ready
 from tests.model_directories import write
 from tests.running_server import RunningServer
+from tests.waiting import until
 from tools.services.ports import free_ports
 
 
@@ -52,6 +54,42 @@ def test_a_worker_that_still_loads_ends_with_it(models: Path, tmp_path: Path) ->
             time.sleep(0.02)
         assert server.count_in_log("this worker has accepted no connection yet, and exits") == 1
         assert server.count_in_log("while models are still loading") == 0
+
+
+HANGS = """
+import sys
+
+if "headrace.cli.worker" in sys.orig_argv:
+    import pathlib
+    import signal
+    import time
+
+    def hang(*_):
+        pathlib.Path({file!r}).touch()
+        time.sleep(10**6)
+
+    signal.signal(signal.SIGUSR1, hang)
+"""
+
+
+@pytest.mark.rest
+def test_a_worker_whose_serving_thread_hangs_ends_too(models: Path, tmp_path: Path) -> None:
+    """Nobody else would end it, and it keeps the ports."""
+    hangs = tmp_path / "hangs"
+    (tmp_path / "sitecustomize.py").write_text(HANGS.format(file=str(hangs)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        with RunningServer(models, "--workers", "2", "--drain-seconds", "1") as server:
+            hanging = workers_of(server)[0]
+            os.kill(hanging, signal.SIGUSR1)
+            until(hangs.exists)
+            server.process.kill()  # its output ends with the worker's only
+            try:
+                until(lambda: not is_worker(hanging))
+            finally:
+                with suppress(ProcessLookupError):
+                    os.kill(hanging, signal.SIGKILL)
+            assert server.wait_until_ended() == -9
 
 
 REQUEST = b'{"instances": [1.0]}'

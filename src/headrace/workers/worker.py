@@ -41,6 +41,7 @@ from headrace.workers.plan import ALONE_SECONDS
 from headrace.workers.service import WorkerService
 from headrace.workers.telling import Telling
 from headrace.workers.wanted import ToldSource
+from headrace.workers.watching import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -71,17 +72,20 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
     # These signals may be sent to the whole process group; only the supervisor acts on them.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    channel = Channel()
+    channel, watch = Channel(), Watch(end)
     worker = Worker(channel, announce)
-    await channel.open(end, worker.told)
     try:
+        await channel.open(end, worker.told)
         begin = await _begun(worker, channel, release)
         if begin is None:
             return 1
+        watch.seconds += begin.config.drain_seconds
         _set_up_process(begin, set_up)
         return await worker.serve(begin)
     except HeadraceError as error:
         return await _fail(channel, error)
+    finally:
+        watch.stop()
 
 
 async def _begun(worker: Worker, channel: Channel, release: str) -> Begin | None:
