@@ -25,10 +25,7 @@ def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(models: Path) ->
     with RunningServer(models, "--workers", "2", "--http-port", ports[0], "--grpc-port", ports[1]) as server:
         left = workers_of(server)
         assert server.kill() == -9
-        until = time.monotonic() + 60
-        while any(map(is_worker, left)):
-            assert time.monotonic() < until, "workers go on without their supervisor"
-            time.sleep(0.02)
+        until(lambda: not any(map(is_worker, left)))
     with RunningServer(models, "--workers", "2", "--http-port", ports[0], "--grpc-port", ports[1]) as server:
         does_it_still_serve(server)
         assert server.stop() == 0
@@ -48,10 +45,7 @@ def test_a_worker_that_still_loads_ends_with_it(models: Path, tmp_path: Path) ->
         server.wait_for(lambda: server.count_in_log("version is loading") > loading, "another one to load")
         left = workers_of(server)
         assert server.kill() == -9
-        until = time.monotonic() + 82
-        while any(map(is_worker, left)):
-            assert time.monotonic() < until, "workers go on without their supervisor"
-            time.sleep(0.02)
+        until(lambda: not any(map(is_worker, left)), seconds=82)
         assert server.count_in_log("this worker has accepted no connection yet, and exits") == 1
         assert server.count_in_log("while models are still loading") == 0
 
@@ -99,13 +93,13 @@ RESTART_SECONDS = 60.0
 
 def started_again(models: Path, *options: str) -> RunningServer:
     """A server that is started until the ports can be had, as a service manager does."""
-    until = time.monotonic() + RESTART_SECONDS
+    deadline = time.monotonic() + RESTART_SECONDS
     while True:
         server = RunningServer(models, *options)
         try:
             return server.__enter__()
         except AssertionError:
-            assert time.monotonic() < until, "the ports stay taken"
+            assert time.monotonic() < deadline, "the ports stay taken"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Merge the metrics of several processes into those of one server, without a process label; pure.
 
 Merging works on Prometheus' text format line by line, so it includes every metric of a worker. Counters of
-workers that have ended are kept, so no total ever falls.
+workers that have ended are kept, so the totals of a model never fall.
 """
 
 from __future__ import annotations
