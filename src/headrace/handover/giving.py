@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import socket
@@ -39,6 +40,10 @@ _LONGEST_SECONDS = 3660.0
 
 The transport is not renewed meanwhile, for new certificates or for the age of connections.
 """
+
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_SHORTAGE_SECONDS = 1.0
+"""Time between two attempts to accept a successor while the process is out of descriptors or memory."""
 
 _MODE = 0o600
 _BACKLOG = 8
@@ -93,13 +98,21 @@ class Giving:
         self.taken: asyncio.Future[int] = self._loop.create_future()
         self._busy: asyncio.Task[None] | None = None
         self._others: set[asyncio.Task[None]] = set()
+        self._again: asyncio.TimerHandle | None = None
+        self._is_short = False
+        self._wait()
+
+    def _wait(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
 
     def _accept(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError:  # the peer has closed
+        except OSError as error:  # otherwise the peer has closed
+            if error.errno in _SHORTAGES:
+                self._accept_later(error)
             return
+        self._is_short = False
         conversation = Conversation(end)
         if len(self._others) >= _BACKLOG:
             conversation.close()
@@ -109,6 +122,14 @@ class Giving:
             refusing.add_done_callback(self._others.discard)
         else:
             self._busy = self._loop.create_task(self._talk(conversation))
+
+    def _accept_later(self, error: OSError) -> None:
+        """Try again after a while: until then the waiting connection would call this method all the time."""
+        self._loop.remove_reader(self._listener)
+        self._again = self._loop.call_later(_SHORTAGE_SECONDS, self._wait)
+        if not self._is_short:
+            _log.error("a server that is to take over has to wait: %s", error)
+        self._is_short = True
 
     async def _talk(self, conversation: Conversation) -> None:
         listeners = self._side.listeners
@@ -182,6 +203,8 @@ class Giving:
             raise Unavailable(f"it sent an unexpected message: {type(message).__name__}")
 
     def _close_path(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
         self._loop.remove_reader(self._listener)
         self._at_path.close()
 

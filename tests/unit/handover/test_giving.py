@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 from collections.abc import Mapping
 from contextlib import closing, suppress
@@ -15,8 +17,9 @@ from headrace.frontends.transport.listeners import Listeners
 from headrace.frontends.transport.listening import listen
 from headrace.handover import giving
 from headrace.handover.giving import Giving, PathSocket
-from headrace.handover.messages import Ask, Hello
+from headrace.handover.messages import Ask, Given, Hello
 from headrace.handover.taking import running_at
+from tests.virtual_loop import run_virtually
 
 
 class Sockets:
@@ -72,6 +75,58 @@ def test_whoever_asks_for_ever_holds_it_up_only_so_long(
         tmp_path.chmod(0o700)
         asyncio.run(scenario(opened))
     assert list(tmp_path.iterdir()) == []
+
+
+class Shortage:
+    """A process without a free descriptor: nothing can be accepted until some time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.until = 0.0
+        self.tries = 0
+        accept = socket.socket.accept
+
+        def tried(listener: socket.socket) -> tuple[socket.socket, object]:
+            self.tries += 1
+            if asyncio.get_running_loop().time() < self.until and self.tries < 1000:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", tried)
+
+
+def test_a_server_without_descriptors_tries_again_each_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shortage = Shortage(monkeypatch)
+
+    async def scenario(opened: socket.socket) -> None:
+        now, at_path = asyncio.get_running_loop().time, PathSocket(tmp_path / "here")
+        at_path.move()
+        waits = Giving(at_path, Sockets(opened), "1")
+        shortage.until = now() + 3.5
+        taker = await running_at(tmp_path / "here")
+        assert taker is not None
+        await taker.say(Hello("1", (1,)))
+        assert isinstance(await taker.hear(), Given)
+        assert (now(), shortage.tries) == (1004.0, 5)
+        for one in await taker.take(2):
+            socket.close(one)
+        taker.close()
+        shortage.until = now() + 3600
+        again = await running_at(tmp_path / "here")
+        assert again is not None
+        await asyncio.sleep(1.5)
+        await waits.close()
+        again.close()
+        await asyncio.sleep(5)
+        assert shortage.tries == 7
+
+    with closing(listen("127.0.0.1", 0, "x")) as opened:
+        tmp_path.chmod(0o700)
+        run_virtually(scenario(opened))
+    told = [one.message for one in caplog.records if one.levelname == "ERROR"]
+    once = "a server that is to take over has to wait: [Errno 24] Too many open files"
+    assert told == [once, once], "once for each shortage"
 
 
 def test_a_path_that_cannot_be_had_leaves_nothing(tmp_path: Path) -> None:
