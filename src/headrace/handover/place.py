@@ -124,7 +124,7 @@ class Handover:
         at_path = PathSocket(path)  # before the running server stops, so that a failure costs nothing
         try:
             await self._candidate.serve()
-            await taking.take()
+            await taking.take(self._candidate.here, self._config.handover_seconds)
         except BaseException:
             at_path.close()
             raise

@@ -40,6 +40,9 @@ _MessageT = TypeVar("_MessageT", bound=Message)
 _ASK_SECONDS = 0.2
 _GOES_ON = "the running server keeps serving"
 
+Here = Callable[[], Mapping[str, Sequence[VersionStatus]] | None]
+"""Returns the status of the versions of this server; None until each model has been tried."""
+
 
 async def running_at(path: Path) -> Conversation | None:
     """Connect to the server that listens at a path.
@@ -89,7 +92,7 @@ class Taking:
         self._conversation = conversation
         self._given = given
         self.ports = ports
-        self._there: Mapping[str, Sequence[int]] = {}
+        self._there: Mapping[str, Sequence[int]] | None = None  # until the running server has told
         self._enough = asyncio.Event()
         self._asking = asyncio.create_task(self._ask())
         self._leaving: asyncio.Task[None] | None = None
@@ -138,9 +141,7 @@ class Taking:
                 async with asyncio.timeout(_ASK_SECONDS):
                     await self._enough.wait()
 
-    async def until_ready(
-        self, here: Callable[[], Mapping[str, Sequence[VersionStatus]] | None], seconds: float
-    ) -> None:
+    async def until_ready(self, here: Here, seconds: float) -> None:
         """Wait until everything that is ready in the running server is ready here.
 
         Args:
@@ -152,27 +153,35 @@ class Taking:
             Unavailable: The timeout expired, or the running server has ended or hangs.
         """
         until = time.monotonic() + seconds
-        waits = ["the first scan of the models"]
-        while waits:
+        while (waits := self._waits(here)) is not None:
             if self._asking.done():
                 self._asking.result()
-            now = here()
-            waits = waits if now is None else readiness.lacking(self._there, now)
-            if waits and time.monotonic() > until:
-                raise Unavailable(
-                    f"after handover_seconds = {seconds:g} s, {waits[0]} is not ready here yet; {_GOES_ON}"
-                )
-            if waits:
-                await asyncio.wait({self._asking}, timeout=_ASK_SECONDS)
+            if time.monotonic() > until:
+                raise Unavailable(f"after handover_seconds = {seconds:g} s, {waits}; {_GOES_ON}")
+            await asyncio.wait({self._asking}, timeout=_ASK_SECONDS)
 
-    async def take(self) -> None:
+    def _waits(self, here: Here) -> str | None:
+        """Return what the handover waits for; None if this server may take over."""
+        now = here()
+        if now is None:
+            return "the first scan of the models is not ready here yet"
+        if self._there is None:
+            return "the running server has not told which versions are ready there"
+        lacking = readiness.lacking(self._there, now)
+        return f"{lacking[0]} is not ready here yet" if lacking else None
+
+    async def take(self, here: Here, seconds: float) -> None:
         """Steer new connections to this server, which must accept them by now; the other one shuts down.
 
+        Args:
+            here: As of ``until_ready``, after which the running server may have told of more versions.
+            seconds: Timeout for these.
+
         Raises:
+            FailedPrecondition: A version failed to load here.
             Unavailable: The running server has ended or hangs before it was taken over.
         """
-        self._enough.set()
-        await self._asking
+        await self._until_told_last(here, seconds)
         await self._conversation.say(Take())
         _expected(await self._conversation.hear(), Go)
         self.ports.listeners.resume()
@@ -181,6 +190,17 @@ class Taking:
         except Unavailable as error:  # it ended at this very moment
             _log.warning("the server that was taken over has ended early: %s", error.message)
         self._leaving = asyncio.create_task(self._until_gone())
+
+    async def _until_told_last(self, here: Here, seconds: float) -> None:
+        """Stop asking, once everything that the last answer names is ready here, too."""
+        self._enough.set()
+        await self._asking
+        while self._waits(here) is not None:
+            self._enough.clear()
+            self._asking = asyncio.create_task(self._ask())
+            await self.until_ready(here, seconds)
+            self._enough.set()
+            await self._asking
 
     async def _until_gone(self) -> None:
         """Wait for the other server to end, then reclaim its sets."""

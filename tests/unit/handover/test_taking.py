@@ -1,50 +1,135 @@
-"""The new server's part of a handover: connections that wait where nobody accepts any more."""
+"""The new server's part of a handover, against a running server that is slow, or gives up on it."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
 
-from headrace.frontends.transport.listeners import Listeners, Ports
-from headrace.frontends.transport.listening import listen_together
+import pytest
+
+from headrace.config import ServerConfig
+from headrace.errors import FailedPrecondition, Unavailable
+from headrace.frontends.transport.listening import listen
 from headrace.handover.conversation import Conversation
-from headrace.handover.messages import Ask, Given, Go, Ready, Take
+from headrace.handover.giving import PathSocket
+from headrace.handover.messages import Ask, Given, Go, Hello, Message, Ready, Take, Taken
 from headrace.handover.taking import Taking
+from headrace.lifecycle.state import State, VersionStatus
+from tests.virtual_loop import run_virtually
+
+SECONDS = 600.0
+LOADS, IS_READY = VersionStatus(1, State.LOADING), VersionStatus(1, State.READY)
 
 
-async def hands_over(conversation: Conversation) -> None:
-    """A server that gives way, and ends at once."""
-    while not isinstance(message := await conversation.hear(), Take):
-        assert isinstance(message, Ask)
-        await conversation.say(Ready({}))
-    await conversation.say(Go())
-    await conversation.hear()
-    conversation.close()
+class Running:
+    """A running server that says what the test lets it say."""
+
+    def __init__(self, path: Path, opened: socket.socket) -> None:
+        self.at_path = PathSocket(path)
+        self.at_path.move()
+        self._opened = opened
+        self._conversation: Conversation | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        assert self._conversation is not None
+        return self._conversation
+
+    async def give(self) -> None:
+        end, _ = await asyncio.get_running_loop().sock_accept(self.at_path.listener)
+        self._conversation = Conversation(end)
+        await self.hears(Hello)
+        given = Given(protocol=1, headrace="0", sets=1, free=(), leading=(0,), has_many=False, admin=0)
+        await self.conversation.say(given)
+        await self.conversation.give([self._opened.fileno()] * 2)
+
+    async def hears(self, kind: type[Message]) -> None:
+        assert isinstance(await self.conversation.hear(), kind)
+
+    async def tells(self, **ready: tuple[int, ...]) -> None:
+        """Answer one question."""
+        await self.hears(Ask)
+        await self.conversation.say(Ready(ready))
 
 
-async def follow(waiting: socket.socket, listeners: Listeners) -> bytes:
-    """Take over from a server in whose set a connection waits; what its caller reads then."""
-    ours, theirs = socket.socketpair()
-    given = Given(1, "1", sets=1, free=(), leading=(0,), has_many=True, admin=0)
-    taking = Taking(Conversation(ours), given, Ports(listeners, is_lent=False))
-    async with asyncio.timeout(30):
-        giving = asyncio.ensure_future(hands_over(Conversation(theirs)))
-        listeners.lead_to([listeners.take()])
-        await taking.take()
-        await giving
-        waiting.setblocking(False)
-        read = await asyncio.get_running_loop().sock_recv(waiting, 10)
-    await taking.close()
-    return read
-
-
-def test_connections_that_a_dead_worker_has_left_are_closed() -> None:
-    (http,) = listen_together("127.0.0.1", 0, "http_port", 1)
-    (grpc,) = listen_together("127.0.0.1", 0, "grpc_port", 1)
-    listeners = Listeners([[http, grpc]], may_join=True, free=(), leading=(0,))
+@asynccontextmanager
+async def taking_over(path: Path, opened: socket.socket) -> AsyncIterator[tuple[Running, Taking]]:
+    running = Running(path, opened)
+    config = ServerConfig(handover=path, http_port=0, grpc_port=0)
+    taking, _ = await asyncio.gather(Taking.begin(config, "1"), running.give())
+    assert taking is not None
     try:
-        with socket.create_connection(http.getsockname()) as waiting:
-            assert asyncio.run(follow(waiting, listeners)) == b""
+        yield running, taking
     finally:
-        for one in (http, grpc, *listeners.opened):
+        await taking.close()
+        running.conversation.close()
+        running.at_path.close()
+        for one in taking.ports.listeners.sets[0]:
             one.close()
+
+
+Act = Callable[[Running, Taking], Coroutine[None, None, None]]
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Callable[[Act], None]:
+    """Plays a scene with a running server and one that takes over from it."""
+    tmp_path.chmod(0o700)
+
+    async def play(act: Act, opened: socket.socket) -> None:
+        async with taking_over(tmp_path / "here", opened) as (running, taking):
+            await act(running, taking)
+
+    def run(act: Act) -> None:
+        with closing(listen("127.0.0.1", 0, "x")) as opened:
+            run_virtually(play(act, opened))
+
+    return run
+
+
+def test_nothing_is_taken_before_the_running_server_has_told_what_it_serves(
+    played: Callable[[Act], None],
+) -> None:
+    async def act(running: Running, taking: Taking) -> None:
+        ready = asyncio.ensure_future(taking.until_ready(lambda: {}, SECONDS))
+        await asyncio.sleep(5)
+        assert not ready.done()
+        await running.tells(m=(1,))
+        with pytest.raises(FailedPrecondition, match="m is served by the running server"):
+            await ready
+
+    played(act)
+
+
+def test_a_running_server_that_does_not_tell_is_named(played: Callable[[Act], None]) -> None:
+    async def act(running: Running, taking: Taking) -> None:
+        with pytest.raises(Unavailable, match="the running server has not told which versions are ready"):
+            await taking.until_ready(lambda: {}, 0.0)
+
+    played(act)
+
+
+def test_the_last_answer_counts_too(played: Callable[[Act], None]) -> None:
+    async def act(running: Running, taking: Taking) -> None:
+        here = {"m": [LOADS]}
+        ready = asyncio.ensure_future(taking.until_ready(lambda: here, SECONDS))
+        await running.tells()
+        await ready
+        await running.hears(Ask)
+        takes = asyncio.ensure_future(taking.take(lambda: here, SECONDS))
+        await asyncio.sleep(1)
+        await running.conversation.say(Ready({"m": (1,)}))
+        for _ in range(10):
+            await running.tells(m=(1,))
+        here["m"] = [IS_READY]
+        while isinstance(message := await running.conversation.hear(), Ask):
+            await running.conversation.say(Ready({"m": (1,)}))
+        assert isinstance(message, Take)
+        await running.conversation.say(Go())
+        await running.hears(Taken)
+        await takes
+
+    played(act)
