@@ -87,8 +87,9 @@ class Taking:
         ports: The listening sockets.
     """
 
-    def __init__(self, conversation: Conversation, given: Given, ports: Ports) -> None:
+    def __init__(self, path: Path, conversation: Conversation, given: Given, ports: Ports) -> None:
         """See ``begin``."""
+        self._path = path
         self._conversation = conversation
         self._given = given
         self.ports = ports
@@ -129,7 +130,7 @@ class Taking:
             conversation.close()
             raise
         _log.info("taking over from a running server", extra={"release": given.headrace})
-        return cls(conversation, given, ports)
+        return cls(config.handover, conversation, given, ports)
 
     async def _ask(self) -> None:
         """Ask repeatedly which versions are ready there; fail when the running server fails."""
@@ -179,7 +180,7 @@ class Taking:
 
         Raises:
             FailedPrecondition: A version failed to load here.
-            Unavailable: The running server has ended or hangs before it was taken over.
+            Unavailable: The running server ended or hangs before it was taken over, or serves on.
         """
         await self._until_told_last(here, seconds)
         await self._conversation.say(Take())
@@ -187,7 +188,13 @@ class Taking:
         self.ports.listeners.resume()
         try:
             await self._conversation.say(Taken())
-        except Unavailable as error:  # it ended at this very moment
+        except Unavailable as error:
+            if await self._serves_on():
+                self.ports.listeners.lead_to(self._given.leading)
+                self.ports.listeners.pause()
+                raise Unavailable(
+                    f"handover: the running server has given up on this one; {_GOES_ON}"
+                ) from error
             _log.warning("the server that was taken over has ended early: %s", error.message)
         self._leaving = asyncio.create_task(self._until_gone())
 
@@ -201,6 +208,21 @@ class Taking:
             await self.until_ready(here, seconds)
             self._enough.set()
             await self._asking
+
+    async def _serves_on(self) -> bool:
+        """Return whether the server that closed the conversation too early still listens at the path.
+
+        It then gave up on this one, which was suspended meanwhile, and serves on.
+        """
+        try:
+            running = await running_at(self._path)
+        except ConfigError:  # what is at the path now is no server
+            return False
+        except Unavailable:
+            return True
+        if running is not None:
+            running.close()
+        return running is not None
 
     async def _until_gone(self) -> None:
         """Wait for the other server to end, then reclaim its sets."""

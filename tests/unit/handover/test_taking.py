@@ -133,3 +133,42 @@ def test_the_last_answer_counts_too(played: Callable[[Act], None]) -> None:
         await takes
 
     played(act)
+
+
+async def until_let_go(running: Running, taking: Taking) -> asyncio.Future[None]:
+    """Begin to take over until the running server has told the other one to go on."""
+    ready = asyncio.ensure_future(taking.until_ready(lambda: {}, SECONDS))
+    await running.tells()
+    await ready
+    taking.ports.listeners.lead_to([1])
+    takes = asyncio.ensure_future(taking.take(lambda: {}, SECONDS))
+    while isinstance(message := await running.conversation.hear(), Ask):
+        await running.conversation.say(Ready({}))
+    assert isinstance(message, Take)
+    await running.conversation.say(Go())
+    return takes
+
+
+def test_a_running_server_that_has_given_up_goes_on(played: Callable[[Act], None]) -> None:
+    async def act(running: Running, taking: Taking) -> None:
+        takes = await until_let_go(running, taking)
+        running.conversation.close()
+        with pytest.raises(Unavailable, match="has given up on this one; the running server keeps serving"):
+            await takes
+        assert taking.ports.listeners.leading == [0], "new connections are the running server's again"
+
+    played(act)
+
+
+def test_a_running_server_that_ends_at_this_moment_is_followed(
+    played: Callable[[Act], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(running: Running, taking: Taking) -> None:
+        takes = await until_let_go(running, taking)
+        running.at_path.close()
+        running.conversation.close()
+        await takes
+        assert taking.ports.listeners.leading == [1]
+
+    played(act)
+    assert "the server that was taken over has ended early" in caplog.text
