@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 from headrace.frontends.transport.listeners import Listeners, Ports
 from headrace.frontends.transport.listening import listen_together
@@ -26,11 +27,11 @@ async def follow(waiting: socket.socket, listeners: Listeners) -> bytes:
     """Take over from a server in whose set a connection waits; what its caller reads then."""
     ours, theirs = socket.socketpair()
     given = Given(1, "1", sets=1, free=(), leading=(0,), has_many=True, admin=0)
-    taking = Taking(Conversation(ours), given, Ports(listeners, is_lent=False))
+    taking = Taking(Path("handover"), Conversation(ours), given, Ports(listeners, is_lent=False))
     async with asyncio.timeout(30):
         giving = asyncio.ensure_future(hands_over(Conversation(theirs)))
         listeners.lead_to([listeners.take()])
-        await taking.take()
+        await taking.take(lambda: {}, 30.0)
         await giving
         waiting.setblocking(False)
         read = await asyncio.get_running_loop().sock_recv(waiting, 10)
