@@ -94,8 +94,8 @@ class Scopes(LoadScopeScheduling):
             case "processes":
                 return process_group_of(file)
             case "services":
-                slow = {"cassandra", "kafka"} & services_of(self._root / file)
-                return max(slow, default=file)
+                named = services_of(self._root / file)
+                return next((one for one in ("kafka", "cassandra") if one in named), file)
         return file
 
 

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         origins = getattr(options, "origins", origins)
         for name, doubt in getattr(options, "doubts", {}).items():
             print(f"headrace: {doubt}", file=sys.stderr)
-            os.environ.pop(name, None)  # warn once, as a server may re-execute itself
+            os.environ.pop(name, None)  # warn once, as a server may start its successor
         code: int = options.run(options)
         _write_out()
     except BrokenPipeError:

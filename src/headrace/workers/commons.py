@@ -45,7 +45,7 @@ class Commons:
         self._scraping = Scraping(self._ask)
         self._counting = Counting(self._ask_others)
         self._wants: Wants | None = None
-        self._known: set[Version] = set()
+        self._known: set[Version] | None = None  # None: to be compared with the kept counts
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -174,11 +174,14 @@ class Commons:
 
     def _forget(self) -> None:
         """Drop the kept counts of versions that are no longer wanted, and that no worker has any more."""
+        if not self._scraping.keeps:  # then the versions of all models need not be collected
+            self._known = None
+            return
         wants = {} if self._wants is None else self._wants.models
         known = {(name, str(number)) for name, one in wants.items() for number in one.versions}
         for name, told in self._together.view.items():
             known.update((name, str(one.version)) for one in told.versions)
-        if not self._known <= known:
+        if self._known is None or not self._known <= known:
             self._scraping.forget_but(known)
         self._known = known
 

@@ -102,6 +102,11 @@ class Scraping:
             totals.keep(self._kept, totals.parse(last))
         self.pass_over(worker)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether counts of a worker that has ended are kept."""
+        return bool(self._kept)
+
     def forget_but(self, known: Collection[Version]) -> None:
         """Drop the kept counts of all versions except the known ones."""
         totals.forget(self._kept, known)
