@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 
 def unix_milliseconds() -> int:
@@ -50,6 +50,7 @@ class LoopClock:
 
     # uvloop caches time() per iteration, in milliseconds: too coarse to measure a batch.
     now = staticmethod(time.monotonic)
+    call_soon_threadsafe: Callable[..., object]
 
     def bind(self, loop: asyncio.AbstractEventLoop) -> None:
         """Schedule calls in a loop from now on; before, only ``now`` works.
@@ -60,3 +61,15 @@ class LoopClock:
         self.call_soon = loop.call_soon
         self.call_later = loop.call_later
         self.call_soon_threadsafe = loop.call_soon_threadsafe
+
+    def unbind(self) -> None:
+        """Refuse calls from other threads from now on, as a closed loop does.
+
+        A callback that another thread schedules while its loop ends may never run, and that thread would wait
+        for ever.
+        """
+        self.call_soon_threadsafe = _refuse
+
+
+def _refuse(callback: Callable[..., object], *args: object) -> NoReturn:
+    raise RuntimeError("the serving thread has ended")

@@ -114,7 +114,7 @@ class Engine:
         self.awaits_archive = self._started = False
         self.on_change: Callable[[str], object] | None = None
         self._forks, self._clock = crossing.NOT_STARTED, LoopClock()
-        self._threads = LoaderThreads(self._clock, self._serves)
+        self._threads = LoaderThreads(self._clock, lambda: self.manager.serving())  # noqa: PLW0108 - made below
         loader = VersionLoader(
             self._clock,
             self._threads,
@@ -152,9 +152,6 @@ class Engine:
         return cls(objects=objects, batching=batching)
 
     # --- life ---
-
-    def _serves(self) -> bool:
-        return self.manager.serving()
 
     async def start(self, *, wait: bool = True) -> None:
         """Start loading models in the running event loop, whose thread becomes the serving thread.
@@ -253,6 +250,8 @@ class Engine:
         closed = asyncio.Event()
         self.manager.close(closed.set)
         await closed.wait()
+        self._clock.unbind()  # loads in progress are not awaited
+        await asyncio.sleep(0)  # run the callbacks that their threads have scheduled
 
     async def __aenter__(self) -> Self:
         """Start, and wait until each model has been loaded or has failed once."""

@@ -25,7 +25,9 @@ from headrace.errors import (
 )
 from headrace.outcomes import Outcome
 from headrace.servable import signature_named
+from tests.calling import Gated
 from tests.models import Doubling
+from tests.waiting import until, until_in_loop
 
 ROW = np.array([[1.0, 2.0]], np.float32)
 
@@ -184,6 +186,23 @@ def test_the_blocking_form_refuses_to_block_the_serving_thread() -> None:
         async with Engine.from_objects({"m": Doubling()}) as engine:
             with pytest.raises(FailedPrecondition, match="await"):
                 engine.predict_blocking("m", {"x": ROW})
+
+    run(scenario())
+
+
+def test_a_load_in_progress_ends_after_the_engine_has_closed() -> None:
+    """Its threads waited for ever for a callback, as the loop never ran again."""
+
+    async def scenario() -> None:
+        model = Gated()
+        model.shut = True
+        engine = Engine.from_objects({"slow": model})
+        await engine.start(wait=False)
+        await until_in_loop(lambda: model.entered.acquire(blocking=False))
+        await engine.close()
+        model.open()
+        until(model.closed.is_set)  # the loop stands still meanwhile
+        until(lambda: not any(one.name.startswith("slow/1/") for one in threading.enumerate()))
 
     run(scenario())
 
