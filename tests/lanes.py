@@ -24,6 +24,7 @@ from collections.abc import Callable, Generator, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -42,6 +43,8 @@ ENDING_SECONDS = 20.0
 RUN_TAG = "HEADRACE_TEST_RUN"
 LEFT = pytest.StashKey[list[str]]()
 RAN = pytest.StashKey[int]()
+FIRST_SEEN = WeakKeyDictionary[threading.Thread, str]()
+"""The test after which each running thread was seen first."""
 
 # Threads of pytest-xdist and of drivers' event loops.
 THREADS_OF_TOOLS = (
@@ -170,10 +173,11 @@ def processes_left() -> list[str]:
 
 
 def threads_left() -> list[str]:
-    """Return the names of Python threads that tests started in this process."""
+    """Return the names of threads that tests started in this process, and the tests after which they ran."""
     own = (thread for thread in threading.enumerate() if thread is not threading.main_thread())
     known = (thread for thread in own if not thread.name.startswith(THREADS_OF_TOOLS))
-    return [f"thread {thread.name}" for thread in known if not is_idle_in_pool(thread)]
+    left = (thread for thread in known if not is_idle_in_pool(thread))
+    return [f"thread {thread.name} since {FIRST_SEEN.get(thread, 'the last test')}" for thread in left]
 
 
 def is_idle_in_pool(thread: threading.Thread) -> bool:
@@ -197,9 +201,11 @@ def after_ending(left: Callable[[], list[str]]) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Count the tests that ran to their end in this process."""
+    """Count the tests that ran to their end in this process, and note the threads that they leave."""
     result = yield
     item.config.stash[RAN] += 1
+    for thread in threading.enumerate():
+        FIRST_SEEN.setdefault(thread, item.nodeid)
     return result
 
 
