@@ -25,7 +25,6 @@ from tests.conformance.runtime_example import Example, RuntimeUnderTest
 from tests.conformance.test_runtimes import (
     RUNTIMES,
     assert_close,
-    each_runtime,
     signature_of,
     test_a_row_is_answered_the_same_alone_and_in_a_batch,
     test_as_many_rows_come_out_as_go_in_and_they_are_as_declared,
@@ -54,9 +53,14 @@ def isolated(directory: Path, options: registry.RuntimeOptions) -> IsolatedServa
     return IsolatedServable(Which("example", 1, directory), options, ModelConfig())
 
 
+def marks_of(runtime: RuntimeUnderTest) -> list[pytest.MarkDecorator]:
+    """TensorFlow takes three seconds to import, in each process."""
+    return [pytest.mark.rest] if runtime.kind == "tensorflow" else []
+
+
 # What differs by the model and not by the runtime is tested in process: a process takes a second to start.
 EXAMPLES = [
-    pytest.param(example, id=f"{runtime.kind}-{example.name}")
+    pytest.param(example, id=f"{runtime.kind}-{example.name}", marks=marks_of(runtime))
     for runtime in RUNTIMES
     for example in runtime.examples[:2]
 ]
@@ -77,7 +81,7 @@ def servable(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Iter
     loaded.close()
 
 
-@each_runtime
+@pytest.mark.parametrize("runtime", [pytest.param(one, id=one.kind, marks=marks_of(one)) for one in RUNTIMES])
 def test_errors_are_those_of_a_model_in_process(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
     """What cannot be loaded, what fails, and a setting that is not there: in the same words."""
     good, failing, broken = tmp_path / "good", tmp_path / "failing", tmp_path / "broken"

@@ -13,6 +13,8 @@ import pytest
 from tests.conformance.tensorflow_models import write_estimator, write_reader
 from tests.running_server import RunningServer
 
+pytestmark = pytest.mark.rest  # TensorFlow saves a model, and another is loaded
+
 PROGRAM = Path(__file__).parent.parent / "clients/tensorflow_examples.py"
 METHODS = {
     "serving_default": "tensorflow/serving/classify",
@@ -42,7 +44,6 @@ def answers(server: RunningServer, clients_python: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.rest
 def test_classify_and_regress_send_whole_examples(answers: dict[str, Any]) -> None:
     assert answers["classes"] == [[["Ulm", 1.5], ["other", 3.0]], [["nowhere", 2.0], ["other", 4.0]]]
     assert answers["values"] == [15.0, 20.0]

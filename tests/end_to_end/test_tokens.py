@@ -28,6 +28,7 @@ def settings(directory: Path, jwt: str, more: str = "") -> Path:
 GOOD = f'keys = "jwks.json"\nissuer = "{ISSUER}"\naudience = "{AUDIENCE}"'
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     "options", [(), ("--http-server", "uvicorn", "--grpc-server", "grpcio")], ids=["h2corn", "others"]
 )

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from headrace.versions.manifest import publish
 from tests.faults.still_serves import MODEL
 from tests.faults.worker_processes import workers_of, workers_ready
@@ -30,6 +32,7 @@ class Model:
 LOADS_FOR_EVER = DOUBLES.replace("        pass\n", "        import time\n        time.sleep(1e6)\n")
 
 
+@pytest.mark.rest
 def test_those_that_follow_answer_soon(models: Path) -> None:
     write(models, "slow", 1, DOUBLES)
     options = ("--workers", "2", "--allow-code", "--drain-seconds", "1")

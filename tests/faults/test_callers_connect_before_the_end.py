@@ -26,6 +26,7 @@ WAYS = {
 }
 
 
+@pytest.mark.rest
 @pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
 def test_who_has_connected_in_the_lead_and_sends_after_it_is_answered(models: Path, way: str) -> None:

@@ -73,6 +73,7 @@ def test_a_crash_in_native_code_fails_its_own_request_only(server: RunningServer
     server.wait_for(lambda: server.count_in_log("Segmentation fault") > 0, "faulthandler's words in the log")
 
 
+@pytest.mark.rest
 def test_while_there_is_no_process_requests_are_refused_at_once(server: RunningServer) -> None:
     for _ in range(3):
         server.wait_for(lambda: answers(server), "a process")
@@ -105,6 +106,7 @@ def test_a_process_that_exits_is_replaced(server: RunningServer) -> None:
     assert restarts(server) == {"exit": 1}
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("server", [1], indirect=True)
 def test_a_hang_is_answered_at_the_deadline_and_the_process_is_replaced(server: RunningServer) -> None:
     with neighbours(server):
@@ -206,6 +208,7 @@ def test_requests_get_the_default_while_there_is_no_process(models: Path) -> Non
         server.wait_for(lambda: answers(server), "a new process")
 
 
+@pytest.mark.rest
 @pytest.mark.exact
 def test_versions_are_swapped_and_reloaded_without_losing_a_request_or_a_descriptor(models: Path) -> None:
     write_hostile(models)

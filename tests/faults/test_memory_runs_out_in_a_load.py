@@ -75,6 +75,7 @@ def test_an_isolated_version_is_what_the_system_kills(models: Path, little_memor
         does_it_still_serve(server)
 
 
+@pytest.mark.rest
 def test_a_server_that_is_killed_for_its_own_load_serves_once_the_version_is_not_wanted(
     models: Path, little_memory: tuple[str, ...]
 ) -> None:

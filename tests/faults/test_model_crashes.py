@@ -6,6 +6,8 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from tests.faults.kept_channels import KeptChannels
 from tests.faults.neighbours import Connection
 from tests.faults.still_serves import does_it_still_serve, http_request
@@ -47,6 +49,7 @@ def test_a_worker_is_replaced_and_the_others_go_on(models: Path) -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_callers_beside_lose_what_was_in_the_hands_of_the_worker_that_crashed(models: Path) -> None:
     write(models, "crashes", 1, CRASHES)
     with RunningServer(models, "--allow-code", "--workers", "2") as server:

@@ -6,6 +6,8 @@ import http.client
 from contextlib import suppress
 from pathlib import Path
 
+import pytest
+
 from tests.faults.control_groups import entering, group_with_memory
 from tests.faults.isolated_models import (
     GRAB,
@@ -47,6 +49,7 @@ def test_a_leak_is_replaced_without_losing_a_request(models: Path) -> None:
         does_it_still_serve(server)
 
 
+@pytest.mark.rest
 def test_a_worker_that_the_system_kills_for_it_is_replaced(models: Path) -> None:
     """The model is in all of them; the largest is killed, and others go on."""
     write(models, NAME, 1, HOSTILE)

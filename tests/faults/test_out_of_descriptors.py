@@ -118,6 +118,7 @@ def test_connections_are_accepted_again_when_descriptors_are_back(served: Path) 
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_a_process_that_runs_out_of_them_again_and_again_ends_and_says_why(served: Path) -> None:
     """What keeps descriptors for itself gives them back with its process only."""
     with RunningServer(served, "--allow-code", prefix=FEW_FILES) as server:

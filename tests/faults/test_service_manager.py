@@ -128,6 +128,7 @@ def ask(port: int) -> bytes:
         return connection.recv(65536)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_it_is_told_when_the_server_is_ready_that_it_turns_and_when_it_stops(
     models: Path, manager: Manager, workers: str
@@ -146,6 +147,7 @@ def test_it_is_told_when_the_server_is_ready_that_it_turns_and_when_it_stops(
         assert process.wait(SECONDS) == 0
 
 
+@pytest.mark.rest
 def test_a_restart_loses_no_request_where_the_service_manager_has_the_sockets(
     models: Path, manager: Manager
 ) -> None:

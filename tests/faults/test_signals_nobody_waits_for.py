@@ -78,6 +78,7 @@ def test_a_certificate_that_became_a_pipe_is_refused_and_the_server_stops_when_i
         assert server.stop(SECONDS) == 0
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_thread_that_hangs_does_not_keep_the_process(loop: str) -> None:
     """In a read of a file on a network disk, say, which no signal ends."""

@@ -31,6 +31,7 @@ CALLERS = 4
 QUEUED = 200
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("caller", [http1, http2, grpc_unary])
 def test_no_request_without_a_deadline_is_lost(models: Path, caller: object) -> None:
     with RunningServer(models) as server, Callers(caller, server, CALLERS) as tally:  # type: ignore[arg-type]

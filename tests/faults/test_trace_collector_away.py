@@ -47,6 +47,7 @@ def test_a_server_sends_its_calls_and_what_waits_when_it_stops(tmp_path: Path, p
     assert collector.spans[0].resource["service.name"] == "headrace"
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_one_that_is_down_is_said_once_and_counted(tmp_path: Path, protocol: str) -> None:
     example.write(tmp_path / "models")

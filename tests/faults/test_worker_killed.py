@@ -62,6 +62,7 @@ def test_over_grpc_it_costs_the_calls_of_its_channels_and_these_go_on(models: Pa
         assert server.stop() == 0
 
 
+@pytest.mark.rest
 def test_a_stop_does_not_wait_for_a_worker_that_is_about_to_be_started(models: Path) -> None:
     with RunningServer(models, "--workers", "2") as server:
         for times in range(6):  # then the next start is seconds away

@@ -13,6 +13,8 @@ from importlib.metadata import requires, version
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import headrace
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +45,7 @@ def test_the_core_needs_only_seven_packages() -> None:
     assert len(core) == 7
 
 
+@pytest.mark.rest
 def test_what_is_released_as_source_imports_nothing_that_it_lacks() -> None:
     """``benchmarks`` is not among it: what a demonstration or a test needs is elsewhere."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["hatch"]["build"]

@@ -207,6 +207,7 @@ def compute() -> None:
     hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 100_000)
 
 
+@pytest.mark.rest
 @linux
 @pytest.mark.usefixtures("busy_core")
 def test_a_native_call_that_starves_is_made_again_with_a_share(
@@ -227,6 +228,7 @@ def test_a_native_call_that_starves_is_made_again_with_a_share(
     assert policies == [os.SCHED_IDLE, os.SCHED_BATCH]
 
 
+@pytest.mark.rest
 @linux
 @pytest.mark.usefixtures("busy_core")
 def test_a_call_that_was_made_again_elsewhere_stops_at_its_next_piece(

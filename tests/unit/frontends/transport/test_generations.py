@@ -170,6 +170,7 @@ async def _is_over(client: Client) -> bool:
         return True
 
 
+@pytest.mark.rest
 @pytest.mark.skipif(not LINUX, reason="counts what Linux shows of a process")
 @pytest.mark.parametrize("may_join", [True, False])
 def test_what_has_ended_leaves_nothing_behind(may_join: bool) -> None:
