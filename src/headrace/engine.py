@@ -29,10 +29,11 @@ from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.state import State, VersionStatus
 from headrace.lifecycle.unsettled import Unsettled
 from headrace.lifecycle.wanted import Source, Want, Wanted
-from headrace.loaded import LoadedVersion, VersionLoader
+from headrace.loaded import LoadedVersion
 from headrace.outcomes import Call, Door, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.servable import CheckedInputs, Servable, signature_named
 from headrace.tensors import Array
+from headrace.version_loader import VersionLoader
 from headrace.versions.trust import trusted_files, verifier
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.embedders.embedder import Failure
+from headrace.archive.embedders.failing import Failure
 from headrace.archive.embedders.images.connection import Resolve, system_addresses
 from headrace.archive.embedders.opening import open_embedder
 from tests.hostile_images import HostileServer, answer, redirect

@@ -24,9 +24,9 @@ from headrace.archive.given import (
     checked_written,
     size_of,
 )
+from headrace.archive.input_totals import InputTotals
 from headrace.archive.keys import checked, in_slices, wrong_key
 from headrace.archive.looking import Counts, Lookup, SpaceReader
-from headrace.archive.model_inputs import InputTotals
 from headrace.archive.publishing import Publisher, Wanted, message_key
 from headrace.archive.reading import Reads
 from headrace.archive.reports import Reporter

@@ -20,11 +20,12 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic as _typed_intrinsic
 
+from headrace.archive.records import FORMAT, HEAD_BYTES
 from headrace.archive.text_hashing import hash_texts
 from headrace.compiled import cached
 from headrace.objects import BLOCK, LINE, bytes_of, encode, fetch, item_of
+from headrace.raw_memory import read_uint8, read_uint64
 from headrace.standing import Standing, given
-from headrace.stream.hashing import read_uint8, read_uint64
 from headrace.tensors import Array
 
 _intrinsic: Any = _typed_intrinsic  # its annotations want every argument at a call, the typing context too
@@ -35,12 +36,6 @@ WAYS = 8
 
 ROW_HEAD_BYTES = 16
 """Bytes of a row before its record."""
-
-HEAD_BYTES = 16
-"""Bytes of a record before its vector; see ``headrace.archive.records``."""
-
-FORMAT = 1
-"""The first byte of every record."""
 
 _USED = np.uint64(1)  # of a tag: looked up since the clock's hand last passed
 _SLOT = np.uint64(0x1FFFFFFFE)  # of a tag: its row, counted from 1; 0 for none

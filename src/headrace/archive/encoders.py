@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.archive.embedders.embedder import Embedded, Embedder, Failure
+from headrace.archive.embedders.embedder import Embedded, Embedder
+from headrace.archive.embedders.failing import Failure
 from headrace.archive.suppliers import Away, Call, Supplier, Where
 from headrace.archive.table_contents import TableTexts
 

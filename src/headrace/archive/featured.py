@@ -14,7 +14,8 @@ import numpy as np
 
 from headrace.archive.archive import Archive
 from headrace.archive.asking import Asker
-from headrace.archive.model_inputs import NO_KEY, InputTotals, ModelInputs, len_of
+from headrace.archive.input_totals import InputTotals
+from headrace.archive.model_inputs import NO_KEY, ModelInputs, len_of
 from headrace.batching.batch import declared_outputs
 from headrace.batching.request import VERSION, WRITTEN
 from headrace.clock import unix_milliseconds

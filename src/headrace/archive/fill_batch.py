@@ -21,7 +21,8 @@ from headrace.archive.catalog import NO_RECORD, partition
 from headrace.archive.config import MEAN
 from headrace.archive.contents import content_of
 from headrace.archive.dead_letters import DeadLetter, now
-from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.failing import Failure
 from headrace.archive.encoders import Asking, Encoder, Filled, Stop, Stopped
 from headrace.archive.fill_counts import FillCounts
 from headrace.archive.forgotten import CLOCKS_APART_SECONDS

@@ -7,7 +7,6 @@ time a row was served (``Archive.as_of``). All other code is shared, so that bot
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.archive.catalog import SpaceVersion
+from headrace.archive.input_totals import Counted
 from headrace.archive.looking import Lookup
 from headrace.batching.request import LookedUp
 from headrace.casting import DoesNotFit, cast
@@ -56,45 +56,6 @@ class Question(NamedTuple):
 
 Look = Callable[[Question], Lookup]
 """Answers a question with one row per key; called without keys too, for the value of a missing one."""
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Counts of the rows of one input.
-
-    Attributes:
-        keys: Number of rows with a key.
-        found: Number of these that got a value.
-        too_old: Number of these whose value was older than allowed.
-    """
-
-    keys: int
-    found: int
-    too_old: int
-
-
-class InputTotals:
-    """Totals of one input of a model since the process started, for all versions of the model.
-
-    Attributes:
-        keys: Number of rows with a key.
-        found: Number of these that got a value.
-        too_old: Number of these whose value was older than allowed.
-    """
-
-    __slots__ = ("_turn", "found", "keys", "too_old")
-
-    def __init__(self) -> None:
-        """Start at zero."""
-        self.keys = self.found = self.too_old = 0
-        self._turn = threading.Lock()
-
-    def add(self, counted: Counted) -> None:
-        """Add the counts of a batch, from any thread."""
-        with self._turn:
-            self.keys += counted.keys
-            self.found += counted.found
-            self.too_old += counted.too_old
 
 
 class Filled(NamedTuple):

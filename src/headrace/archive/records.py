@@ -19,12 +19,17 @@ from functools import cached_property
 
 import numpy as np
 
-from headrace.archive.cache_kernels import FORMAT
 from headrace.errors import InvalidRequest
 from headrace.tensors import Array
 
 HEAD = np.dtype([("format", "u1"), ("type", "u1"), ("zero", "<u2"), ("scale", "<f4"), ("written", "<u8")])
 """Layout of a record's head."""
+
+HEAD_BYTES = HEAD.itemsize
+"""Bytes of a record before its vector."""
+
+FORMAT = 1
+"""The first byte of every record."""
 
 NO_VECTOR = 0
 """Type of a record that stands for a missing vector."""

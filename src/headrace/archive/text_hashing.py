@@ -14,7 +14,7 @@ from numba import njit
 
 from headrace.compiled import cached
 from headrace.objects import BLOCK, LINE, fetch, item_of, text_of
-from headrace.stream.hashing import read_uint8, read_uint64
+from headrace.raw_memory import read_uint8, read_uint64
 from headrace.tensors import Array
 
 

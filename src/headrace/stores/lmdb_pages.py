@@ -35,7 +35,7 @@ from numba.extending import intrinsic as _typed_intrinsic
 from headrace.compiled import cached
 from headrace.errors import Unavailable
 from headrace.objects import BLOCK, LINE, fetch, item_of, text_of
-from headrace.stream.hashing import read_uint8, read_uint16, read_uint32, read_uint64
+from headrace.raw_memory import read_uint8, read_uint16, read_uint32, read_uint64
 from headrace.tensors import Array
 
 if TYPE_CHECKING:

@@ -14,13 +14,7 @@ import numpy as np
 from numba import njit
 
 from headrace.compiled import cached
-from headrace.stream import joined_columns as of
-from headrace.stream.hashing import (
-    NO_VALUE,
-    Integer,
-    bucket_of,
-    hash_bytes,
-    hash_integer,
+from headrace.raw_memory import (
     read_float32,
     read_float64,
     read_int8,
@@ -32,6 +26,8 @@ from headrace.stream.hashing import (
     read_uint32,
     read_uint64,
 )
+from headrace.stream import joined_columns as of
+from headrace.stream.hashing import NO_VALUE, Integer, bucket_of, hash_bytes, hash_integer
 from headrace.tensors import Array
 
 TILE = 256

@@ -11,7 +11,8 @@ import numpy as np
 
 from headrace.archive.archive import Archive
 from headrace.archive.config import archive_config
-from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.failing import Failure
 from headrace.archive.status import Status, look
 from headrace.errors import HeadraceError, Unavailable
 from headrace.queues.opening import open_queue

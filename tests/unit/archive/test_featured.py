@@ -14,7 +14,7 @@ from headrace.archive.catalog import with_default, without
 from headrace.archive.columns import Column
 from headrace.archive.config import archive_config
 from headrace.archive.featured import FeaturedServable
-from headrace.archive.model_inputs import InputTotals
+from headrace.archive.input_totals import InputTotals
 from headrace.batching.batch import declared_outputs
 from headrace.config import BatchingPolicy, InputSource, ModelConfig
 from headrace.engine import Engine

@@ -46,7 +46,7 @@ def scraped(engine: Engine) -> dict[tuple[str, str], float]:
 def test_a_version_answers_again_what_it_was_asked_and_takes_its_answers_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "headrace.loaded")
+    caplog.set_level("INFO", "headrace.version_loader")
 
     async def scenario() -> None:
         async with Engine(served(tmp_path, 2.0)) as engine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from headrace.archive.embedders.embedder import Failure
+from headrace.archive.embedders.failing import Failure
 from headrace.errors import InvalidRequest, ModelError
 
 

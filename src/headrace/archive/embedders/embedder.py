@@ -6,21 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headrace.archive.embedders.failing import Failure
 from headrace.tensors import Array
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The reason why a content has no vector.
-
-    Attributes:
-        reason: Text for people, with the expected and the actual value; kept in dead letters.
-        is_final: True if a retry cannot help (not found, not an image, too large), False if it might (no
-            connection, a busy server).
-    """
-
-    reason: str
-    is_final: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,24 @@
-"""The exception for a content that fails. Raised within an embedder, which turns it into a ``Failure``."""
+"""The failure of one content: an exception within an embedder, a ``Failure`` in what the embedder returns."""
 
 from __future__ import annotations
 
-from headrace.archive.embedders.embedder import Failure
+from dataclasses import dataclass
+
 from headrace.errors import HeadraceError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a content has no vector.
+
+    Attributes:
+        reason: Text for people, with the expected and the actual value; kept in dead letters.
+        is_final: True if a retry cannot help (not found, not an image, too large), False if it might (no
+            connection, a busy server).
+    """
+
+    reason: str
+    is_final: bool
 
 
 class Failing(HeadraceError):

@@ -12,8 +12,9 @@ import numpy as np
 from headrace.archive.embedders import minilm
 from headrace.archive.embedders.alone import each_alone
 from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.embedders.encoder import Encoder, open_encoder
+from headrace.archive.embedders.failing import Failure
 from headrace.archive.embedders.settings import MINILM, TextSettings
 from headrace.errors import ConfigError, HeadraceError
 from headrace.servable import TensorSpec

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.archive.fill_counts import FillCounts
+from headrace.archive.input_totals import InputTotals
 from headrace.archive.looking import Counts
-from headrace.archive.model_inputs import InputTotals
 from headrace.frontends.metric import Metric
 from headrace.frontends.metrics import family
 

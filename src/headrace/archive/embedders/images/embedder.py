@@ -14,9 +14,9 @@ import numpy as np
 from headrace import cpus
 from headrace.archive.embedders.alone import each_alone
 from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.archive.embedders.failing import Failing
+from headrace.archive.embedders.failing import Failing, Failure
 from headrace.archive.embedders.images.addresses import networks
 from headrace.archive.embedders.images.connection import Connector, Resolve, system_addresses
 from headrace.archive.embedders.images.contents import Contents

@@ -10,11 +10,13 @@ import numpy as np
 
 from headrace.archive.embedders.alone import each_alone
 from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded, Failure
+from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.embedders.encoder import chosen_output
+from headrace.archive.embedders.failing import Failure
+from headrace.archive.embedders.models.description import Description
 from headrace.archive.embedders.models.remote import RemoteServed
 from headrace.archive.embedders.models.rest import RestClient, read_address
-from headrace.archive.embedders.models.served import Description, LocalModels, LocalServed, Served
+from headrace.archive.embedders.models.served import LocalModels, LocalServed, Served
 from headrace.archive.embedders.settings import ModelSettings
 from headrace.archive.embedders.text import normalized
 from headrace.disk import read_text

@@ -11,8 +11,8 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from headrace.archive.embedders.models.description import Description
 from headrace.archive.embedders.models.rest import RestClient
-from headrace.archive.embedders.models.served import Description
 from headrace.errors import ModelError, shown
 from headrace.servable import TensorSpec
 from headrace.tensors import BY_DTYPE, BY_OIP, STRING, Array

@@ -7,27 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from headrace.archive.embedders.models.description import Description
 from headrace.disk import visible_files
 from headrace.errors import NotFound, shown
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.servable import DEFAULT_SIGNATURE, Signature
 from headrace.tensors import Array, Tensors
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """Description of a served version.
-
-    Attributes:
-        version: Number of the version.
-        inputs: Inputs of the model.
-        outputs: Names of its outputs.
-        files: Files that it was loaded from; empty if unknown, as for a remote model.
-    """
-
-    version: int
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[str, ...]
-    files: tuple[Path, ...] = ()
 
 
 class Served(Protocol):
