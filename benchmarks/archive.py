@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
-from headrace.archive.archive import Archive
-from headrace.archive.catalog import partition
-from headrace.archive.config import archive_config
-from headrace.archive.opening import open_archive
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.model.catalog import partition
+from headrace.archive.operations.open_archive import open_archive
 from tools.services.catalogue import running
 from tools.services.redis_server import Redis
 
@@ -197,7 +197,7 @@ def of_redis(keys: list[str], order: list[int]) -> Iterator[Side]:
 
 def store_prefix(transaction: Any, where: str) -> bytes:
     """How the store's keys of a partition begin."""
-    from headrace.stores.lmdb import _partition  # noqa: PLC0415 - LMDB's own loop needs the keys as they are
+    from headrace.storage.stores.lmdb import _partition  # noqa: PLC0415 - LMDB's own loop needs the keys as they are
 
     found = _partition(transaction, where)
     if found is None:

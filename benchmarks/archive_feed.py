@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from benchmarks.processes import cores
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
-from headrace.archive.opening import open_archive
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.operations.open_archive import open_archive
+from headrace.archive.windows.batch_reader import open_stream_batches
 from headrace.archive.windows.feed import Feed
-from headrace.archive.windows.reading import open_stream_batches
+from headrace.base.tensors import Array
 from headrace.stream.schema import METADATA_KEY, Field, Schema
-from headrace.tensors import Array
 
 ROWS, KEYS, HOURS = 1_000_000, 10_000, 3
 EXPONENTS = (1.0, 1.3)

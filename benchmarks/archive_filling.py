@@ -23,12 +23,12 @@ import numpy as np
 
 from benchmarks.processes import cores, on_core
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
-from headrace.archive.archive import Archive
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.opening import open_embedder
-from headrace.archive.filling import BATCH, Filler
-from headrace.archive.opening import open_archive_file
-from headrace.tensors import Array
+from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.filling.filler import BATCH, Filler
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.tensors import Array
 
 LEAST = 0.9
 """What filling is to reach of the embedder's rate."""

@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import Effort, middle, print_lines, spread, verdict
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
-from headrace.archive.opening import open_archive
-from headrace.errors import Unavailable
-from headrace.tensors import Array
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.operations.open_archive import open_archive
+from headrace.base.errors import Unavailable
+from headrace.base.tensors import Array
 from tools.services.cassandra_server import Cassandra
 from tools.services.catalogue import running
 from tools.services.redis_server import Redis

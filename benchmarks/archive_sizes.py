@@ -17,10 +17,10 @@ import numpy as np
 
 from benchmarks.archive import DIMENSION, SPACE
 from benchmarks.rounds import Effort, middle, print_lines
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
-from headrace.archive.opening import open_archive
-from headrace.stores.store import Item
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.operations.open_archive import open_archive
+from headrace.storage.stores.store import Item
 
 SIZES = (1_000_000, 4_000_000)
 PLANNED = 100_000_000

@@ -27,10 +27,10 @@ from benchmarks import frames, taken
 from benchmarks.load import Outcome, Sample, measure_http, measured
 from benchmarks.processes import Command, Server, http_post, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, table, verdict
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.tensors import Array
 from headrace.frontends.transport.grpc_framing import frame
 from headrace.frontends.wire import protos
-from headrace.tensors import Array
 
 KEYS = 20_000
 DIMENSION = 256

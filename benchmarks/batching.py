@@ -18,10 +18,10 @@ from benchmarks.peers.session import load
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.rows import Floats, Rows, rows_of_request
 from benchmarks.sides import TOLERANCE, model_path
-from headrace.engine import Engine
-from headrace.errors import HeadraceError
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import Tensors
+from headrace.base.errors import HeadraceError
+from headrace.base.tensors import Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.serving.engine import Engine
 
 CALLERS = 64
 REQUESTS = 4096

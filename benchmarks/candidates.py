@@ -21,19 +21,19 @@ import numpy.typing as npt
 
 from benchmarks.processes import Command, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from headrace.base.tensors import BY_DTYPE
+from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.files.onnx_export import export
-from headrace.ctr.files.reading import read_model
-from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
-from headrace.engine import Engine, ModelSpec
 from headrace.frontends.wire import protos
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes import registry
-from headrace.servable import DEFAULT_SIGNATURE, Servable
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import BY_DTYPE
 
 FIELDS, CONTEXT, DENSE, BUCKETS = 26, 20, 13, 40_000
 CANDIDATES = (1, 32, 300)

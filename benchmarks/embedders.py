@@ -29,13 +29,13 @@ from benchmarks.models import ROOT
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from demo import data
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.images.decoding import FORMATS, ImageLimits, decoded
+from headrace.archive.embedders.images.image_decoding import FORMATS, ImageLimits, decoded
 from headrace.archive.embedders.images.recipe import Recipe, read_recipe
-from headrace.archive.embedders.opening import open_embedder
+from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text import TextEmbedder, runs
+from headrace.base.tensors import Tensors
 from headrace.runtimes import onnx as onnx_runtime
 from headrace.runtimes.options import RuntimeOptions
-from headrace.tensors import Tensors
 
 LEAST = 0.9
 """What an embedder is to reach of its encoder's rate."""

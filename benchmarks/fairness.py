@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.processes import cores, on_core
 from benchmarks.rounds import Effort, middle, print_lines, spread, verdict
-from headrace.access.editing import NEW_FILE, with_key
+from headrace.access.key_edits import NEW_FILE, with_key
 from headrace.access.key_file import KeyEntry
 from headrace.access.keys import draw
 from headrace.frontends.wire import protos

@@ -24,14 +24,14 @@ from benchmarks.costs import auc, logloss
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.realdata import bandit, films
 from benchmarks.rounds import print_lines
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create
-from headrace.ctr.settings import KINDS, ModelSettings
+from headrace.ctr.model_settings import KINDS, ModelSettings
 from headrace.stream.block import Block
+from headrace.stream.block_joining import Joiner
+from headrace.stream.click_generator import SHAPES, GeneratorSettings, generate_batches, schema_of
 from headrace.stream.features import Features
-from headrace.stream.generate import SHAPES, GeneratorSettings, generate_batches, schema_of
-from headrace.stream.joining import Joiner
-from headrace.tensors import Array
-from headrace.training.configuration import changed, settings_of
+from headrace.training.model_toml import changed, settings_of
 
 REAL = {"movielens": films, "bandit": bandit}
 WINDOWS = 10

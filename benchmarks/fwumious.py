@@ -27,14 +27,14 @@ from benchmarks.costs import HEADRACE, job, logloss, on_one_core
 from benchmarks.models import CACHE
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create
-from headrace.ctr.settings import Interaction, ModelSettings, Optimizer
+from headrace.ctr.model_settings import Interaction, ModelSettings, Optimizer
 from headrace.stream.block import Block
+from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.features import Features
-from headrace.stream.reader import Reader, ReadSettings
 from headrace.stream.schema import METADATA_KEY, Field, Keys, Schema
-from headrace.tensors import Array
-from headrace.training.configuration import to_toml
+from headrace.training.model_toml import to_toml
 
 ROWS = int(os.environ.get("FWUMIOUS_ROWS", "1000000"))
 FOLDER = CACHE / f"fwumious-{ROWS}"

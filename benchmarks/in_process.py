@@ -20,8 +20,8 @@ import uvloop
 from benchmarks.batching import CountedModel
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, spread, verdict
 from benchmarks.rows import rows_of_request
-from headrace.engine import Engine
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.serving.engine import Engine
 
 REQUESTS = 256
 """Distinct requests: their embeddings stay in the caches, on all sides."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.config import ServerConfig
-from headrace.engine import Engine
+from headrace.serving.engine import Engine
 from tests.model_directories import write
 
 LEAST_RATIO = 1.6

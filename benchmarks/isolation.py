@@ -20,13 +20,13 @@ import numpy as np
 
 from benchmarks.processes import cores
 from benchmarks.rounds import Effort, print_lines
+from headrace.base.tensors import Tensors
 from headrace.config import ModelConfig
 from headrace.isolation.replica import Which
 from headrace.isolation.servable import IsolatedServable
+from headrace.model.servable import Servable
 from headrace.runtimes import registry
 from headrace.runtimes.registry import RuntimeOptions
-from headrace.servable import Servable
-from headrace.tensors import Tensors
 from tests.model_directories import affine, mean
 
 MOST_ADDED_MICROSECONDS = 60.0

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import Effort
+from headrace.base.tensors import Array
 from headrace.ctr.files.description import expected_shapes, weights_of
+from headrace.ctr.files.model_reader import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
-from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint
 from headrace.versions.layout import version_directories

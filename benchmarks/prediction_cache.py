@@ -19,8 +19,8 @@ import uvloop
 from benchmarks.models import CACHE, model_directory, model_file
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.rows import rows_of_request
-from headrace.engine import Engine
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.serving.engine import Engine
 
 KEPT = 256
 """Distinct requests that are asked again and again."""

@@ -26,13 +26,13 @@ from benchmarks.models import CACHE, ROOT
 from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, print_lines
 from demo import data as movielens
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create
-from headrace.ctr.settings import Kind, ModelSettings, Optimizer
+from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
 from headrace.stream.block import Block
+from headrace.stream.block_joining import Joiner
 from headrace.stream.features import Features
-from headrace.stream.joining import Joiner
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 BANDIT_PACKAGE = "obp==0.4.1"
 CAMPAIGNS, POLICIES = ("all", "men", "women"), ("bts", "random")

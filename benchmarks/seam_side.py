@@ -17,8 +17,8 @@ from typing import Any
 
 import uvloop
 
-from headrace.engine import Engine
-from headrace.server import application
+from headrace.server.server import application
+from headrace.serving.engine import Engine
 
 IN_FLIGHT = 64
 PATHS = {"grpc": "/inference.GRPCInferenceService/ModelInfer", "json": "/v1/models/ctr:predict"}
@@ -105,7 +105,7 @@ async def main(models: str, bodies: str) -> None:
         side = Side(engine, Path(bodies))
         for wire in PATHS:
             await side.run(wire, 2000)
-        # As the server does it: see headrace.server.
+        # As the server does it: see headrace.server.server.
         gc.collect()
         gc.freeze()
         gc.set_threshold(10_000, 1, 500)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.model.servable import Servable
 from headrace.runtimes import registry
-from headrace.sealed.copying import use_keeper
-from headrace.servable import Servable
+from headrace.sealed_memory.file_copying import use_keeper
 from headrace.versions.manifest import check_manifest
 
 ROWS = 2**16

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import Effort
-from headrace.archive.similarity.duplicates import Effort as Search
-from headrace.archive.similarity.duplicates import duplicates
-from headrace.archive.similarity.nearest import nearest
-from headrace.archive.similarity.rows import Floats, Rows, unit
-from headrace.terminal import table
+from headrace.base.terminal import table
+from headrace.similarity.duplicates import Effort as Search
+from headrace.similarity.duplicates import duplicates
+from headrace.similarity.exact_search import nearest
+from headrace.similarity.stored_rows import Floats, Rows, unit
 
 DIMENSION = 256
 QUERIES = 2000

@@ -26,16 +26,16 @@ from benchmarks.load import GRPC_BODIES, HTTP_BODIES, Sample, measure_grpc, meas
 from benchmarks.processes import Server, http_post, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.sides import headrace
-from headrace.ctr.files.writing import write_model
+from headrace.base.tensors import BY_DTYPE, Tensors
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.frontends.wire import protos
+from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.runtimes.ctr import servable_of
-from headrace.servable import DEFAULT_SIGNATURE
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import BY_DTYPE, Tensors
 
 TEXTS, TAGS, INTEGERS, NUMBERS, BUCKETS = 12, 8, 26, 13, 40_000
 ROWS = (1, 32)

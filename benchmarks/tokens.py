@@ -15,20 +15,20 @@ from datetime import timedelta
 from pathlib import Path
 
 from benchmarks.rounds import Effort, middle, print_lines, ratios, spread, verdict
+from headrace.access.caller_limits import CallerLimits
 from headrace.access.gate import Gate
+from headrace.access.jwks import read_token_keys
+from headrace.access.jwt import REMEMBERED_TOKENS, Tokens
 from headrace.access.key_file import KeyEntry, KeyFile, as_keys
 from headrace.access.keys import draw
-from headrace.access.limits import CallerLimits
-from headrace.access.token_keys import read_token_keys
-from headrace.access.tokens import REMEMBERED_TOKENS, Tokens
 from headrace.access.verbs import PREDICT
-from headrace.engine import Engine
-from headrace.frontends.guarded import guard
+from headrace.frontends.guarded_service import guard
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.guarded import GuardedApplication
-from headrace.frontends.transport.shared import Parts, shared
-from headrace.server import grpc_methods, http_routes
+from headrace.frontends.transport.cors import Parts, shared
+from headrace.frontends.transport.guarded_app import GuardedApplication
+from headrace.server.server import grpc_methods, http_routes
+from headrace.serving.engine import Engine
 from tests.conformance.test_plain_requests import ask
 from tests.models import Doubling
 from tests.unit.access.tokens_of_tests import jwks, settings, token

@@ -16,10 +16,10 @@ import uvloop
 
 from benchmarks.seam_side import IN_FLIGHT, PATHS, Side
 from headrace.config import AccessLog, ServerConfig, Tracing
-from headrace.engine import Engine
 from headrace.frontends.service import Service
-from headrace.observing import Observing
-from headrace.server import grpc_methods, http_routes
+from headrace.server.call_observers import Observing
+from headrace.server.server import grpc_methods, http_routes
+from headrace.serving.engine import Engine
 
 WARM_UP = 32 * IN_FLIGHT
 _MOST = 1_000_000  # no limit a second: what is measured is each call

@@ -22,11 +22,11 @@ from benchmarks.costs import HEADRACE, job, logloss
 from benchmarks.processes import cores
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
 from headrace.ctr.factory import create
-from headrace.ctr.settings import Kind, ModelSettings
+from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.stream.block import Block
+from headrace.stream.block_reader import Reader, ReadSettings
+from headrace.stream.click_generator import GeneratorSettings, arrow_schema, generate_batches, schema_of
 from headrace.stream.features import Features
-from headrace.stream.generate import GeneratorSettings, arrow_schema, generate_batches, schema_of
-from headrace.stream.reader import Reader, ReadSettings
 
 BATCH_ROWS = 2048
 GENERATOR = GeneratorSettings(rows=BATCH_ROWS * 80, buckets=2**18)

@@ -19,7 +19,7 @@ from benchmarks.unseen_plot import draw
 from demo.unseen_data import Items, Split, films
 from demo.unseen_learning import GENTLY, base_rate, learnt
 from demo.unseen_scores import LEVELS, Answers, Scores, scores
-from headrace.terminal import table
+from headrace.base.terminal import table
 
 
 class Side(NamedTuple):

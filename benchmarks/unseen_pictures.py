@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from demo.unseen_data import Items, Split
+from headrace.base.tensors import Array
 from headrace.stream.schema import Field
-from headrace.tensors import Array
 
 PICTURES = 72_000
 """How many ads the generator draws."""

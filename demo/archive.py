@@ -29,8 +29,8 @@ import numpy as np
 
 from demo import data
 from demo.unseen import Unseen
-from headrace.tensors import Array
-from headrace.terminal import table
+from headrace.base.tensors import Array
+from headrace.base.terminal import table
 
 FOLDER = Path(".data")
 PICTURE = FOLDER / "archive-titles.png"

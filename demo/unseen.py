@@ -17,8 +17,8 @@ from demo.unseen_data import films
 from demo.unseen_learning import GENTLY, base_rate, learnt
 from demo.unseen_plot import draw_films
 from demo.unseen_scores import Scores, scores
-from headrace.tensors import Array
-from headrace.terminal import table
+from headrace.base.tensors import Array
+from headrace.base.terminal import table
 
 DESCRIBED = {"people": False, "people, genres, years": True}
 """What is known beside titles, and whether that says anything of films."""

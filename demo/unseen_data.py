@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from demo.data import Rating, Ratings, fetch, load
-from headrace.archive.embedders.settings import TextSettings
+from headrace.archive.embedders.embedder_settings import TextSettings
 from headrace.archive.embedders.text import open_text
+from headrace.base.tensors import Array
 from headrace.stream.schema import METADATA_KEY, Field, Schema
-from headrace.tensors import Array
 
 _MOST_GENRES = 4
 _FILM_YEARS = 5

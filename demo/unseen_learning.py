@@ -12,9 +12,9 @@ from scipy import optimize, special, stats
 
 from demo.unseen_data import Items, write_stream
 from demo.unseen_scores import LEVELS, Answers
+from headrace.base.tensors import STRING, Array, Tensors
+from headrace.model.servable import TensorSpec
 from headrace.runtimes.ctr import INTERVAL_SIGNATURE, servable_of
-from headrace.servable import TensorSpec
-from headrace.tensors import STRING, Array, Tensors
 from headrace.versions.layout import version_directories
 
 SETTINGS = ("--hidden", "64,32", "--batch-rows", "256")

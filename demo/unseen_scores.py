@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from demo.unseen_data import Items
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 
 LEVELS = (0.8, 0.95)
 """How sure intervals are to be."""

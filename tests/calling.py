@@ -12,12 +12,12 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace import cpus
-from headrace.batching import callers, turns
+from headrace.base import cpus
+from headrace.base.tensors import Array, Tensors
+from headrace.batching import calling_threads, turn_batcher
 from headrace.config import BatchingPolicy
-from headrace.engine import Engine
-from headrace.loaded import LoadedVersion
-from headrace.tensors import Array, Tensors
+from headrace.serving.engine import Engine
+from headrace.serving.loaded_version import LoadedVersion
 from tests.models import Doubling
 
 PATIENCE_SECONDS = 20.0
@@ -118,8 +118,8 @@ def clock_of_callers(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]
         nonlocal ahead
         ahead += seconds
 
-    monkeypatch.setattr(callers, "time", SimpleNamespace(monotonic=now))
-    monkeypatch.setattr(turns.Turns, "now", staticmethod(now))
+    monkeypatch.setattr(calling_threads, "time", SimpleNamespace(monotonic=now))
+    monkeypatch.setattr(turn_batcher.Turns, "now", staticmethod(now))
     return pass_by
 
 

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
-from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.ctr.model_settings import ModelSettings, Optimizer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 
 class Reference:

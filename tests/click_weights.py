@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.files.description import expected_shapes, weights_of
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import Interaction, Kind, ModelSettings
+from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 SCHEMA = Schema(
     fields=(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.handover.messages import PROTOCOLS
+from headrace.server.handover.messages import PROTOCOLS
 
 ROOT = Path(__file__).resolve().parent.parent
-_SPOKEN = "src/headrace/handover/messages.py"
+_SPOKEN = "src/headrace/server/handover/messages.py"
 
 
 def _git(*words: str) -> bytes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 LETTERS = '''
 import numpy as np
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
 
 
 class Model:

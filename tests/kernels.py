@@ -11,7 +11,7 @@ import sys
 SERVING = ("headrace", "compile", "--factors", "4", "--factors", "8", "--quantize", "16", "--quantize", "8")
 LEARNING = (
     "tests/conformance/test_click_models.py",
-    "tests/unit/stream/test_joining.py",
+    "tests/unit/stream/test_block_joining.py",
     "-k=test_learns or same_bits or weight_is_a_factor or of_every_type",
 )
 """Tests that use most kernels of learning. Their results count when they run in their lane, not here."""

@@ -10,7 +10,7 @@ _MOST_CALLS = 100_000
 
 
 class ManualExecutor:
-    """Implements ``headrace.lifecycle.background.Executor``: calls wait until ``run_one`` or ``run_all``.
+    """Implements ``headrace.lifecycle.loader_threads.Executor``: calls wait until ``run_one`` or ``run_all``.
 
     Attributes:
         no_thread: How many of the next calls find that no thread can be started.

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import Array, Tensors
+from headrace.base.tensors import Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 
 class Doubling:

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import grpc
 from grpc import aio
 
+from headrace.base.errors import HeadraceError
 from headrace.batching.request import Settlement
 from headrace.config import BatchingPolicy, CachePolicy, ModelConfig, ServerConfig
-from headrace.engine import Engine
-from headrace.errors import HeadraceError
 from headrace.frontends.service import Service
 from headrace.frontends.transport.grpcio import GrpcioTransport
 from headrace.frontends.wire import protos
-from headrace.outcomes import Door, Outcome, said
-from headrace.server import application, grpc_methods
+from headrace.server.server import application, grpc_methods
+from headrace.serving.engine import Engine
+from headrace.telemetry.outcomes import Door, Outcome, said
 from tests.models import Doubling
 from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message
 from tests.waiting import until_in_loop

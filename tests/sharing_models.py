@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from headrace.ctr.files.writing import write_model
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import publish

@@ -28,7 +28,7 @@ class VirtualTimer:
 
 
 class VirtualClock:
-    """Implements ``headrace.clock.Clock``: nothing runs and no time passes but by its own methods."""
+    """Implements ``headrace.base.clock.Clock``: nothing runs and no time passes but by its own methods."""
 
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start

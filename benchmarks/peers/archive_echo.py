@@ -17,9 +17,9 @@ from benchmarks.archive_wire import METHOD, answer_bytes
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.grpc_framing import PREFIX_BYTES
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listeners import Listeners
 
 
 def main() -> None:
@@ -61,7 +61,7 @@ async def by_headrace(port: int, answer: bytes) -> None:
         application = Application([], [GrpcMethod(METHOD, unary=handle)])
         transport = H2cornTransport(application, Listeners([[listener]], may_join=False), ServerConfig())
         await transport.start()
-        gc.freeze()  # this and the thresholds as headrace.server has them
+        gc.freeze()  # this and the thresholds as headrace.server.server has them
         gc.set_threshold(10_000, 1, 500)
         await asyncio.Event().wait()
 

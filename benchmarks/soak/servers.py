@@ -28,7 +28,7 @@ _START_SECONDS = 240.0
 _START_AGAIN_SECONDS = 30.0
 
 WORKER, CHILD, KEEPER = "worker", "isolated", "keeper"
-_ROLES = {b"headrace.cli.worker": WORKER, b"headrace.isolation": CHILD, b"headrace.sealed": KEEPER}
+_ROLES = {b"headrace.cli.worker": WORKER, b"headrace.isolation": CHILD, b"headrace.sealed_memory": KEEPER}
 
 
 class SoakServer:

@@ -15,9 +15,9 @@ import skops.io
 from onnx import TensorProto, helper
 from sklearn.linear_model import LinearRegression
 
-from headrace.ctr.files.writing import write_model
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.runtimes.ctr import servable_of
 from headrace.stream.features import Features

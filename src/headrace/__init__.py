@@ -6,11 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headrace.base.errors import HeadraceError
     from headrace.config import BatchingPolicy, ServerConfig
-    from headrace.engine import Engine, ModelSpec
-    from headrace.errors import HeadraceError
-    from headrace.servable import Servable, Signature, TensorSpec
-    from headrace.server import application
+    from headrace.model.servable import Servable, Signature, TensorSpec
+    from headrace.server.server import application
+    from headrace.serving.engine import Engine, ModelSpec
 
 __version__ = "0.1.0"
 
@@ -29,14 +29,14 @@ __all__ = [
 
 _HOMES = {
     "BatchingPolicy": "headrace.config",
-    "Engine": "headrace.engine",
-    "HeadraceError": "headrace.errors",
-    "ModelSpec": "headrace.engine",
-    "Servable": "headrace.servable",
+    "Engine": "headrace.serving.engine",
+    "HeadraceError": "headrace.base.errors",
+    "ModelSpec": "headrace.serving.engine",
+    "Servable": "headrace.model.servable",
     "ServerConfig": "headrace.config",
-    "Signature": "headrace.servable",
-    "TensorSpec": "headrace.servable",
-    "application": "headrace.server",
+    "Signature": "headrace.model.servable",
+    "TensorSpec": "headrace.model.servable",
+    "application": "headrace.server.server",
 }
 
 

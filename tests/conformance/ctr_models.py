@@ -8,17 +8,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.ctr.files.writing import write_model
+from headrace.base.tensors import Array, Tensors
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.model_settings import DEEP, Kind, ModelSettings
 from headrace.ctr.models.missing import flagged
 from headrace.ctr.models.vocabulary import Vocabulary
-from headrace.ctr.settings import DEEP, Kind, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array, Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
 SCHEMA = Schema(

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from headrace.tensors import Array, Tensors
+from headrace.base.tensors import Array, Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
 Axis = int | str | None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.base.tensors import Tensors
 from headrace.runtimes.registry import RuntimeOptions
-from headrace.tensors import Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
 _ALLOWED = RuntimeOptions(allow_code=True)

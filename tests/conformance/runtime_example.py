@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headrace.base.tensors import Tensors
 from headrace.runtimes.registry import RuntimeOptions
-from headrace.tensors import Tensors
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from headrace.base.tensors import Tensors
 from headrace.runtimes.registry import RuntimeOptions
-from headrace.tensors import Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
 _DIGITS = load_digits()

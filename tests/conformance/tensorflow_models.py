@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow
 
-from headrace.tensors import Tensors
+from headrace.base.tensors import Tensors
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 
 _RANDOM = np.random.default_rng(4)

@@ -9,15 +9,15 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create, scorer
-from headrace.ctr.learning.admission import AdmittingModel
+from headrace.ctr.learning.field_admission import AdmittingModel
+from headrace.ctr.model_settings import KINDS, Kind, OptimizerKind
 from headrace.ctr.models.vocabulary import look_up
-from headrace.ctr.settings import KINDS, Kind, OptimizerKind
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of
 from headrace.stream.schema import Schema
-from headrace.tensors import Array
 from tests.click_blocks import MANY, block_of
 from tests.conformance.test_click_models import (
     OPTIMIZERS,

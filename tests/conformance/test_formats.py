@@ -18,19 +18,19 @@ import pytest
 from headrace import Engine
 from headrace.access.key_file import read_keys
 from headrace.access.keys import digest_of
-from headrace.archive.dead_letters import DeadLetters
-from headrace.archive.opening import open_archive_file
-from headrace.archive.publishing import wanted_of
-from headrace.ctr.files.reading import read_description
-from headrace.errors import ConfigError, FailedPrecondition, HeadraceError, NewerFormat
-from headrace.lmdb_file import CONTENTS_KEY
-from headrace.stream.reader import Reader
+from headrace.archive.lookup.dead_letters import DeadLetters
+from headrace.archive.lookup.miss_queue import wanted_of
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, NewerFormat
+from headrace.ctr.files.model_reader import read_description
+from headrace.storage.lmdb_environment import CONTENTS_KEY
+from headrace.stream.block_reader import Reader
 from headrace.stream.schema import METADATA_KEY
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.versions.control import read_control, unpin
+from headrace.versions.control_changes import read_control, unpin
 from headrace.versions.layout import CONTROL_FILE, MANIFEST_FILE, SIGNATURE_FILE
 from headrace.versions.manifest import check_manifest
-from headrace.versions.signing import Verifier
+from headrace.versions.signatures import Verifier
 from tests.earlier_files import EARLIER, unpack
 
 
@@ -319,7 +319,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_signing_anew_loses_no_signature_of_a_newer_format(folder: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from headrace.versions.signing import sign_version
+    from headrace.versions.signatures import sign_version
 
     newer_file(f"models/clicks/1/{SIGNATURE_FILE}")(folder)
     there = contents(folder)

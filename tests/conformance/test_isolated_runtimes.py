@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.base.errors import InvalidRequest, LoadError, ModelError
+from headrace.base.tensors import Tensors
 from headrace.config import ModelConfig
-from headrace.engine import Engine
-from headrace.errors import InvalidRequest, LoadError, ModelError
 from headrace.isolation.replica import Which
 from headrace.isolation.servable import IsolatedServable
+from headrace.model.servable import Servable
 from headrace.runtimes import registry
-from headrace.servable import Servable
+from headrace.serving.engine import Engine
 from headrace.stream.schema import Schema
-from headrace.tensors import Tensors
 from tests.conformance import ctr_models
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 

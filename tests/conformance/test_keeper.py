@@ -21,10 +21,9 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import Replaced, load_array, write_array
-from headrace.sealed import asking, copies, messages
-from headrace.sealed.asking import Door
-from headrace.sealed.copies import SealedCopy
-from headrace.sealed.copying import (
+from headrace.sealed_memory import copies, keeper_client, messages
+from headrace.sealed_memory.copies import SealedCopy
+from headrace.sealed_memory.file_copying import (
     Content,
     NotCopied,
     Numbers,
@@ -34,8 +33,9 @@ from headrace.sealed.copying import (
     sealed_copy,
     use_keeper,
 )
-from headrace.sealed.messages import Copied, Question
-from headrace.sealed.process import KeeperProcess
+from headrace.sealed_memory.keeper_client import Door
+from headrace.sealed_memory.keeper_process import KeeperProcess
+from headrace.sealed_memory.messages import Copied, Question
 from tests.stopped_processes import stopped
 from tests.waiting import until
 
@@ -200,7 +200,7 @@ def test_a_damaged_file_refuses_nobody_who_gave_a_whole_one_of_the_same_checksum
                     messages.send(gate, question, theirs.fileno(), one)
             if leaves:
                 lifelines.pop(0).close()
-        answers = [asking._answer(one, lambda: None) for one in lifelines]
+        answers = [keeper_client._answer(one, lambda: None) for one in lifelines]
         whole = answers[1 - leaves :: 2]  # the other ones are refused, or get the copy of a whole one
         assert [reply for reply, _ in whole] == [Copied(), Copied()]
         assert leaves or answers[0][0] == Refusal("checksum")
@@ -233,8 +233,8 @@ def test_a_holder_that_is_killed_holds_nothing(own: KeeperProcess, file: int) ->
     before = descriptors(own.pid)
     program = f"""if True:
         import sys
-        from headrace.sealed.asking import Door
-        from headrace.sealed.copying import Content
+        from headrace.sealed_memory.keeper_client import Door
+        from headrace.sealed_memory.file_copying import Content
         copy = Door({own.descriptor}).copy({file}, Content({SIZE}, "{SUM}"))
         print(copy.size_bytes, flush=True)
         sys.stdin.read()
@@ -258,8 +258,8 @@ def test_after_two_hundred_loads_nothing_is_left(keeper: KeeperProcess, tmp_path
     program = f"""if True:
         import hashlib, os
         import numpy as np
-        from headrace.sealed.asking import Door
-        from headrace.sealed.copying import Content
+        from headrace.sealed_memory.keeper_client import Door
+        from headrace.sealed_memory.file_copying import Content
 
         def held():
             with open("/proc/self/maps") as maps:
@@ -366,7 +366,7 @@ def test_one_that_hangs_is_left_alone_and_frees_what_nobody_waits_for(
     own: KeeperProcess, file: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = descriptors(own.pid)
-    monkeypatch.setattr(asking, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(keeper_client, "SILENT_SECONDS", 0.2)
     door = Door(own.descriptor)
     with caplog.at_level(logging.WARNING), stopped(own.pid):
         assert door.copy(file, Content(SIZE, SUM)) is None
@@ -382,7 +382,7 @@ def test_one_that_hangs_is_left_alone_and_frees_what_nobody_waits_for(
 def test_questions_to_one_that_hangs_do_not_pile_up(
     own: KeeperProcess, file: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(keeper_client, "SILENT_SECONDS", 0.2)
     with stopped(own.pid):
         threads = [asked(Door(own.descriptor), file, Content(SIZE, SUM)) for _ in range(50)]
         for thread, results in threads:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import pytest
 
-from headrace.engine import Engine
+from headrace.base.tensors import Array, Tensors
 from headrace.frontends.wire import protos
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.server import application
-from headrace.tensors import Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.server.server import application
+from headrace.serving.engine import Engine
 from tests.unit.frontends.transport.wire import GRPC, Event, Response, Wire, body, message, part
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"

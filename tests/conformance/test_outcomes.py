@@ -12,9 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from headrace.batching.request import Origin
-from headrace.config import CachePolicy
-from headrace.errors import (
+from headrace.base.errors import (
     Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
@@ -26,8 +24,10 @@ from headrace.errors import (
     TooLarge,
     Unsupported,
 )
-from headrace.outcomes import Door, Outcome, said
-from headrace.status import OK, WRONG_METHOD, codes
+from headrace.base.status_codes import OK, WRONG_METHOD, codes
+from headrace.batching.request import Origin
+from headrace.config import CachePolicy
+from headrace.telemetry.outcomes import Door, Outcome, said
 from tests.outcome_doors import ASGI_DOORS, CLIENT, DOORS, Ask, World, world
 from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part
 from tests.waiting import until_in_loop

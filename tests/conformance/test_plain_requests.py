@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from headrace.batching.capacity import LoadReport
-from headrace.engine import Engine
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.wire import protos
-from headrace.server import application
+from headrace.server.server import application
+from headrace.serving.engine import Engine
 from tests.models import Doubling
 from tests.unit.frontends.transport.wire import Event, message
 

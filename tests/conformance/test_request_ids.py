@@ -12,15 +12,15 @@ import grpc
 import pytest
 from grpc import aio
 
+from headrace.base.logs import CALL, set_up
+from headrace.base.tensors import Array, Tensors
+from headrace.base.trace_context import Headers, TraceContext
 from headrace.batching.request import Origin
 from headrace.config import BatchingPolicy
-from headrace.engine import Engine
 from headrace.frontends.calls import HttpCall
-from headrace.logs import CALL, set_up
-from headrace.outcomes import Outcome
-from headrace.servable import DEFAULT_SIGNATURE
-from headrace.tensors import Array, Tensors
-from headrace.trace_context import Headers, TraceContext
+from headrace.model.servable import DEFAULT_SIGNATURE
+from headrace.serving.engine import Engine
+from headrace.telemetry.outcomes import Outcome
 from tests.calling import of
 from tests.models import Doubling
 from tests.outcome_doors import ASGI_DOORS, Ask, World, world
@@ -238,7 +238,7 @@ def logged() -> Iterator[list[str]]:
         def emit(self, record: logging.LogRecord) -> None:
             names.append(name_in_force())
 
-    logger, keeping = logging.getLogger("headrace.batching.batch"), Keeping()
+    logger, keeping = logging.getLogger("headrace.batching.batch_queue"), Keeping()
     logger.addHandler(keeping)
     yield names
     logger.removeHandler(keeping)

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidRequest, LoadError, ModelError
+from headrace.base.errors import InvalidRequest, LoadError, ModelError
+from headrace.base.tensors import STRING, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.runtimes import registry
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
-from headrace.tensors import STRING, Tensors
 from tests.conformance.ctr_models import CTR
 from tests.conformance.onnx_models import ONNX
 from tests.conformance.python_models import PYTHON

@@ -11,10 +11,10 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from headrace.config import BatchingPolicy, CachePolicy, DefaultPolicy, ModelConfig, Tracing
-from headrace.engine import Engine
 from headrace.frontends.service import Service
-from headrace.server import grpc_methods, http_routes
-from headrace.tracing import Describer, Routes, Tracer
+from headrace.server.server import grpc_methods, http_routes
+from headrace.serving.engine import Engine
+from headrace.telemetry.tracing import Describer, Routes, Tracer
 from tests.models import Doubling
 from tests.outcome_doors import Ask, World, world
 from tests.trace_collector import Collector, Span, collecting

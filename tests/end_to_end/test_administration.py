@@ -16,10 +16,10 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headrace.base.errors import FailedPrecondition
+from headrace.base.status_codes import codes
 from headrace.cli.main import main
-from headrace.errors import FailedPrecondition
 from headrace.example import write as write_example
-from headrace.status import codes
 from tests.certificates import Authority
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer

@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.frontends.access import METRICS as ACCESS_METRICS
+from headrace.frontends.access_control import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
-from headrace.frontends.disk_space import METRICS as DISK_METRICS
-from headrace.frontends.metrics import METRICS
-from headrace.frontends.transport.reloading import METRICS as TLS_METRICS
+from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
+from headrace.frontends.metrics.engine_metrics import METRICS
+from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import publish, read_manifest
-from headrace.workers.scraping import METRICS as WORKERS_METRICS
+from headrace.workers.metrics_collection import METRICS as WORKERS_METRICS
 from tests.certificates import Authority
 from tests.faults.isolated_models import children_of
 from tests.faults.worker_processes import workers_of

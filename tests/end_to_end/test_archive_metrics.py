@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.stream.schema import METADATA_KEY
 from tests.faults.archive_processes import encoding
 from tests.streams import schema_of

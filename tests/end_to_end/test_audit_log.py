@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from headrace import example
-from headrace.archive.catalog import partition, with_version
-from headrace.archive.opening import open_archive_file
+from headrace.archive.model.catalog import partition, with_version
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
 from headrace.frontends.wire import protos
 from headrace.versions.manifest import publish

@@ -12,8 +12,8 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
+from headrace.base.tensors import Array
 from headrace.frontends.wire import protos
-from headrace.tensors import Array
 from tests.model_directories import affine, model, write
 from tests.running_server import RunningServer
 

@@ -13,10 +13,10 @@ import grpc
 import numpy as np
 import pytest
 
-from headrace.engine import Engine, ModelSpec
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import BY_DTYPE, Array
 from headrace.frontends.wire import protos
-from headrace.tensors import BY_DTYPE, Array
+from headrace.serving.engine import Engine, ModelSpec
 from tests.conformance.ctr_models import SCHEMA, field_inputs, write
 from tests.running_server import RunningServer
 

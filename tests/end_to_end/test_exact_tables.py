@@ -15,16 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.base.tensors import Array, Tensors
 from headrace.ctr.factory import create
 from headrace.ctr.files.description import arrays_of
-from headrace.ctr.files.reading import read_description, read_model
+from headrace.ctr.files.model_reader import read_description, read_model
 from headrace.ctr.models.vocabulary import GONE
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
+from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.hashing import keys_of, rows_of
-from headrace.stream.reader import Reader, ReadSettings
 from headrace.stream.schema import Field
-from headrace.tensors import Array, Tensors
 from headrace.versions.layout import version_directories
 from tests.conformance.ctr_models import EXACT, field_inputs, write
 from tests.end_to_end.test_context_once import (

@@ -10,8 +10,8 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from headrace.ctr import factory
-from headrace.ctr.files.reading import read_model
-from headrace.stream.reader import Reader, ReadSettings
+from headrace.ctr.files.model_reader import read_model
+from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.versions.layout import version_directories
 from tests.end_to_end.live_training import HEADRACE, Callers, LiveTrainer, metric, wait_for_version
 from tests.running_server import RunningServer

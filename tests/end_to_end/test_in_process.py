@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from headrace import Engine
+from headrace.base.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NotFound, Refused
+from headrace.base.tensors import Tensors
 from headrace.config import BatchingPolicy, ServerConfig
-from headrace.engine import ModelSpec
-from headrace.errors import DeadlineExceeded, HeadraceError, InvalidRequest, NotFound, Refused
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.serving.engine import ModelSpec
 from tests.faults.held import held_until
 from tests.model_directories import write
 

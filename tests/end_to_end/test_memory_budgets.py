@@ -79,7 +79,8 @@ def test_requests_hold_their_part_of_the_memory_of_the_control_group(
 
 def test_an_archives_cache_takes_its_part_of_the_memory_of_the_control_group(tmp_path: Path) -> None:
     told = (
-        "import sys; from pathlib import Path; from headrace.archive.config import read_archive_config;"
+        "import sys; from pathlib import Path\n"
+        "from headrace.archive.model.archive_toml import read_archive_config\n"
         "print(*(read_archive_config(Path(one)).cache.size_bytes for one in sys.argv[1:]))"
     )
     files = tmp_path / "by_default.toml", tmp_path / "set.toml"

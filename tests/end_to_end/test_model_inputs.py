@@ -18,15 +18,15 @@ import pyarrow as pa
 import pytest
 from onnx import TensorProto, helper
 
-from headrace.archive.archive import Archive
-from headrace.archive.joining import Join, JoinSettings
-from headrace.archive.opening import open_archive_file
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model_inputs.stream_join import Join, JoinSettings
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.errors import FailedPrecondition, InvalidRequest
+from headrace.base.event_loop import run_in
 from headrace.batching.request import Answer
 from headrace.config import ServerConfig, parse_model_config
-from headrace.crossing import run_in
-from headrace.engine import Engine, ModelSpec
-from headrace.errors import FailedPrecondition, InvalidRequest
 from headrace.frontends.wire import protos
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import publish
 from tests.conformance import ctr_models

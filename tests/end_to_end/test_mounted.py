@@ -43,7 +43,7 @@ from contextlib import asynccontextmanager
 import uvicorn
 
 from headrace import Engine
-from headrace.server import application
+from headrace.server.server import application
 
 engine = Engine(sys.argv[1])
 

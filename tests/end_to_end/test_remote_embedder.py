@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.opening import open_embedder
-from headrace.errors import ConfigError, FailedPrecondition, ModelError, NotFound, Overloaded, Unavailable
+from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.base.errors import (
+    ConfigError,
+    FailedPrecondition,
+    ModelError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from tests.encoder_models import write_letters, write_models
 from tests.hostile_images import HostileServer, answer
 from tests.running_server import RunningServer

@@ -14,10 +14,10 @@ import onnx
 import pyarrow as pa
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.opening import open_archive_file
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
-from headrace.engine import Engine
+from headrace.serving.engine import Engine
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.versions.manifest import publish, read_manifest, space_versions
 from tests.end_to_end.test_model_inputs import echo

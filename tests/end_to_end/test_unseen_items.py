@@ -27,10 +27,10 @@ import pytest
 from demo.unseen_data import Items
 from demo.unseen_learning import base_rate
 from demo.unseen_scores import interval_score
+from headrace.base.tensors import Array
 from headrace.cli.main import main
 from headrace.runtimes.ctr import INTERVAL_SIGNATURE, servable_of
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 from tests.streams import batch_of, stream_of
 
 KNOWN, UNSEEN = 12_000, 4_000

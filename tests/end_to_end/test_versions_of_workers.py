@@ -96,7 +96,7 @@ def test_only_the_supervisor_looks_at_the_directories_of_models(tmp_path: Path) 
         write(models, "m", 2, affine(0.0, 2.0))
         assert main(["rollback", str(models / "m" / "2")]) == 0
         server.wait_for(lambda: answers(server) == {2.0}, "the version that it is pinned to")
-        workers, keepers = workers_of(server), children_of(server, b"headrace.sealed")
+        workers, keepers = workers_of(server), children_of(server, b"headrace.sealed_memory")
         looked = {process for process, _ in seen()}
         paths = {path for _, path in seen()}
         assert processes_below(models / "m" / "2") >= set(workers), "those who load it tell, too"

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.versions.manifest import publish
 from tests.faults.isolated_models import write_hostile
 from tests.faults.still_serves import grpc_calls, infer

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from headrace.archive.archive import Archive
-from headrace.archive.breaker import OPENS_AFTER
-from headrace.errors import Unavailable
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.lookup.circuit_breaker import OPENS_AFTER
+from headrace.base.errors import Unavailable
 from tests.waiting import until
 from tools.services.service import Service
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.archive.archive import Archive
+from headrace.archive.lookup.archive import Archive
 from tests.running_server import RunningServer
 from tests.waiting import until
 

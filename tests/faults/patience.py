@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from headrace.errors import Unavailable
+from headrace.base.errors import Unavailable
 
 SLACK_SECONDS = 20.0
 """Slack for a busy machine, beyond a call's own timeout."""

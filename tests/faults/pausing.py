@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from headrace.training.scoring.windows import Windows
+from headrace.evaluation.windows import Windows
 from headrace.versions import manifest
 
 ROOT = Path(__file__).resolve().parents[2]

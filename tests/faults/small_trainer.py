@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.base.errors import FailedPrecondition
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
-from headrace.errors import FailedPrecondition
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from headrace.errors import Unavailable
-from headrace.stores.store import Item, Store
+from headrace.base.errors import Unavailable
+from headrace.storage.stores.store import Item, Store
 from headrace.testing.store_process import items
 from headrace.testing.stores import eventually
 from tests.faults.archive_outages import works

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from headrace import example
-from headrace.access_log import AccessLog
-from headrace.access_log.file import LineFile
+from headrace.base.errors import ConfigError
+from headrace.base.status_codes import OK
 from headrace.config import AccessLog as Settings
-from headrace.errors import ConfigError
-from headrace.outcomes import Door, Outcome, Outcomes
-from headrace.status import OK
+from headrace.telemetry.access_log import AccessLog
+from headrace.telemetry.access_log.log_file import LineFile
+from headrace.telemetry.outcomes import Door, Outcome, Outcomes
 from tests.outcome_doors import Ask, world
 from tests.running_server import RunningServer
 from tests.waiting import until

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.opening import open_archive_file
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.open_archive import open_archive_file
 from tests.faults.archive_processes import BATCH, THREADS, Encoder
 from tests.waiting import until
 

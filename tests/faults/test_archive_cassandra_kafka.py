@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.catalog import partition
-from headrace.archive.keys import all_stored
-from headrace.archive.looking import Lookup
-from headrace.archive.opening import open_archive_file
-from headrace.queues.queue import Depth
-from headrace.tensors import Array
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.lookup.space_reader import Lookup
+from headrace.archive.model.catalog import partition
+from headrace.archive.model.keys import all_stored
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.tensors import Array
+from headrace.storage.queues.queue import Depth
 from tests.faults.archive_outages import OUTAGES, check_outage, works
 from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, check_concurrent_misses, filler
 from tests.waiting import until

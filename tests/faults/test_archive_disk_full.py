@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.opening import open_archive_file
-from headrace.errors import Unavailable
-from headrace.queues.queue import Message
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.base.errors import Unavailable
+from headrace.storage.queues.queue import Message
 from tests.faults.archive_processes import BATCH, THREADS, all_found, encoding, filler
 from tests.unit.archive.filling_parts import status_of
 from tests.waiting import until

@@ -14,8 +14,8 @@ from threading import Thread
 
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.opening import open_archive_file
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.open_archive import open_archive_file
 from tests.faults.archive_processes import Encoder, encoding
 from tests.services import Start
 from tests.waiting import until

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.stream.schema import METADATA_KEY
 from tests.streams import schema_of
 from tools.services.kafka_server import Kafka

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from tests.faults.archive_processes import BATCH, THREADS, Encoder, all_found, encoding, filler
 from tests.stopped_processes import stands_still, stop
 from tests.waiting import until
@@ -173,8 +173,8 @@ def test_a_filler_that_is_killed_between_store_and_acknowledge_repeats_nothing(
 STOPS_IN_A_WRITE = """
 import os, signal, sys
 from pathlib import Path
-from headrace.queues.lmdb import LmdbMessages
-from headrace.queues.settings import LmdbQueue
+from headrace.storage.queues.lmdb import LmdbMessages
+from headrace.storage.queues.queue_settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1])))
 queue._writer.run(lambda transaction: os.kill(os.getpid(), signal.SIGSTOP) or 0)
@@ -183,8 +183,8 @@ queue._writer.run(lambda transaction: os.kill(os.getpid(), signal.SIGSTOP) or 0)
 STOPS_IN_A_WRITE_OF_THE_STORE = """
 import os, signal, sys
 from pathlib import Path
-from headrace.stores.opening import open_store
-from headrace.stores.settings import LmdbStore
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store_settings import LmdbStore
 
 store = open_store(LmdbStore(path=Path(sys.argv[1])))
 with store._file.writing(store._deadline()):

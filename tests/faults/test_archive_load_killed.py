@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
 from tests.waiting import until
 
@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 
 from headrace.cli.main import main
-from headrace.stores.lmdb import InLmdbStore
+from headrace.storage.stores.lmdb import InLmdbStore
 
 put_many = InLmdbStore.put_many
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
-from headrace.archive.opening import open_archive
-from headrace.errors import Unavailable
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.operations.open_archive import open_archive
+from headrace.base.errors import Unavailable
 from tests.faults.archive_outages import (
     KEYS,
     OUTAGES,

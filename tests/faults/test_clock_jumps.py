@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.versions.manifest import publish
 from tests.faults.archive_processes import Encoder, filler, lookup, serving
 from tests.faults.jumping_clock import DAY_SECONDS, JumpingClock

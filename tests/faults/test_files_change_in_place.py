@@ -11,14 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 from headrace.training.releasing.publishing import Publisher, Training
 from tests.faults.still_serves import does_it_still_serve
 from tests.running_server import RunningServer

@@ -39,4 +39,4 @@ def ready(server: RunningServer, version: int) -> bool:
 
 
 def keepers(server: RunningServer) -> list[int]:
-    return children_of(server, b"headrace.sealed.keeper")
+    return children_of(server, b"headrace.sealed_memory.keeper")

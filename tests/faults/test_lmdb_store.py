@@ -15,11 +15,11 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from headrace.errors import ConfigError, Unavailable
-from headrace.lmdb_file import LmdbOptions, open_lmdb
-from headrace.stores.lmdb import InLmdbStore
-from headrace.stores.settings import LmdbStore
-from headrace.stores.store import Item
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.lmdb_environment import LmdbOptions, open_lmdb
+from headrace.storage.stores.lmdb import InLmdbStore
+from headrace.storage.stores.store import Item
+from headrace.storage.stores.store_settings import LmdbStore
 from headrace.testing.store_process import items, there
 from headrace.testing.stores import eventually
 from tests.stopped_processes import stop
@@ -27,7 +27,7 @@ from tests.stopped_processes import stop
 WRITES_WITHOUT_END = """
 import sys, time
 from pathlib import Path
-from headrace.lmdb_file import LmdbOptions, open_lmdb
+from headrace.storage.lmdb_environment import LmdbOptions, open_lmdb
 file = open_lmdb(LmdbOptions(Path(sys.argv[1]), 2**30, True, "headrace store 1"), 10.0)
 with file.writing(time.monotonic() + 10) as transaction:
     transaction.put(b"r" + b"half", b"written")
@@ -38,8 +38,8 @@ with file.writing(time.monotonic() + 10) as transaction:
 WRITES_ON = """
 import sys, itertools
 from pathlib import Path
-from headrace.stores.lmdb import InLmdbStore
-from headrace.stores.settings import LmdbStore
+from headrace.storage.stores.lmdb import InLmdbStore
+from headrace.storage.stores.store_settings import LmdbStore
 from headrace.testing.store_process import items
 store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), largest_bytes=2**30, timeout_seconds=20.0))
 for number in itertools.count():
@@ -232,9 +232,9 @@ def test_a_directory_that_may_not_be_written_is_refused(tmp_path: Path) -> None:
 import os, sys
 from pathlib import Path
 import lmdb
-from headrace.errors import ConfigError
-from headrace.stores.lmdb import InLmdbStore
-from headrace.stores.settings import LmdbStore
+from headrace.base.errors import ConfigError
+from headrace.storage.stores.lmdb import InLmdbStore
+from headrace.storage.stores.store_settings import LmdbStore
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)

@@ -10,11 +10,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headrace.base.errors import Unavailable
 from headrace.cli.main import main
-from headrace.errors import Unavailable
 from headrace.frontends.wire import protos
-from headrace.stores.opening import open_store
-from headrace.stores.settings import RedisStore
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store_settings import RedisStore
 from headrace.versions.manifest import publish
 from tests.faults.hostile import (
     Attack,

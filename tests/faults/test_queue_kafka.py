@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigError, Unavailable
-from headrace.queues.kafka import KafkaMessages
-from headrace.queues.queue import Message, Queue
-from headrace.queues.settings import KafkaQueue
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.queues.kafka import KafkaMessages
+from headrace.storage.queues.queue import Message, Queue
+from headrace.storage.queues.queue_settings import KafkaQueue
 from headrace.testing.opener import Opener
 from headrace.testing.queue_process import QueueProcess
 from headrace.testing.queue_tools import (
@@ -131,9 +131,9 @@ def test_calls_end_in_time_while_kafka_is_away_and_work_when_it_is_back(
 
 PUBLISHER = """
 import json, os, sys
-from headrace.errors import Unavailable
-from headrace.queues.kafka import KafkaMessages
-from headrace.queues.settings import KafkaQueue
+from headrace.base.errors import Unavailable
+from headrace.storage.queues.kafka import KafkaMessages
+from headrace.storage.queues.queue_settings import KafkaQueue
 from headrace.testing.queue_tools import messages
 
 def publish(number):

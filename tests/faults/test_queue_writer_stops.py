@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import Unavailable
-from headrace.queues.lmdb import LmdbMessages
-from headrace.queues.queue import Message
-from headrace.queues.settings import LmdbQueue
+from headrace.base.errors import Unavailable
+from headrace.storage.queues.lmdb import LmdbMessages
+from headrace.storage.queues.queue import Message
+from headrace.storage.queues.queue_settings import LmdbQueue
 from headrace.testing.queue_tools import messages
 
 TIMEOUT_SECONDS = 1.0
@@ -24,9 +24,9 @@ TIMEOUT_SECONDS = 1.0
 WRITER = """
 import os, signal, sys
 from pathlib import Path
-from headrace.queues.lmdb import LmdbMessages
-from headrace.queues.queue import Message
-from headrace.queues.settings import LmdbQueue
+from headrace.storage.queues.lmdb import LmdbMessages
+from headrace.storage.queues.queue import Message
+from headrace.storage.queues.queue_settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1]), timeout_seconds=1.0))
 queue.publish([Message(b"before", b"1")])
@@ -45,10 +45,10 @@ print("written", flush=True)
 REFUSED = """
 import os, sys, threading
 from pathlib import Path
-from headrace.errors import Unavailable
-from headrace.queues.lmdb import LmdbMessages
-from headrace.queues.queue import Message
-from headrace.queues.settings import LmdbQueue
+from headrace.base.errors import Unavailable
+from headrace.storage.queues.lmdb import LmdbMessages
+from headrace.storage.queues.queue import Message
+from headrace.storage.queues.queue_settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1]), timeout_seconds=0.2))
 receiver = queue.receiver()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigError, Unavailable
-from headrace.stores.opening import open_store
-from headrace.stores.settings import RedisStore
-from headrace.stores.store import Item
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store import Item
+from headrace.storage.stores.store_settings import RedisStore
 from headrace.testing.stores import eventually
 from tests.faults.patience import ended
 from tests.faults.store_outages import TIMEOUT_SECONDS, check_outages

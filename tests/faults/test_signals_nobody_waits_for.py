@@ -20,7 +20,7 @@ SIGNALS = (signal.SIGHUP, signal.SIGUSR2)
 SECONDS = 60
 HANGS = """
 import {loop}, asyncio, os, sys
-from headrace.server_process import ends_in_time
+from headrace.server.process import ends_in_time
 
 async def served():
     asyncio.get_running_loop().run_in_executor(None, os.read, os.pipe()[0], 1)
@@ -41,7 +41,11 @@ def test_a_server_that_has_no_use_for_them_goes_on(models: Path, workers: str) -
     with RunningServer(models, "--workers", workers) as server:
         if workers == "2":
             server.wait_for(lambda: workers_ready(server) == 2, "both workers")
-        processes = [server.process.pid, *workers_of(server), *children_of(server, b"headrace.sealed.keeper")]
+        processes = [
+            server.process.pid,
+            *workers_of(server),
+            *children_of(server, b"headrace.sealed_memory.keeper"),
+        ]
         assert len(processes) == (1 if workers == "1" else 4)
         for number in SIGNALS:
             for process in processes:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.versions.layout import SIGNATURE_FILE
 from headrace.versions.manifest import publish
-from headrace.versions.signing import new_keys, signer
+from headrace.versions.signatures import new_keys, signer
 from tests.model_directories import affine
 from tests.running_server import RunningServer
 

@@ -12,9 +12,9 @@ import pytest
 
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.writing import write_model
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.versions.control import hold, pin, unpin
+from headrace.versions.control_changes import hold, pin, unpin
 from headrace.versions.layout import CONTROL_FILE, MANIFEST_FILE
 from headrace.versions.manifest import publish
 from tests.earlier_files import EARLIER, unpack

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.terminal import table
+from headrace.base.terminal import table
 from tests.fuzz.targets import TARGETS
 
 PLACE = Path(".data/fuzz")

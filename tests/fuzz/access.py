@@ -8,15 +8,15 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.access.gate import Gate
+from headrace.access.jwks import read_token_keys
+from headrace.access.jwt import Tokens
 from headrace.access.key_file import as_keys, parse_keys, read_keys
 from headrace.access.keys import draw
-from headrace.access.token_keys import read_token_keys
-from headrace.access.tokens import Tokens
 from headrace.access.verbs import PREDICT
-from headrace.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import write_manifest
-from headrace.versions.signing import SIGNATURE_FILE, Verifier, new_keys, signer
+from headrace.versions.signatures import SIGNATURE_FILE, Verifier, new_keys, signer
 from tests.unit.access.tokens_of_tests import jwks, settings, token
 
 _MODEL, _VERSION = "ranking", 3

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.config.reading import parse
-from headrace.errors import ConfigError, HeadraceError
-from headrace.stream.parser import StreamParser
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.config.toml_reader import parse
+from headrace.stream.arrow_ipc_parser import StreamParser
 from tests.conformance.ctr_models import write as write_click_model
 from tests.properties.test_hostile_files import READERS
 from tests.streams import clicks, stream_of

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from headrace.config import Limits, ServerConfig
-from headrace.engine import Engine
-from headrace.frontends.archive.serving import Serving
+from headrace.frontends.archive.lifespan import Serving
 from headrace.frontends.calls import HttpRoute
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.wire import protos
-from headrace.server import grpc_methods, http_routes
+from headrace.server.server import grpc_methods, http_routes
+from headrace.serving.engine import Engine
 from tests.conformance.ctr_models import write as write_click_model
 from tests.model_directories import write_menagerie
 

@@ -8,17 +8,17 @@ from contextlib import suppress
 import msgspec
 import numpy as np
 
-import headrace.handover.messages as handover
 import headrace.isolation.messages as isolation
-import headrace.sealed.messages as sealed
+import headrace.sealed_memory.messages as sealed
+import headrace.server.handover.messages as handover
 import headrace.workers.messages as workers
-from headrace.archive.publishing import Wanted, wanted_of
+from headrace.archive.lookup.miss_queue import Wanted, wanted_of
+from headrace.base.errors import HeadraceError, InvalidRequest
 from headrace.config import ServerConfig
-from headrace.errors import HeadraceError, InvalidRequest
-from headrace.isolation.area import Area, new_file
-from headrace.isolation.process import GARBAGE
-from headrace.queues.queue import Message
-from headrace.sealed.copying import Content
+from headrace.isolation.model_process import GARBAGE
+from headrace.isolation.shared_area import Area, new_file
+from headrace.sealed_memory.file_copying import Content
+from headrace.storage.queues.queue import Message
 
 _MOST_BYTES = 2**20
 

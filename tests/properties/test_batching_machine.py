@@ -7,9 +7,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from headrace.base.errors import HeadraceError, Overloaded, TooLarge
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import BatchingPolicy
-from headrace.errors import HeadraceError, Overloaded, TooLarge
 from tests.unit.batching.machine import CALL_SECONDS, POISON, ROW_SECONDS, CallersMachine, answer
 from tests.unit.batching.stage import Asked, Model, Stage
 

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import ConfigError
-from headrace.versions.control import pin, read_control
-from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
-from headrace.versions.record import (
+from headrace.base.errors import ConfigError
+from headrace.versions.control_changes import pin, read_control
+from headrace.versions.control_record import (
     Stamp,
     encode_record,
     number_key,
@@ -26,13 +25,14 @@ from headrace.versions.record import (
     without_hold,
     without_pin,
 )
+from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
 
 WRITER = """
 import json, sys
 from contextlib import suppress
 from pathlib import Path
-from headrace.errors import NotFound
-from headrace.versions.control import hold, let_go, pin, unpin
+from headrace.base.errors import NotFound
+from headrace.versions.control_changes import hold, let_go, pin, unpin
 
 for line in sys.stdin:
     directory, name, steps = json.loads(line)

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base.errors import ConfigError, LoadError
 from headrace.config import parse_model_config, parse_server_config, read_model_config, read_server_config
 from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.reading import read_description, read_model
-from headrace.ctr.files.writing import write_model
-from headrace.errors import ConfigError, LoadError
-from headrace.lifecycle.deduce import deduce
-from headrace.lifecycle.listing import list_models, look
+from headrace.ctr.files.model_reader import read_description, read_model
+from headrace.ctr.files.model_writer import write_model
+from headrace.lifecycle.desired_state import deduce
+from headrace.lifecycle.model_listing import list_models, look
+from headrace.lifecycle.warmup import WELL_KNOWN, first_recorded
 from headrace.runtimes.onnx_external import external_names
 from headrace.stream.schema import parse_schema
-from headrace.versions.control import read_control
+from headrace.versions.control_changes import read_control
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE
 from headrace.versions.manifest import check_manifest, published, write_manifest
-from headrace.warmup import WELL_KNOWN, first_recorded
 from tests.click_weights import FEATURES, settings_for, weights_for
 from tests.models import Doubling
 from tests.properties.calls import calls

@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.errors import HeadraceError, TooLarge
 from headrace.config import Limits
-from headrace.errors import HeadraceError, TooLarge
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods as oip_methods
 from headrace.frontends.oip.messages import InferRequest

@@ -18,16 +18,16 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import HeadraceError
+from headrace.base.tensors import STRING
 from headrace.config import Limits
-from headrace.errors import HeadraceError
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.tfserving import rest as tfserving_rest
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire.compression import opening
-from headrace.frontends.wire.steps import run
-from headrace.tensors import STRING
+from headrace.frontends.wire.cooperative_steps import run
 from tests.faults.worst_bodies import GOOD, WORST, Worst
 from tests.properties.calls import check_calls_are_linear
 from tests.properties.costs import check_time_is_linear, peak_bytes

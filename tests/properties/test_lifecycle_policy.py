@@ -16,7 +16,7 @@ from headrace.lifecycle.policy import (
     default_version,
     resource_preserving,
 )
-from headrace.lifecycle.state import Event, State, after
+from headrace.lifecycle.version_states import Event, State, after
 from tests.unit.lifecycle.stage import Stage, wanted
 
 NOW = 100.0

@@ -6,10 +6,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.archive.looking import Lookup
-from headrace.archive.model_inputs import ModelInputs, Question
+from headrace.archive.lookup.space_reader import Lookup
+from headrace.archive.model_inputs.assembly import ModelInputs, Question
+from headrace.base.tensors import STRING, Array
 from headrace.config import InputSource
-from headrace.tensors import STRING, Array
 
 NOW = 1_000_000
 OOV = np.array([-1, -2], np.float32)

@@ -15,16 +15,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
+from headrace.base.errors import HeadraceError
+from headrace.base.tensors import BY_OIP, DATATYPES, STRING, Array
 from headrace.batching.request import Answer, BatchOutputs, Timings
-from headrace.errors import HeadraceError
-from headrace.frontends.oip.answers import InferResponse
 from headrace.frontends.oip.infer_json import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
-from headrace.frontends.wire import json_text, long_lists, printing
-from headrace.frontends.wire.steps import run
+from headrace.frontends.oip.response_messages import InferResponse
+from headrace.frontends.wire import json_output, json_text, long_lists
+from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array
 from headrace.frontends.wire.texts import join_strings, splitting
-from headrace.tensors import BY_OIP, DATATYPES, STRING, Array
 from tests.examples import examples
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo
@@ -348,7 +348,7 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
 
     with (
         patch.multiple(long_lists, STEP=step),
-        patch.multiple(printing, PRINTED_AT_ONCE=0),
+        patch.multiple(json_output, PRINTED_AT_ONCE=0),
         patch.multiple(json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step),
     ):
         in_slices = answer(sliced)

@@ -8,8 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine import Engine
-from headrace.outcomes import Outcome
+from headrace.serving.engine import Engine
+from headrace.telemetry.outcomes import Outcome
 from tests.outcome_doors import ASGI_DOORS, Ask, World, world
 from tests.waiting import until_in_loop
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.stream.cells import are_numbers, are_whole
 from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers, may_hold_words
+from headrace.stream.text_cells import are_numbers, are_whole
 
 NUMERALS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),

@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from headrace.base.errors import HeadraceError, Overloaded
+from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE, Origin, Request
 from headrace.config import BatchingPolicy, CachePolicy
-from headrace.errors import HeadraceError, Overloaded
-from headrace.predictors.cached import Cached
-from headrace.tensors import Array
+from headrace.predictors.cached_predictor import Cached
 from tests.unit.batching.machine import CALL_SECONDS, POISON, ROW_SECONDS, CallersMachine, answer
 from tests.unit.batching.stage import Asked, Model, Stage
 

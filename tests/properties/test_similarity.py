@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from headrace.archive.similarity.duplicates import Effort, duplicates
-from headrace.archive.similarity.equal import first_equal
-from headrace.archive.similarity.grouping import Grouping
-from headrace.archive.similarity.neighbours import neighbours
-from headrace.archive.similarity.rows import Rows
+from headrace.similarity.duplicates import Effort, duplicates
+from headrace.similarity.equal_vectors import first_equal
+from headrace.similarity.grouping import Grouping
+from headrace.similarity.neighbours import neighbours
+from headrace.similarity.stored_rows import Rows
 
 VECTORS = arrays.arrays(
     st.sampled_from([np.dtype(np.float32), np.dtype(np.float16)]),

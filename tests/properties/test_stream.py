@@ -11,12 +11,12 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.errors import StreamError
+from headrace.base.errors import StreamError
+from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block
+from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.hashing import hash_texts
-from headrace.stream.lines import WholeRows
-from headrace.stream.parser import StreamParser
-from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
+from headrace.stream.text_lines import WholeRows
 from tests.examples import examples
 from tests.streams import CLICKS, clicks, stream_of
 

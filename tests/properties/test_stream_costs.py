@@ -15,9 +15,9 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from headrace.errors import StreamError
-from headrace.stream.parser import FREE_EXPANSION_BYTES, MOST_EXPANSION
-from headrace.stream.reader import Reader, ReadSettings
+from headrace.base.errors import StreamError
+from headrace.stream.arrow_ipc_parser import FREE_EXPANSION_BYTES, MOST_EXPANSION
+from headrace.stream.block_reader import Reader, ReadSettings
 from tests.properties.calls import MOST_GROWTH, calls
 from tests.streams import schema_of
 

@@ -14,22 +14,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from headrace.base.errors import HeadraceError, InvalidRequest
+from headrace.base.tensors import DATATYPES, STRING, Array
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.tfserving import json_bodies, large_json, rest, rows
+from headrace.frontends.tfserving import json_bodies, large_json, rest, row_decoder
 from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictResponse, writer_for
-from headrace.frontends.tfserving.rows import RowsDecoder
-from headrace.frontends.tfserving.tensors import read_tensor, write_tensor
-from headrace.frontends.wire import json_text, long_lists, printing
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.tfserving.row_decoder import RowsDecoder
+from headrace.frontends.tfserving.tensor_protos import read_tensor, write_tensor
+from headrace.frontends.wire import json_output, json_text, long_lists
+from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.json_text import parse_at_once
-from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.frontends.wire.tensors import as_array
-from headrace.servable import CheckedInputs, Signature
-from headrace.tensors import DATATYPES, STRING, Array
+from headrace.model.servable import CheckedInputs, Signature
 from tests.examples import examples
 from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
@@ -279,9 +279,9 @@ def test_a_body_means_the_same_in_slices(model: Any, body: Any, step: int) -> No
 
     with (
         patch.multiple(long_lists, STEP=step),
-        patch.multiple(printing, PRINTED_AT_ONCE=step),
+        patch.multiple(json_output, PRINTED_AT_ONCE=step),
         patch.multiple(large_json, _BASE64_STEP=4, _LONG_BYTES=3),
-        patch.multiple(rows, _PART_BYTES=step),
+        patch.multiple(row_decoder, _PART_BYTES=step),
         patch.multiple(
             json_text, _PIECE_BYTES=step, _PART_BYTES=step, _PART_MARKS=step, _TEXT_BYTES=12 + step
         ),

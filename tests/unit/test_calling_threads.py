@@ -16,15 +16,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.batching import callers
-from headrace.batching.callers import Callers
-from headrace.batching.waiting import WaitingRequest
+from headrace.base.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    ModelError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
+from headrace.base.event_loop import run_in
+from headrace.base.tensors import Array, Tensors
+from headrace.batching import calling_threads
+from headrace.batching.blocking_request import WaitingRequest
+from headrace.batching.calling_threads import Callers
 from headrace.config import BatchingPolicy, ServerConfig
-from headrace.crossing import run_in
-from headrace.engine import Engine
-from headrace.errors import DeadlineExceeded, HeadraceError, ModelError, NotFound, Overloaded, Unavailable
-from headrace.outcomes import Door, Outcome
-from headrace.tensors import Array, Tensors
+from headrace.serving.engine import Engine
+from headrace.telemetry.outcomes import Door, Outcome
 from tests.calling import (
     PATIENCE_SECONDS,
     POISON,
@@ -417,7 +424,7 @@ def test_an_interrupt_where_a_function_begins_leaves_the_turn_to_others(number: 
 
     def interrupt(frame: FrameType, event: str, _: object) -> None:
         nonlocal began
-        if event == "call" and frame.f_code.co_filename == callers.__file__:
+        if event == "call" and frame.f_code.co_filename == calling_threads.__file__:
             began += 1
             if began == number:
                 raise KeyboardInterrupt

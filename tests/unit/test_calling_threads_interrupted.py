@@ -14,14 +14,14 @@ from types import FrameType
 
 import pytest
 
-from headrace.batching import callers, turns, waiting
+from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, Overloaded
+from headrace.base.tensors import Array, Tensors
+from headrace.batching import blocking_request, calling_threads, turn_batcher
 from headrace.batching.batcher import Batcher
-from headrace.batching.callers import Callers, WaitingRequest
+from headrace.batching.calling_threads import Callers, WaitingRequest
 from headrace.batching.request import Request
 from headrace.config import BatchingPolicy
-from headrace.engine import Engine
-from headrace.errors import FailedPrecondition, HeadraceError, ModelError, Overloaded
-from headrace.tensors import Array, Tensors
+from headrace.serving.engine import Engine
 from tests.calling import (
     PATIENCE_SECONDS,
     Asking,
@@ -35,8 +35,8 @@ from tests.calling import (
 )
 from tests.models import Doubling
 
-BATCHING = str(Path(callers.__file__).parent)
-OWN = {callers.__file__, turns.__file__, waiting.__file__}
+BATCHING = str(Path(calling_threads.__file__).parent)
+OWN = {calling_threads.__file__, turn_batcher.__file__, blocking_request.__file__}
 MOST_POINTS = 2000
 NOT_POINTS = ("except ", "pass", "with ", "try:", "for _ in _ATTEMPTS")
 
@@ -121,7 +121,7 @@ def sleepers(engine: Engine, count: int) -> list[Asking]:
 @pytest.fixture(autouse=True)
 def no_impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who left a request first waits until it is woken."""
-    monkeypatch.setattr(callers, "_GATHER_SECONDS", 1.0)
+    monkeypatch.setattr(calling_threads, "_GATHER_SECONDS", 1.0)
 
 
 def each_point() -> Iterator[Point]:
@@ -329,8 +329,8 @@ def test_a_model_that_asks_itself_and_has_one_instance_is_told_so() -> None:
 IN_A_CHILD = """
 import os, signal, sys, threading
 from headrace.config import BatchingPolicy
-from headrace.engine import Engine
-from headrace.errors import FailedPrecondition
+from headrace.serving.engine import Engine
+from headrace.base.errors import FailedPrecondition
 from tests.calling import Gated, occupied, rows_of
 
 model = Gated()

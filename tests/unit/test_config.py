@@ -9,6 +9,7 @@ from typing import get_type_hints
 import msgspec
 import pytest
 
+from headrace.base.errors import ConfigError
 from headrace.config import (
     AccessLog,
     Audit,
@@ -33,7 +34,6 @@ from headrace.config import (
     with_flags,
 )
 from headrace.config.access import Jwt
-from headrace.errors import ConfigError
 
 BASE = Path("/srv/headrace")
 

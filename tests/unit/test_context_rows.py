@@ -10,14 +10,14 @@ from typing import cast
 import numpy as np
 import pytest
 
+from headrace.base.errors import InvalidRequest, NotFound, TooLarge
+from headrace.base.tensors import STRING
 from headrace.config import Limits, ModelConfig
-from headrace.errors import InvalidRequest, NotFound, TooLarge
 from headrace.frontends.oip.messages import InferDecoder, InferRequest
 from headrace.frontends.service import Service
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictRequest
-from headrace.loaded import LoadedVersion
-from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Expanded, Signature, TensorSpec
-from headrace.tensors import STRING
+from headrace.model.servable import DEFAULT_SIGNATURE, CheckedInputs, Expanded, Signature, TensorSpec
+from headrace.serving.loaded_version import LoadedVersion
 from tests.unit.frontends.decoding import decode_body, infer, predict
 
 _FLOAT = np.dtype(np.float32)

@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from headrace import errors
+from headrace.base import errors
+from headrace.base.errors import HeadraceError, StreamError
+from headrace.base.status_codes import codes
 from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
-from headrace.errors import HeadraceError, StreamError
-from headrace.frontends.access import METRICS as ACCESS_METRICS
+from headrace.frontends.access_control import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
-from headrace.frontends.disk_space import METRICS as DISK_METRICS
-from headrace.frontends.metric import Metric
-from headrace.frontends.metrics import METRICS
-from headrace.frontends.observing_metrics import METRICS as OBSERVER_METRICS
-from headrace.frontends.transport.reloading import METRICS as TLS_METRICS
-from headrace.status import codes
-from headrace.workers.scraping import METRICS as WORKER_METRICS
-from headrace.workers.totals import GAUGES
+from headrace.frontends.metrics.declaration import Metric
+from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
+from headrace.frontends.metrics.engine_metrics import METRICS
+from headrace.frontends.metrics.observer_metrics import METRICS as OBSERVER_METRICS
+from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
+from headrace.workers.metrics_collection import METRICS as WORKER_METRICS
+from headrace.workers.metrics_merge import GAUGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace import example
-from headrace.errors import ConfigError, Conflict
+from headrace.base.errors import ConfigError, Conflict
 from headrace.runtimes import registry
 
 

@@ -22,7 +22,7 @@ TEXTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "pyproject.toml"
 TEXTS += [path for path in CODE if not path.is_relative_to(ROOT / "tests")]  # those make files up
 OTHER_FILES = (".toml", ".pin", ".md", ".png")
 KEYS = {"headrace.encoder"}  # in an ONNX file's metadata
-SPANS = (ROOT / "src/headrace/tracing/spans.py").read_text("utf-8")
+SPANS = (ROOT / "src/headrace/telemetry/tracing/spans.py").read_text("utf-8")
 ATTRIBUTES = set(re.findall(r'"(headrace(?:\.[a-z_]+)+)"', SPANS))
 
 
@@ -78,10 +78,10 @@ def lost(text: str) -> list[str]:
         ("`batching/planning.py`, planning.py", ["batching/planning.py", "planning.py"]),
         ("`src/headrace/batching/plan.py`, batching/plan.py and plan.py", []),
         ("headrace.ctr.zoo, headrace.nothing.at_all", ["headrace.ctr.zoo", "headrace.nothing.at_all"]),
-        ("headrace.ctr, headrace.clock.Clock, headrace.config.Limits, headrace.toml", []),
-        ("headrace.clock.Watch", ["headrace.clock.Watch"]),
+        ("headrace.ctr, headrace.base.clock.Clock, headrace.config.Limits, headrace.toml", []),
+        ("headrace.base.clock.Watch", ["headrace.base.clock.Watch"]),
         ("headrace.archive.v1.Archive, headrace.archive.v1.Nothing", ["headrace.archive.v1.Nothing"]),
-        ("from headrace.clock import Clock, Watch as Sand", ["headrace.clock.Watch"]),
+        ("from headrace.base.clock import Clock, Watch as Sand", ["headrace.base.clock.Watch"]),
         ("from headrace import Engine, nothing", ["headrace.nothing"]),
     ],
 )

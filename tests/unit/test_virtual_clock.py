@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.clock import Clock
+from headrace.base.clock import Clock
 from tests.virtual_clock import VirtualClock
 
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
+from headrace.access.caller_limits import CallerLimits
 from headrace.access.globs import Globs
-from headrace.access.limits import CallerLimits
 from headrace.access.verbs import ADMIN, ANY, named
-from headrace.errors import PermissionDenied, shown
+from headrace.base.errors import PermissionDenied, shown
 
 USUAL_PRIORITIES = (2, 3)
 """Priority classes that callers may use unless their keys say otherwise; class 1 is served first."""

@@ -12,15 +12,15 @@ import msgspec
 
 from headrace.access import keys
 from headrace.access.caller import USUAL_PRIORITIES, Caller
+from headrace.access.caller_limits import CallerLimits
 from headrace.access.globs import Globs
-from headrace.access.limits import CallerLimits
 from headrace.access.verbs import Verb, bits
+from headrace.base.errors import ConfigError
+from headrace.base.files import read_text
+from headrace.base.format_numbers import check_number
 from headrace.config.access import CallerSettings
 from headrace.config.checks import wrong
-from headrace.config.reading import convert, parse
-from headrace.disk import read_text
-from headrace.errors import ConfigError
-from headrace.formats import check_number
+from headrace.config.toml_reader import convert, parse
 
 FORMAT = 1
 """Format of the file; newer ones are not read. Without a number, it is the first."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from headrace.base.errors import Overloaded, TooLarge
 from headrace.batching.request import NO_DEADLINE, Request
-from headrace.errors import Overloaded, TooLarge
 
 _TIMELY_SHARE = 0.8
 """Share of the time to the deadline within which an answer is timely; the rest is left for the network."""

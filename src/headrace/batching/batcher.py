@@ -22,13 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from headrace.base.clock import Clock, Timer
+from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from headrace.batching.admission import Caution, never_fits, queue_full, too_late
-from headrace.batching.batch import Batch, Lane, note_failure
-from headrace.batching.computing import EXPIRED, Computing
+from headrace.batching.batch_queue import Batch, Lane, note_failure
+from headrace.batching.compute import EXPIRED, Computing
+from headrace.batching.concatenation import padded_size
 from headrace.batching.cost import BatchCost
-from headrace.batching.expiry import Expiry
+from headrace.batching.deadline_timer import Expiry
 from headrace.batching.instances import Instances
-from headrace.batching.joining import padded_size
 from headrace.batching.plan import Limits, Release, plan
 from headrace.batching.request import (
     NO_DEADLINE,
@@ -41,11 +43,9 @@ from headrace.batching.request import (
     Timings,
 )
 from headrace.batching.statistics import VersionStatistics
-from headrace.batching.texts import has_long_texts
-from headrace.clock import Clock, Timer
+from headrace.batching.text_limits import has_long_texts
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
-from headrace.servable import RowLayout, Servable
+from headrace.model.servable import RowLayout, Servable
 
 _LANES_KEPT = 64
 _UNLOADED = "the model version was unloaded before the request was computed; try again"

@@ -20,11 +20,11 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.access.caller import ASKING
-from headrace.batching.batch import Lane
+from headrace.batching.batch_queue import Lane
 from headrace.batching.cost import BatchCost
 from headrace.batching.request import Request
 from headrace.config import BatchingPolicy
-from headrace.servable import Signature
+from headrace.model.servable import Signature
 
 USUAL_PRIORITY = 2
 """Priority of requests that name none; lower numbers are served first."""

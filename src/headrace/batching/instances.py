@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headrace.batching.batch import Batch
+from headrace.base.clock import Clock, Timer
+from headrace.batching.batch_queue import Batch
+from headrace.batching.compute_threads import Threads
 from headrace.batching.concurrency import ConcurrencyLimit
 from headrace.batching.request import Origin
-from headrace.batching.threads import Threads
-from headrace.clock import Clock, Timer
 
 
 class Instances:

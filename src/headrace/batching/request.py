@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from headrace.errors import HeadraceError, InvalidRequest
-from headrace.logs import InCall
-from headrace.servable import CheckedInputs, RowLayout
-from headrace.tensors import Array, Buffer, Tensors
+from headrace.base.errors import HeadraceError, InvalidRequest
+from headrace.base.logs import InCall
+from headrace.base.tensors import Array, Buffer, Tensors
+from headrace.model.servable import CheckedInputs, RowLayout
 
 if TYPE_CHECKING:
     from headrace.batching.fair_queue import Turn

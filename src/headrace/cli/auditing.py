@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.audit import Ending
+    from headrace.telemetry.audit_log import Ending
 
 _SUDO = "SUDO_USER"
 
@@ -47,7 +47,7 @@ def told(options: argparse.Namespace, action: str, on: object) -> Iterator[Endin
         ConfigError: The log cannot be opened.
         Unavailable: The log cannot be written; nothing was done.
     """
-    from headrace.audit import AuditLog, Ending  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.telemetry.audit_log import AuditLog, Ending  # noqa: PLC0415 - not needed to list the verbs
 
     if options.audit_file is None:
         yield Ending()

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.cli import models, verbs
-from headrace.comparison import Difference, compare
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
-from headrace.errors import ConfigError
+from headrace.model.servable import Servable
+from headrace.profiling.comparison import Difference, compare
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
-from headrace.servable import Servable
-from headrace.tensors import Array
 
 _EXAMPLES = """examples:
   headrace compare models/credit/1 models/credit/2 rows.csv         the original, and the converted model

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.files import saying
 from headrace.cli import models, numbers, verbs
-from headrace.disk import saying
-from headrace.errors import ConfigError, HeadraceError
 from headrace.versions.layout import version_directories
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     """Compile the kernels, and print which and where."""
     try:
         # Imported late: compiled kernels.
-        from headrace.compiled import kept_where  # noqa: PLC0415
+        from headrace.jit.kernel_cache import kept_where  # noqa: PLC0415
         from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"compile: {error}; pip install 'headrace[ctr]'") from error
@@ -111,9 +111,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_archives() -> None:
     # Imported late: compiled kernels.
-    from headrace.archive import cache_kernels  # noqa: PLC0415
-    from headrace.archive.windows import compiling as windows  # noqa: PLC0415
-    from headrace.stores import lmdb_pages  # noqa: PLC0415
+    from headrace.archive.lookup import cache_kernels  # noqa: PLC0415
+    from headrace.archive.windows import kernel_preparation as windows  # noqa: PLC0415
+    from headrace.storage.stores import lmdb_pages  # noqa: PLC0415
 
     for kernels in (cache_kernels, lmdb_pages, windows):
         kernels.run_once()
@@ -142,9 +142,9 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield small generated models of every kind, with every sort of field, written to a directory."""
     from headrace.ctr.factory import create  # noqa: PLC0415
+    from headrace.ctr.files.model_writer import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
-    from headrace.ctr.files.writing import write_model  # noqa: PLC0415 - as above
-    from headrace.ctr.settings import KINDS, ModelSettings  # noqa: PLC0415
+    from headrace.ctr.model_settings import KINDS, ModelSettings  # noqa: PLC0415
     from headrace.stream.features import Features  # noqa: PLC0415
 
     features = Features.of(_schema())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.base.errors import ConfigError, LoadError
 from headrace.cli import models, verbs
-from headrace.errors import ConfigError, LoadError
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -38,8 +38,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         # Imported late: compiled kernels and optional packages.
         from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415
+        from headrace.ctr.files.model_reader import read_model  # noqa: PLC0415
         from headrace.ctr.files.onnx_export import export  # noqa: PLC0415
-        from headrace.ctr.files.reading import read_model  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error
     if not (version / MODEL_FILE).is_file():

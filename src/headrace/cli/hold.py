@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.base.errors import InvalidRequest
+from headrace.base.files import saying
+from headrace.base.terminal import table
 from headrace.cli import auditing, models, verbs
-from headrace.disk import saying
-from headrace.errors import InvalidRequest
-from headrace.terminal import table
-from headrace.versions.control import hold, let_go
+from headrace.versions.control_changes import hold, let_go
 
 _EXAMPLES = """examples:
   headrace hold models/ctr/17 --holder audit --why "a complaint"

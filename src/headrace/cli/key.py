@@ -13,11 +13,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import Conflict, InvalidRequest, NotFound, instead
+from headrace.base.files import saying, whole_file
+from headrace.base.terminal import table
 from headrace.cli import auditing, groups, numbers, verbs
 from headrace.config import checks
-from headrace.disk import saying, whole_file
-from headrace.errors import Conflict, InvalidRequest, NotFound, instead
-from headrace.terminal import table
 
 if TYPE_CHECKING:
     from headrace.access.key_file import KeyEntry
@@ -164,7 +164,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def run_new(options: argparse.Namespace) -> int:
     """Create a key, and print it."""
-    from headrace.access.editing import NEW_FILE, with_key  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.access.key_edits import NEW_FILE, with_key  # noqa: PLC0415 - not needed to list the verbs
     from headrace.access.keys import draw  # noqa: PLC0415 - as above
 
     key = draw()
@@ -213,7 +213,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_revoke(options: argparse.Namespace) -> int:
     """Revoke keys."""
-    from headrace.access.editing import without_keys  # noqa: PLC0415 - as above
+    from headrace.access.key_edits import without_keys  # noqa: PLC0415 - as above
     from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
 
     with _alone(options.file):
@@ -265,8 +265,8 @@ def _entry(options: argparse.Namespace, public: str, digest: str) -> KeyEntry:
 
 
 def _said(entry: KeyEntry) -> dict[str, object]:
+    from headrace.access.caller_limits import CallerLimits  # noqa: PLC0415 - as above
     from headrace.access.key_file import states  # noqa: PLC0415 - as above
-    from headrace.access.limits import CallerLimits  # noqa: PLC0415 - as above
 
     return {
         "name": entry.name,

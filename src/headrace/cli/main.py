@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from headrace import __version__
+from headrace.base.errors import FailedPrecondition, HeadraceError
 from headrace.cli import groups, settings, verbs
-from headrace.errors import FailedPrecondition, HeadraceError
 
 _VERBS = (
     "serve",

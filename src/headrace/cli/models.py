@@ -11,8 +11,8 @@ import os
 import stat
 from pathlib import Path
 
-from headrace.disk import is_visible, saying
-from headrace.errors import ConfigError, HeadraceError, NotFound, listed
+from headrace.base.errors import ConfigError, HeadraceError, NotFound, listed
+from headrace.base.files import is_visible, saying
 from headrace.versions.layout import (
     MANIFEST_FILE,
     holds_versions,

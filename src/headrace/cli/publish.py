@@ -7,14 +7,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.base.errors import ConfigError, LoadError, NotLoadable
+from headrace.base.files import saying
+from headrace.base.terminal import Line, counted, size
 from headrace.cli import auditing, models, numbers, verbs
 from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, parse_model_config, read_model_config
-from headrace.disk import saying
-from headrace.errors import ConfigError, LoadError, NotLoadable
-from headrace.terminal import Line, counted, size
-from headrace.versions.gathering import copy_files, named_files
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, holds_versions, version_number
 from headrace.versions.manifest import Manifest, Signer, check_manifest, publish, read_manifest
+from headrace.versions.user_files import copy_files, named_files
 
 _EXAMPLES = """examples:
   headrace publish models/ranking model.onnx
@@ -133,7 +133,7 @@ class _Signing:
     """A Signer that stores the id of its key."""
 
     def __init__(self, private_key: Path) -> None:
-        from headrace.versions.signing import signer  # noqa: PLC0415 - an extra
+        from headrace.versions.signatures import signer  # noqa: PLC0415 - an extra
 
         self._sign: Signer = signer(private_key)
         self.key = ""
@@ -172,7 +172,7 @@ def _kind(files: Mapping[str, Path], model: Path, sources: list[Path]) -> str:
         LoadError: There are no files, or none of them is a model.
         ConfigError: The model's settings cannot be read.
     """
-    from headrace.runtimes.looks import mistaken_for_model  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.runtimes.format_guess import mistaken_for_model  # noqa: PLC0415 - not needed to list the verbs
     from headrace.runtimes.registry import find  # noqa: PLC0415 - as above
 
     if len(sources) == 1 and sources[0].is_dir() and holds_versions(sources[0]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.base.errors import InvalidRequest
+from headrace.base.files import saying
 from headrace.cli import auditing, models, verbs
-from headrace.disk import saying
-from headrace.errors import InvalidRequest
-from headrace.versions.control import pin, read_control, unpin
+from headrace.versions.control_changes import pin, read_control, unpin
 from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.base.files import read_text
 from headrace.cli import numbers
 from headrace.config.checks import MINUTE
-from headrace.disk import read_text
-from headrace.errors import ConfigError, Unavailable
 
 _PATH, _INDEX_PATH = "/metrics", "/v2/repository/index"
 _TIMEOUT_SECONDS = 10.0

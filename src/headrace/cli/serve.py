@@ -15,18 +15,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace import cpus, logs, memory
+from headrace.base import cpus, logs, memory
+from headrace.base.errors import ConfigError
+from headrace.base.terminal import counted, table
 from headrace.cli import models, numbers, verbs
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
-from headrace.config.observing import STDOUT
-from headrace.errors import ConfigError
-from headrace.terminal import counted, table
+from headrace.config.telemetry import STDOUT
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.servable import Signature
-    from headrace.server import Server
+    from headrace.archive.lookup.archive import Archive
+    from headrace.model.servable import Signature
+    from headrace.server.server import Server
 
 _log = logging.getLogger(__name__)
 
@@ -210,12 +210,12 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     # Imported late: the other verbs start without the engine, the codecs and the event loop.
     import uvloop  # noqa: PLC0415
 
-    from headrace import server_process  # noqa: PLC0415
+    from headrace.server import process  # noqa: PLC0415
 
     async def tell(serving: Server) -> None:
         await announce(serving, options.models, time.monotonic() - started, as_json=options.json)
 
-    return uvloop.run(server_process.ends_in_time(server_process.run(options.models, config, tell)))
+    return uvloop.run(process.ends_in_time(process.run(options.models, config, tell)))
 
 
 def within_memory(options: argparse.Namespace, config: ServerConfig, allowed: int | None) -> ServerConfig:
@@ -246,7 +246,7 @@ def within_memory(options: argparse.Namespace, config: ServerConfig, allowed: in
 def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig, started: float) -> int:
     import asyncio  # noqa: PLC0415 - as above
 
-    from headrace.server_process import ends_in_time  # noqa: PLC0415 - as above
+    from headrace.server.process import ends_in_time  # noqa: PLC0415 - as above
     from headrace.workers import pool  # noqa: PLC0415 - only with workers
 
     command = (sys.executable, "-m", "headrace.cli.worker")

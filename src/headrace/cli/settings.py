@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from headrace.base.errors import ConfigError
 from headrace.cli.verbs import Parser
 from headrace.config import Table
 from headrace.config.checks import one_of, wrong
-from headrace.config.reading import read_table
-from headrace.errors import ConfigError
+from headrace.config.toml_reader import read_table
 
 _NOT_IN_FILES = ("config", "json")  # they name the file and the output format, per call
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.base.errors import ConfigError, NotFound
+from headrace.base.terminal import counted
 from headrace.cli import auditing, models, verbs
-from headrace.errors import ConfigError, NotFound
-from headrace.terminal import counted
 from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     found = models.find_models(options.model)
     if options.name is not None and len(found) > 1:
         raise ConfigError("name: one name for several models; name one model, or leave --name out")
-    from headrace.versions.signing import signer  # noqa: PLC0415 - an extra
+    from headrace.versions.signatures import signer  # noqa: PLC0415 - an extra
 
     sign = signer(options.key)
     signed = []

@@ -35,7 +35,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Generate the keys, and print where they are."""
-    from headrace.versions.signing import new_keys  # noqa: PLC0415 - an extra
+    from headrace.versions.signatures import new_keys  # noqa: PLC0415 - an extra
 
     with auditing.told(options, "signing-key-new", options.file.absolute()):
         key = new_keys(options.file)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.errors import ConfigError, HeadraceError, StreamError
 from headrace.cli import groups, verbs
 from headrace.cli.topics import add_publish
-from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.stream.schema import Schema, parse_schema
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def run_generate(options: argparse.Namespace) -> int:
         expected = f"more than 0 rows a second, at most {_FASTEST_PACE:g}"
         raise ConfigError(f"--pace: expected {expected}, got {options.pace:g}")
     with _needs_extra():
-        from headrace.stream.generate import (  # noqa: PLC0415 - needs the extra
+        from headrace.stream.click_generator import (  # noqa: PLC0415 - needs the extra
             GeneratorSettings,
             arrow_schema,
             generate_batches,
@@ -222,7 +222,7 @@ def run_encode(options: argparse.Namespace) -> int:
     """Write rows of another format as a stream, or print the schema that they would have."""
     with _needs_extra():
         from headrace.stream.encode import EncodeSettings, encode  # noqa: PLC0415 - needs the extra
-        from headrace.stream.inference import Hints, schema_toml  # noqa: PLC0415 - needs the extra
+        from headrace.stream.schema_inference import Hints, schema_toml  # noqa: PLC0415 - needs the extra
     hints = Hints(
         label=options.label,
         views=options.views,
@@ -297,7 +297,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     with _needs_extra():
         from headrace.cli.stream_report import as_json, as_text  # noqa: PLC0415 - needs the extra
         from headrace.stream.inspection import inspect  # noqa: PLC0415 - needs the extra
-        from headrace.stream.output import ProgressLine  # noqa: PLC0415 - needs the extra
+        from headrace.stream.stream_output import ProgressLine  # noqa: PLC0415 - needs the extra
     schema = None if options.schema is None else _read_schema(options.schema)
     piped = str(options.input) == "-"
     if piped and sys.stdin.isatty():
@@ -341,7 +341,7 @@ def _paced(batches: Iterable[pa.RecordBatch], rows_per_second: float) -> Iterato
 def _write(
     options: argparse.Namespace, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None
 ) -> int:
-    from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
+    from headrace.stream.stream_output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
 
     out: Path | None = options.out
     if options.json and out in (None, Path("-")):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 
+from headrace.base.terminal import table
 from headrace.stream.inspection import FieldReport, Inspection
 from headrace.stream.schema import Field
-from headrace.terminal import table
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _HEADINGS = ("field", "role", "type", "table", "what", "missing", "min", "mean", "max", "first values")

@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from headrace.base.errors import Unavailable
+from headrace.base.terminal import fitted
 from headrace.cli import status, verbs
+from headrace.cli.live_view import as_json, as_text, watched
 from headrace.cli.scraping import Interval, Scrape, Source, add_source, source
-from headrace.cli.watched import as_json, as_text, watched
-from headrace.errors import Unavailable
-from headrace.terminal import fitted
 
 _EXAMPLES = """examples:
   headrace top http://127.0.0.1:8501

@@ -8,12 +8,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from headrace.base.errors import ConfigError
 from headrace.cli import numbers, verbs
-from headrace.errors import ConfigError
 from headrace.stream.schema import parse_schema
 
 if TYPE_CHECKING:
-    from headrace.stream.sources import Readable
+    from headrace.stream.byte_sources import Readable
 
 _EXAMPLES = """examples:
   headrace stream publish clicks.arrows kafka://localhost:9092/clicks
@@ -75,13 +75,13 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def run_publish(options: argparse.Namespace) -> int:
     """Write rows into a topic."""
     try:
-        from headrace.stream.kafka.publishing import Publisher, batches_of  # noqa: PLC0415 - needs the extra
-        from headrace.stream.output import ProgressLine  # noqa: PLC0415 - needs the extra
+        from headrace.stream.kafka.topic_writer import Publisher, batches_of  # noqa: PLC0415 - needs the extra
+        from headrace.stream.stream_output import ProgressLine  # noqa: PLC0415 - needs the extra
     except ImportError as error:
         raise ConfigError(
             f"headrace stream needs {error.name}, which is not installed: pip install 'headrace[train,kafka]'"
         ) from error
-    from headrace.stream.kafka.address import parse_topic, read_settings  # noqa: PLC0415 - as above
+    from headrace.stream.kafka.topic_address import parse_topic, read_settings  # noqa: PLC0415 - as above
 
     schema = None
     if options.schema is not None:

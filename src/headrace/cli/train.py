@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError
 from headrace.cli import auditing, models, numbers, verbs
 from headrace.cli.scraped import add_metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.config import checks
-from headrace.ctr.settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
-from headrace.errors import ConfigError
+from headrace.ctr.model_settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
 
 if TYPE_CHECKING:
     from headrace.training.options import TrainOptions
@@ -322,7 +322,7 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     Raises:
         ConfigError: The file cannot be read, or an option is wrong.
     """
-    from headrace.training.configuration import changed, check_file  # noqa: PLC0415 - as above
+    from headrace.training.model_toml import changed, check_file  # noqa: PLC0415 - as above
 
     values = options.own_settings
     changes: dict[str, object] = {

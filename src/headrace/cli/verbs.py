@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, PlaceTaken
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, PlaceTaken
 
 DONE, FAILED, WRONG, INTERRUPTED = 0, 1, 2, 128 + signal.SIGINT
 """Exit codes of all verbs; docs/command-line.md explains them."""

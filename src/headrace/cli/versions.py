@@ -6,13 +6,13 @@ import argparse
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.base.errors import ConfigError
+from headrace.base.files import saying
+from headrace.base.terminal import size, table
 from headrace.cli import models, verbs
-from headrace.disk import saying
-from headrace.errors import ConfigError
-from headrace.terminal import size, table
-from headrace.versions.control import read_control
-from headrace.versions.on_disk import VersionOnDisk, list_versions
-from headrace.versions.record import Pin, parse_record
+from headrace.versions.control_changes import read_control
+from headrace.versions.control_record import Pin, parse_record
+from headrace.versions.version_listing import VersionOnDisk, list_versions
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

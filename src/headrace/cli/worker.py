@@ -10,10 +10,10 @@ import time
 
 import uvloop
 
-from headrace import logs
+from headrace.base import logs
 from headrace.cli.serve import announce
-from headrace.server import Server
-from headrace.server_process import ends_in_time
+from headrace.server.process import ends_in_time
+from headrace.server.server import Server
 from headrace.workers import worker
 from headrace.workers.messages import Begin
 

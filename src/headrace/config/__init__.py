@@ -27,8 +27,6 @@ from headrace.config.model import (
     parse_model_config,
     read_model_config,
 )
-from headrace.config.observing import AccessLog, Audit, Tracing
-from headrace.config.reading import Table
 from headrace.config.server import (
     Limits,
     ModelEntry,
@@ -38,7 +36,9 @@ from headrace.config.server import (
     server_config,
     with_flags,
 )
+from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.tls import Tls
+from headrace.config.toml_reader import Table
 
 __all__ = [
     "AccessConfig",

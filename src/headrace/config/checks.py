@@ -6,7 +6,7 @@ otherwise show only when nothing is answered.
 
 from __future__ import annotations
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 
 MINUTE, DAY, YEAR = 60.0, 86_400.0, 366 * 86_400.0
 """Bounds for settings that are times, in seconds."""

@@ -9,10 +9,10 @@ from typing import Literal
 
 import msgspec
 
+from headrace.base.errors import ConfigError
+from headrace.base.files import read_text
 from headrace.config.checks import DAY, MINUTE, MOST_ROWS, MOST_THREADS, YEAR, one_of, seconds, whole, wrong
-from headrace.config.reading import Table, convert, merged, parse
-from headrace.disk import read_text
-from headrace.errors import ConfigError
+from headrace.config.toml_reader import Table, convert, merged, parse
 
 MODEL_CONFIG_FILE = "headrace.toml"
 """Name of the settings file beside a model's versions."""

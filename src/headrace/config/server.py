@@ -7,14 +7,14 @@ from typing import Literal
 
 import msgspec
 
+from headrace.base.errors import ConfigError
 from headrace.config.access import AccessConfig
 from headrace.config.checks import DAY, MINUTE, MOST_THREADS, one_of, seconds, whole, wrong
 from headrace.config.cors import Cors
 from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
-from headrace.config.observing import AccessLog, Audit, Tracing
-from headrace.config.reading import Table, convert, parse, read_table
+from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.tls import Tls
-from headrace.errors import ConfigError
+from headrace.config.toml_reader import Table, convert, parse, read_table
 
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

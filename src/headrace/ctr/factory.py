@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.ctr.interfaces import LearningModel, Scorer, Weights
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import check_names
-from headrace.ctr.settings import ModelSettings
 from headrace.stream.features import Features
 
 
@@ -18,7 +18,7 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     model = _create(settings, features)
     if not features.exact_slots:
         return model
-    from headrace.ctr.learning.admission import AdmittingModel  # noqa: PLC0415 - compiled kernels, only when used
+    from headrace.ctr.learning.field_admission import AdmittingModel  # noqa: PLC0415 - compiled kernels, only when used
 
     return AdmittingModel(model)
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.ctr.settings import ModelSettings
+from headrace.base.tensors import Array
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 
 @dataclass(frozen=True)

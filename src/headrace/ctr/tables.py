@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.settings import OptimizerKind
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.ctr.model_settings import OptimizerKind
 
 NO_SHIFT = 63
 """Shift that maps every row number to 0: one scale for all rows."""

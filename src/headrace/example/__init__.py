@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from headrace.disk import draft_directory, sync_directory, sync_tree
-from headrace.errors import ConfigError, Conflict
+from headrace.base.errors import ConfigError, Conflict
+from headrace.base.files import draft_directory, sync_directory, sync_tree
 
 NAME = "half_plus_two"
 """The example model's name."""

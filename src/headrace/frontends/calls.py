@@ -1,7 +1,8 @@
 """The calls that codecs receive and the replies they return: bytes and metadata, no sockets, servers or ASGI.
 
 A codec package offers ``http_routes(service)`` and ``grpc_methods(service)``; a transport serves them. A
-handler raises ``HeadraceError`` on failure; the transport answers it with the codes of ``headrace.status``.
+handler raises ``HeadraceError`` on failure; the transport answers it with the codes of
+``headrace.base.status_codes``.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headrace.access.verbs import UNDECLARED
+from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
 from headrace.batching.request import NO_DEADLINE, Origin, Timings
-from headrace.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
-from headrace.frontends.pieces import Pieces
-from headrace.outcomes import Door, Outcome
+from headrace.frontends.chunks import Pieces
+from headrace.telemetry.outcomes import Door, Outcome
 
 _log = logging.getLogger(__name__)
 

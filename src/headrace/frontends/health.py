@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import HEALTH
-from headrace.errors import NotFound, Overloaded, shown
+from headrace.base.errors import NotFound, Overloaded, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.wire import protos
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from headrace.access.verbs import METRICS
-from headrace.frontends import scraped_protobuf
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
+from headrace.frontends.metrics import protobuf_format
 from headrace.frontends.service import Service
 
 _TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
-_PROTOBUF = ((b"content-type", scraped_protobuf.CONTENT_TYPE),)
+_PROTOBUF = ((b"content-type", protobuf_format.CONTENT_TYPE),)
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
@@ -19,7 +19,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
     """
 
     async def metrics(call: HttpCall) -> HttpReply:
-        if service.as_protobuf and scraped_protobuf.wanted(call.header(b"accept") or b""):
+        if service.as_protobuf and protobuf_format.wanted(call.header(b"accept") or b""):
             return HttpReply(await service.metrics_as_protobuf(), headers=_PROTOBUF)
         return HttpReply(await service.metrics(), headers=_TEXT)
 

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import ANY
-from headrace.errors import NotFound, Unsupported
+from headrace.base.errors import NotFound, Unsupported
+from headrace.base.status_codes import codes
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler
 from headrace.frontends.wire import protos
-from headrace.status import codes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -7,17 +7,17 @@ from importlib.metadata import version as installed_version
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from headrace.batching.counts import VersionCounts
-from headrace.engine import Engine
-from headrace.errors import FailedPrecondition, NotFound
-from headrace.frontends import metrics_text, scraped_protobuf
-from headrace.frontends.metrics import Families, families
-from headrace.frontends.sampling import Sampler
-from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.base.errors import FailedPrecondition, NotFound
+from headrace.batching.version_counts import VersionCounts
+from headrace.frontends.metrics import protobuf_format, text_format
+from headrace.frontends.metrics.engine_metrics import Families, families
+from headrace.frontends.metrics.recent_load import Sampler
+from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
-from headrace.frontends.wire.lane import Lane
-from headrace.lifecycle.state import State, VersionStatus
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.serving.engine import Engine
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -173,7 +173,7 @@ class Service:
 
     async def own_metrics(self) -> bytes:
         """Return the metrics of this process. Requests are answered while they are collected."""
-        text = metrics_text.pieces(self._families())
+        text = text_format.pieces(self._families())
         counted = () if self.tensorflow_metrics is None else self.tensorflow_metrics.pieces()
         return await self._in_slices(map(str.encode, chain(text, counted)))
 
@@ -201,7 +201,7 @@ class Service:
         families = self._families()
         if self.tensorflow_metrics is not None:
             families = chain(families, self.tensorflow_metrics.families())
-        return await self._in_slices(scraped_protobuf.pieces(families))
+        return await self._in_slices(protobuf_format.pieces(families))
 
     def _families(self) -> Families:
         self._sampler.watch()

@@ -25,11 +25,10 @@ from typing import NoReturn
 
 import msgspec
 
-from headrace.cpus import take_less
-from headrace.errors import FailedPrecondition, HeadraceError, ModelError, TooLarge
-from headrace.isolation.area import Area
-from headrace.isolation.description import Setup, describe, options_of
-from headrace.isolation.layouts import Known, Layouts
+from headrace.base.cpus import take_less
+from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, TooLarge
+from headrace.base.tensors import Tensors
+from headrace.isolation.layout_cache import Known, Layouts
 from headrace.isolation.messages import (
     CLOSE,
     KNOWN,
@@ -50,10 +49,11 @@ from headrace.isolation.messages import (
     write,
     write_bytes,
 )
-from headrace.isolation.restarts import ANOTHER_RELEASE_CODE
+from headrace.isolation.model_description import Setup, describe, options_of
+from headrace.isolation.restart_policy import ANOTHER_RELEASE_CODE
+from headrace.isolation.shared_area import Area
+from headrace.model.servable import Servable
 from headrace.runtimes import registry
-from headrace.servable import Servable
-from headrace.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 

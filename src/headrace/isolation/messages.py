@@ -23,12 +23,12 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from headrace import errors
-from headrace.errors import HeadraceError, InvalidRequest, InvalidRows, ModelError, Refused
-from headrace.isolation.area import Area, aligned
-from headrace.packed.columns import HEAD, PLACE, PackedTensors
-from headrace.servable import Signature
-from headrace.tensors import BY_DTYPE, BY_NUMPY, STRING, Array, Tensors, describe
+from headrace.base import errors
+from headrace.base.errors import HeadraceError, InvalidRequest, InvalidRows, ModelError, Refused
+from headrace.base.tensors import BY_DTYPE, BY_NUMPY, STRING, Array, Tensors, describe
+from headrace.isolation.shared_area import Area, aligned
+from headrace.model.packed_columns import HEAD, PLACE, PackedTensors
+from headrace.model.servable import Signature
 
 RELEASE = f"{installed_version('headrace')}/1"
 """Release of the message format, compared before any message; its last number grows with each change."""
@@ -136,7 +136,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct):
-    """Serializable form of an error of ``headrace.errors``.
+    """Serializable form of an error of ``headrace.base.errors``.
 
     Attributes:
         kind: Name of the class.
@@ -445,7 +445,7 @@ def error_of(said: bytes) -> HeadraceError:
 
 
 def _kind_of(error: HeadraceError) -> str:
-    """Return the name of its class, or of the nearest base class in ``headrace.errors``."""
+    """Return the name of its class, or of the nearest base class in ``headrace.base.errors``."""
     return next(one.__name__ for one in type(error).__mro__ if one.__module__ == errors.__name__)
 
 

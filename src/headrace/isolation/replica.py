@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from headrace.base.errors import HeadraceError, LoadError, ModelDied, NotLoadable, Unavailable
+from headrace.base.tensors import Tensors
 from headrace.config import IsolationPolicy
-from headrace.errors import HeadraceError, LoadError, ModelDied, NotLoadable, Unavailable
-from headrace.isolation.description import Description, described
+from headrace.isolation.call_slot import Limit, Slot
 from headrace.isolation.messages import (
     KNOWN,
     Kind,
@@ -27,11 +28,10 @@ from headrace.isolation.messages import (
     write,
     write_bytes,
 )
-from headrace.isolation.process import Ask, ModelProcess, Retired
-from headrace.isolation.restarts import Ending, Restarts
-from headrace.isolation.slot import Limit, Slot
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
-from headrace.tensors import Tensors
+from headrace.isolation.model_description import Description, described
+from headrace.isolation.model_process import Ask, ModelProcess, Retired
+from headrace.isolation.restart_policy import Ending, Restarts
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 
 _log = logging.getLogger(__name__)
 

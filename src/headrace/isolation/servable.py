@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
+from headrace.base.errors import Unavailable
+from headrace.base.tensors import Tensors
 from headrace.config import IsolationPolicy, ModelConfig
-from headrace.errors import Unavailable
-from headrace.isolation.description import Setup
+from headrace.isolation.call_slot import Limit, Slot
 from headrace.isolation.messages import Kind, Note, read_bytes
-from headrace.isolation.pool import Pool
-from headrace.isolation.process import Retired
+from headrace.isolation.model_description import Setup
+from headrace.isolation.model_process import Retired
+from headrace.isolation.process_pool import Pool
 from headrace.isolation.replica import Recipe, Replica, Which, read_tensors, write_call
-from headrace.isolation.restarts import Restarts
-from headrace.isolation.slot import Limit, Slot
+from headrace.isolation.restart_policy import Restarts
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE, Servable
-from headrace.tensors import Tensors
 
 if TYPE_CHECKING:
     from headrace.ctr.interfaces import Contribution

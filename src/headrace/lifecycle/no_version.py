@@ -7,10 +7,17 @@ from collections.abc import Mapping
 from heapq import nlargest, nsmallest
 from pathlib import Path
 
-from headrace.errors import FailedPrecondition, HeadraceError, NotFound, Unavailable, shown, without_paths
+from headrace.base.errors import (
+    FailedPrecondition,
+    HeadraceError,
+    NotFound,
+    Unavailable,
+    shown,
+    without_paths,
+)
 from headrace.lifecycle.handle import LoadedT
-from headrace.lifecycle.records import ModelRecord, VersionRecord
-from headrace.lifecycle.state import State
+from headrace.lifecycle.model_records import ModelRecord, VersionRecord
+from headrace.lifecycle.version_states import State
 
 _NAMES_TOLD = 8
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from headrace.base.errors import NotLoadable, Unavailable
 from headrace.config import VersionPolicy
-from headrace.errors import NotLoadable, Unavailable
-from headrace.lifecycle.state import Event, State
+from headrace.lifecycle.version_states import Event, State
 
 _FIRST_RETRY_SECONDS = 1.0
 _MOST_DOUBLINGS = 30

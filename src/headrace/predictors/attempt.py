@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.base.clock import Clock
+from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
+from headrace.base.tensors import Tensors
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
-from headrace.clock import Clock
-from headrace.errors import DeadlineExceeded, HeadraceError, Refused
-from headrace.tensors import Tensors
 
 Refuse = Callable[[HeadraceError], object]
 

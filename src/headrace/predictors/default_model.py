@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from headrace.base.clock import Clock, Timer
+from headrace.base.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Refused
+from headrace.base.tensors import Tensors
 from headrace.batching.batcher import Batcher
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
-from headrace.clock import Clock, Timer
 from headrace.config import DefaultPolicy
-from headrace.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Refused
+from headrace.model.servable import CheckedInputs, Signature, signature_named
 from headrace.predictors.attempt import Attempt, deadline_within, give_default
 from headrace.predictors.predictor import Predictor
-from headrace.servable import CheckedInputs, Signature, signature_named
-from headrace.tensors import Tensors
 
 _log = logging.getLogger(__name__)
 

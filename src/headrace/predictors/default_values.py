@@ -7,15 +7,15 @@ from math import isinf
 
 import numpy as np
 
+from headrace.base.clock import Clock
+from headrace.base.errors import HeadraceError, InvalidRequest, NotLoadable
+from headrace.base.tensors import BY_DTYPE, Array, Tensors
 from headrace.batching.request import Origin, Request, Timings
 from headrace.batching.statistics import VersionStatistics
-from headrace.clock import Clock
 from headrace.config.checks import told
-from headrace.errors import HeadraceError, InvalidRequest, NotLoadable
+from headrace.model.servable import Signature, TensorSpec
 from headrace.predictors.attempt import Attempt, deadline_within, give_default
 from headrace.predictors.predictor import Predictor
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import BY_DTYPE, Array, Tensors
 
 
 class DefaultValues:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.config import parse_model_config, read_model_config
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
-from headrace.tensors import STRING, Array, Tensors
-from headrace.warmup import first_recorded
+from headrace.lifecycle.warmup import first_recorded
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 
 WARM_UP_CALLS = 5
 """Number of calls before the measurement."""

@@ -16,20 +16,20 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.files.description import arrays_of, expected_shapes, weights_of
-from headrace.ctr.files.reading import read_model
+from headrace.ctr.files.model_reader import read_model
 from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.model_settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.settings import DEEP, PAIRS_OF, ModelSettings
+from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.profiling.calls import made_up, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 Stage = tuple[str, str, ModelSettings]
 """A stage's name, its kind of operation, and the settings of the model up to it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.profiling.calls import WARM_UP_CALLS, median_microseconds
 from headrace.profiling.ctr import random_block
 from headrace.profiling.report import Event, Profile

@@ -9,11 +9,11 @@ from typing import Any
 
 import onnxruntime
 
+from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.profiling.calls import WARM_UP_CALLS, inputs_for, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import onnx
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE
 
 _KERNEL = "_kernel_time"
 

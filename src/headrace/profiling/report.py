@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from headrace.terminal import table
+from headrace.base.terminal import table
 
 _MOST_NAME = 48
 

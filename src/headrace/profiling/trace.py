@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.profiling.report import Profile
 
 

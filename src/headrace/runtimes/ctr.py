@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.ctr.factory import scorer
 from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.reading import read_model
+from headrace.ctr.files.model_reader import read_model
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
-from headrace.packed.columns import PackedTensors
-from headrace.packed.hashing import TextFields, packed, place_texts
+from headrace.jit.packed_arguments import Standing
+from headrace.model.packed_columns import PackedTensors
+from headrace.model.packed_hashing import TextFields, packed, place_texts
+from headrace.model.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
-from headrace.standing import Standing
 from headrace.stream.features import Features
 from headrace.stream.hashing import IntegerFields, keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
-from headrace.tensors import STRING, Array, Tensors
 
 ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""

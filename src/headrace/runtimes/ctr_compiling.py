@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from headrace.compiled import kept_where
-from headrace.errors import HeadraceError, LoadError
+from headrace.base.errors import HeadraceError, LoadError
+from headrace.jit.kernel_cache import kept_where
 from headrace.runtimes.ctr import CtrServable, servable_of
 from headrace.runtimes.ctr_kernels import run_once
 from headrace.versions.layout import version_directories

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.compiled import NotKept, kept_where, only_kept
-from headrace.packed import kernels
-from headrace.servable import Servable
-from headrace.tensors import STRING
+from headrace.base.tensors import STRING
+from headrace.jit.kernel_cache import NotKept, kept_where, only_kept
+from headrace.model import packed_kernels
+from headrace.model.servable import Servable
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ def run_once(servable: Servable) -> None:
             inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
         servable.predict(inputs, name)
         if any(spec.dtype == STRING for spec in signature.inputs):
-            kernels.run_once()  # codecs locate the texts of messages with them
+            packed_kernels.run_once()  # codecs locate the texts of messages with them
 
 
 def _compile_elsewhere(version: Path) -> None:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
-from headrace.runtimes.looks import look_of_onnx
+from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.base.tensors import STRING, Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.runtimes.format_guess import look_of_onnx
 from headrace.runtimes.onnx_external import external_names, read_external
 from headrace.runtimes.options import RuntimeOptions
-from headrace.sealed.copying import LARGE_BYTES
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import STRING, Array, Tensors
+from headrace.sealed_memory.file_copying import LARGE_BYTES
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),

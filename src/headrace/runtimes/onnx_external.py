@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.disk import open_file
-from headrace.errors import LoadError
-from headrace.sealed.copying import Content, NotCopied, sealed_copy
-from headrace.tensors import Array
+from headrace.base.errors import LoadError
+from headrace.base.files import open_file
+from headrace.base.tensors import Array
+from headrace.sealed_memory.file_copying import Content, NotCopied, sealed_copy
 
 _PIECE_BYTES = 2**20
 _BYTE = np.dtype(np.uint8)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from headrace.errors import NotLoadable
-from headrace.servable import Kind
-from headrace.tensors import Tensors
+from headrace.base.errors import NotLoadable
+from headrace.base.tensors import Tensors
+from headrace.model.servable import Kind
 
 ResultT = TypeVar("ResultT")
 

@@ -33,12 +33,12 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.casting import DoesNotFit, cast, may_cast, name_of
-from headrace.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
+from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
+from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
+from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
+from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
+from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions
-from headrace.runtimes.own_modules import OwnModules
-from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
-from headrace.tensors import BY_OIP, STRING, Array, Tensors, describe
 
 _log = logging.getLogger(__name__)
 

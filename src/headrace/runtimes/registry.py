@@ -13,11 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn, cast
 
-from headrace.disk import is_visible
-from headrace.errors import LoadError, NotLoadable, listed
-from headrace.runtimes.looks import mistaken_for_model
+from headrace.base.errors import LoadError, NotLoadable, listed
+from headrace.base.files import is_visible
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
+from headrace.runtimes.format_guess import mistaken_for_model
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
 
 __all__ = ["RUNTIMES", "Runtime", "RuntimeOptions", "SignatureSettings", "find", "load"]
 

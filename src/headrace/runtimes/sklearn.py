@@ -19,14 +19,14 @@ import skops.io
 from sklearn.base import is_classifier, is_regressor
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
-from headrace.casting import DoesNotFit, cast
+from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
-from headrace.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.model.casting import DoesNotFit, cast
+from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_inputs import Features, find_features, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
-from headrace.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
-from headrace.tensors import BY_DTYPE, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
 

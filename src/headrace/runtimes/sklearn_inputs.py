@@ -12,11 +12,11 @@ from sklearn.compose import ColumnTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 
-from headrace.errors import InvalidRequest, NotLoadable
+from headrace.base.errors import InvalidRequest, NotLoadable
+from headrace.base.tensors import BY_OIP, STRING, Array, Tensors
+from headrace.model.servable import TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_parts import Estimator, positions
-from headrace.servable import TensorSpec
-from headrace.tensors import BY_OIP, STRING, Array, Tensors
 
 _Value = float | str
 _Values = tuple[_Value, ...]

@@ -27,10 +27,10 @@ with warnings.catch_warnings():
     from tensorflow.core.protobuf import config_pb2, saved_model_pb2
     from tensorflow.errors import InvalidArgumentError
 
-from headrace.errors import InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.base.errors import InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.base.tensors import BY_TENSORFLOW, STRING, Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
-from headrace.tensors import BY_TENSORFLOW, STRING, Array, Tensors
 
 _log = logging.getLogger(__name__)
 

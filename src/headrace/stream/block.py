@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 
 
 class Slice(NamedTuple):

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
-from headrace.errors import ConfigError, StreamError, shown
-from headrace.stream.cells import trimmed
-from headrace.stream.lines import Lines
+from headrace.base.errors import ConfigError, StreamError, shown
+from headrace.stream.text_cells import trimmed
+from headrace.stream.text_lines import Lines
 
 _BOM = b"\xef\xbb\xbf"
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}

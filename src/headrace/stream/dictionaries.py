@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
 
 MOST_BYTES = 256 * 1024 * 1024
 """Maximum size of the expanded values of one column in one batch."""

@@ -15,16 +15,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.errors import ConfigError, StreamError
-from headrace.stream import vw
-from headrace.stream.ahead import Ahead
-from headrace.stream.cells import without_words
-from headrace.stream.converting import column_of, is_text, shown, stream_column, stream_type
+from headrace.base.errors import ConfigError, StreamError
+from headrace.stream import vw_text
+from headrace.stream.column_conversion import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.csv_rows import CsvRows
-from headrace.stream.inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
-from headrace.stream.lines import File, Lines, WholeLines, WholeRows
 from headrace.stream.plain_cells import may_hold_words
+from headrace.stream.read_ahead import Ahead
 from headrace.stream.schema import METADATA_KEY, Field, Schema
+from headrace.stream.schema_inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
+from headrace.stream.text_cells import without_words
+from headrace.stream.text_lines import File, Lines, WholeLines, WholeRows
 
 Format = Literal["csv", "parquet", "vw", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -109,7 +109,7 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
         raise ConfigError(f"{path}: there is no such file")
     hints = settings.hints
     if settings.format == "vw":
-        hints = replace(hints, label=vw.LABEL, weight=vw.WEIGHT, separator="")
+        hints = replace(hints, label=vw_text.LABEL, weight=vw_text.WEIGHT, separator="")
     lines = _lines(settings, path) if settings.format in ("csv", "vw") else None
     read = list[CsvRows]()
     raw = _rows(settings, path, lines, read)
@@ -342,10 +342,10 @@ def _read_vw(settings: EncodeSettings, lines: Lines) -> Iterator[pa.RecordBatch]
     schema = settings.schema
     dense = [one.name for one in schema.of("dense")] if schema else None
     named = schema.of("categorical", "ignored") if schema else ()
-    spaces = [one.name for one in named if one.name not in (vw.LABEL, vw.WEIGHT)]
+    spaces = [one.name for one in named if one.name not in (vw_text.LABEL, vw_text.WEIGHT)]
     groups = _groups(lines)
     sample = list(itertools.chain.from_iterable(_sampled(groups, lines))) if schema is None else []
-    return vw.read_batches(itertools.chain([sample], groups), dense, spaces)
+    return vw_text.read_batches(itertools.chain([sample], groups), dense, spaces)
 
 
 def _groups(lines: Lines) -> Iterator[list[str]]:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 MOST_ROWS = 2**32 - 1
 """Maximum number of rows of all tables: row numbers are uint32."""

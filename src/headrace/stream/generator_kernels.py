@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.compiled import cached
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.jit.kernel_cache import cached
 
 LATENT_FACTORS = 4
 """Length of a category's hidden vector: one hash holds four numbers of 16 bits."""

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 from numba import njit
 
-from headrace.compiled import cached
-from headrace.errors import InvalidRequest
-from headrace.raw_memory import read_uint8, read_uint32, read_uint64
-from headrace.standing import Standing, given
+from headrace.base.errors import InvalidRequest
+from headrace.jit.kernel_cache import cached
+from headrace.jit.packed_arguments import Standing, given
+from headrace.jit.raw_memory import read_uint8, read_uint32, read_uint64
 
 if TYPE_CHECKING:
+    from headrace.base.tensors import Array
     from headrace.stream.schema import Field
-    from headrace.tensors import Array
 
 _PRIME_1 = np.uint64(0x9E3779B185EBCA87)
 _PRIME_2 = np.uint64(0xC2B2AE3D27D4EB4F)

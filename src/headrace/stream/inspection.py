@@ -10,13 +10,13 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import StreamError
+from headrace.base.errors import StreamError
+from headrace.base.tensors import Array
+from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block
+from headrace.stream.block_joining import Joiner
 from headrace.stream.features import Features
-from headrace.stream.joining import Joiner
-from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 FIRST_VALUES = 3
 """Number of values shown per column."""

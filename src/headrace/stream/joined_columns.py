@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.errors import StreamError, listed
+from headrace.base.errors import StreamError, listed
+from headrace.base.tensors import Array
 from headrace.stream.features import Features
 from headrace.stream.hashing import seed_of
 from headrace.stream.schema import Field
-from headrace.tensors import Array
 
 NULL, BOOL, INT8, UINT8, INT16, UINT16, INT32, UINT32, INT64, UINT64 = range(10)
 TEXT_32, TEXT_64, FLOAT16, FLOAT32, FLOAT64 = range(10, 15)

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.compiled import cached
-from headrace.raw_memory import (
+from headrace.base.tensors import Array
+from headrace.jit.kernel_cache import cached
+from headrace.jit.raw_memory import (
     read_float32,
     read_float64,
     read_int8,
@@ -28,7 +29,6 @@ from headrace.raw_memory import (
 )
 from headrace.stream import joined_columns as of
 from headrace.stream.hashing import NO_VALUE, Integer, bucket_of, hash_bytes, hash_integer
-from headrace.tensors import Array
 
 TILE = 256
 """Rows per tile: with 32 slots, a tile has 32 KiB."""

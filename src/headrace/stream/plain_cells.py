@@ -1,7 +1,7 @@
 """Recognise columns of plain numbers quickly, because nearly all numeric columns contain nothing else.
 
 Regular expressions take ten times as long as the conversion. Cells that are recognised here can be cast;
-others are examined in ``cells``.
+others are examined in ``text_cells``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 
 _LONGEST_INTEGER, _LONGEST_BEFORE_POINT = 18, 15
 _MINUS, _POINT, _SLASH, _ZERO, _NINE = b"-./09"

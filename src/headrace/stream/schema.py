@@ -12,9 +12,9 @@ from typing import Literal
 
 import msgspec
 
-from headrace.config.reading import explained, parse
-from headrace.errors import ConfigError
-from headrace.formats import check_format, check_number
+from headrace.base.errors import ConfigError
+from headrace.base.format_numbers import check_format, check_number
+from headrace.config.toml_reader import explained, parse
 
 METADATA_KEY = b"headrace"
 """Key of the stream's schema in the metadata of an Arrow schema."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-from headrace.errors import HeadraceError
-from headrace.queues.queue import Delivery, Message, Queue, Receiver
+from headrace.base.errors import HeadraceError
+from headrace.storage.queues.queue import Delivery, Message, Queue, Receiver
 from headrace.testing.opener import Opener
 
 _LONGEST_ANSWER_SECONDS = 120.0

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import msgspec
 
-from headrace.config.reading import convert
-from headrace.queues.opening import open_queue
-from headrace.queues.queue import Delivery, Message, Queue, Receiver
-from headrace.queues.settings import AnyQueue
+from headrace.config.toml_reader import convert
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.queues.queue import Delivery, Message, Queue, Receiver
+from headrace.storage.queues.queue_settings import AnyQueue
 from headrace.testing.queue_process import QueueProcess
 
 LONGEST_WAIT_SECONDS = 60.0

@@ -26,8 +26,15 @@ from typing import ClassVar
 
 import pytest
 
-from headrace.errors import InvalidRequest, Overloaded, TooLarge
-from headrace.queues.queue import LARGEST_BODY_BYTES, LONGEST_KEY_BYTES, Delivery, Message, Queue, Receiver
+from headrace.base.errors import InvalidRequest, Overloaded, TooLarge
+from headrace.storage.queues.queue import (
+    LARGEST_BODY_BYTES,
+    LONGEST_KEY_BYTES,
+    Delivery,
+    Message,
+    Queue,
+    Receiver,
+)
 from headrace.testing.opener import Opener
 from headrace.testing.queue_process import QueueProcess
 from headrace.testing.queue_tools import (

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import sys
 
-from headrace.stores.store import Item, Store
+from headrace.storage.stores.store import Item, Store
 from headrace.testing.opener import Opener
 
 

@@ -31,11 +31,10 @@ from typing import ClassVar
 import msgspec
 import pytest
 
-from headrace.config.reading import convert
-from headrace.errors import InvalidRequest, NotFound, TooLarge
-from headrace.stores.opening import open_store
-from headrace.stores.settings import AnyStore
-from headrace.stores.store import (
+from headrace.base.errors import InvalidRequest, NotFound, TooLarge
+from headrace.config.toml_reader import convert
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store import (
     LARGEST_VALUE_BYTES,
     LONGEST_KEY_BYTES,
     LONGEST_NAME,
@@ -44,6 +43,7 @@ from headrace.stores.store import (
     Item,
     Store,
 )
+from headrace.storage.stores.store_settings import AnyStore
 from headrace.testing.opener import Opener
 from headrace.testing.store_process import add, items, there
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
+from headrace.evaluation.windows import Windows
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
 from headrace.training.options import TrainOptions
 from headrace.training.releasing import click_release, keras_release
 from headrace.training.releasing.destination import check_destination
 from headrace.training.releasing.publishing import Publisher, Release
-from headrace.training.running.delayed import Pending
+from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learnable, Learner
-from headrace.training.scoring.windows import Windows
 from headrace.versions.manifest import Signer
-from headrace.versions.named import server_settings
+from headrace.versions.protected_versions import server_settings
 
 
 def make_learner(
@@ -87,6 +87,6 @@ def _publisher(options: TrainOptions, schema: Schema) -> Publisher | None:
 def _signer(key: Path | None) -> Signer | None:
     if key is None:
         return None
-    from headrace.versions.signing import signer  # noqa: PLC0415 - an extra
+    from headrace.versions.signatures import signer  # noqa: PLC0415 - an extra
 
     return signer(key)

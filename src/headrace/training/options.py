@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.ctr.files.quantization import Bits
-from headrace.stream.reader import ReadSettings
+from headrace.stream.block_reader import ReadSettings
 from headrace.training.releasing.publishing import DEFAULT_KEEP
-from headrace.training.running.delayed import DEFAULT_PENDING_BYTES
+from headrace.training.running.delayed_labels import DEFAULT_PENDING_BYTES
 from headrace.training.running.schedule import NEVER, Every
 
 DEFAULT_WINDOW_ROWS = 100_000

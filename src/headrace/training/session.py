@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TextIO
 
 from headrace.training.assembly import identity_of, make_learner
-from headrace.training.configuration import settings_of
+from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
-from headrace.training.origin import open_origin
 from headrace.training.reporting.compiling import told_of_compiling
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.reports import Reports, telemetry
@@ -17,6 +16,7 @@ from headrace.training.running.checkpoint import only_run
 from headrace.training.running.resumption import find_checkpoint, gone_on_with, rows_before
 from headrace.training.running.source import Continued, open_stream
 from headrace.training.running.trainer import Plan, Trainer
+from headrace.training.topic_origin import open_origin
 
 
 def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:

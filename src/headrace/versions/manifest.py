@@ -18,7 +18,8 @@ from typing import Annotated
 
 import msgspec
 
-from headrace.disk import (
+from headrace.base.errors import Conflict, FailedPrecondition, LoadError, NotLoadable
+from headrace.base.files import (
     draft_directory,
     is_abandoned,
     is_visible,
@@ -27,9 +28,8 @@ from headrace.disk import (
     sync_directory,
     sync_tree,
 )
-from headrace.errors import Conflict, FailedPrecondition, LoadError, NotLoadable
-from headrace.formats import check_format
-from headrace.sealed.copying import NotCopied, kept_checksum
+from headrace.base.format_numbers import check_format
+from headrace.sealed_memory.file_copying import NotCopied, kept_checksum
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, version_directories
 
 FORMAT = 1
@@ -256,7 +256,7 @@ def publish(
         version: The number; None for the next one.
         signature: The version's inputs and outputs, for people.
         metadata: Further data to store with it; must be representable as JSON.
-        sign: Signs the directory; see ``headrace.versions.signing.signer``.
+        sign: Signs the directory; see ``headrace.versions.signatures.signer``.
 
     Returns:
         The version directory.

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.base.errors import ConfigError
 from headrace.config import ModelConfig, ServerConfig
-from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.archive.config import ArchiveConfig
+    from headrace.archive.model.archive_toml import ArchiveConfig
 
 _LEAST_CACHE_BYTES = 2**16  # the least that settings allow
 

@@ -9,9 +9,9 @@ import msgspec
 
 from headrace import __version__
 from headrace.batching.capacity import LoadReport
-from headrace.batching.counts import VersionCounts
+from headrace.batching.version_counts import VersionCounts
 from headrace.config import ModelConfig, ServerConfig
-from headrace.lifecycle.state import VersionStatus
+from headrace.lifecycle.version_states import VersionStatus
 
 LARGEST_MESSAGE_BYTES = 2**27
 """Size limit of a message; the metrics of many thousands of models fit."""

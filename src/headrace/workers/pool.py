@@ -13,25 +13,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.base.errors import ConfigError, HeadraceError
 from headrace.batching.capacity import report_of_workers
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError, HeadraceError
-from headrace.frontends.transport.listeners import Listeners, Ports
-from headrace.frontends.transport.listening import until_none_waits
-from headrace.lifecycle.state import VersionStatus
-from headrace.server_life import ServerLife
-from headrace.server_process import end_of, expect_signals, follower_of, service_manager, tells
-from headrace.workers import budgets, plan
+from headrace.frontends.transport.generation_sockets import Listeners, Ports
+from headrace.frontends.transport.listening_sockets import until_none_waits
+from headrace.lifecycle.version_states import VersionStatus
+from headrace.server.lifetime_audit import ServerLife
+from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells
+from headrace.workers import budgets, restart_policy
 from headrace.workers.channel import Channel
-from headrace.workers.commons import Commons
+from headrace.workers.child_processes import Process, Processes, how_ended
+from headrace.workers.connection_shares import taking
 from headrace.workers.messages import Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
-from headrace.workers.place import Place, open_places, places_at
-from headrace.workers.processes import Process, Processes, how_ended
-from headrace.workers.steering import taking
+from headrace.workers.shared_state import Commons
+from headrace.workers.worker_slot import Place, open_places, places_at
 
 if TYPE_CHECKING:
-    from headrace.handover.place import Handover
-    from headrace.service_manager import ServiceManager
+    from headrace.server.handover.startup import Handover
+    from headrace.server.service_manager import ServiceManager
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ class Pool:
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[HeadraceError] = loop.create_future()
         self._time = loop.time  # asyncio's own loop: the monotonic clock, as in all workers
-        self._ends: list[plan.End] = []
+        self._ends: list[restart_policy.End] = []
         self._last_end = ""
         self._callers: tuple[int, ...] = ()
         if config.access.is_on:
-            from headrace.access.meters import shared_memory  # noqa: PLC0415 - needed with access keys only
+            from headrace.access.shared_meters import shared_memory  # noqa: PLC0415 - needed with access keys only
 
             self._callers = (shared_memory(workers),)
         self._announced = self._was_tried = False
@@ -219,15 +219,15 @@ class Pool:
                 return
             now = self._time()
             ready = sum(map(self._commons.is_ready, self.places))
-            if plan.gives_up(self._ends, now, ready=ready):
+            if restart_policy.gives_up(self._ends, now, ready=ready):
                 self._fail(
                     HeadraceError(
-                        f"{plan.MOST_FAILED_STARTS} workers have ended within a minute before they were "
-                        f"ready (a model may end its process); the last one {self._last_end}"
+                        f"{restart_policy.MOST_FAILED_STARTS} workers have ended within a minute before they "
+                        f"were ready (a model may end its process); the last one {self._last_end}"
                     )
                 )
                 return
-            pause = plan.pause_seconds(self._ends, place.number, now)
+            pause = restart_policy.pause_seconds(self._ends, place.number, now)
             _log.warning("a worker is started again", extra={"worker": place.number, "after_seconds": pause})
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
@@ -280,8 +280,8 @@ class Pool:
         self._last_end = how
         if not self._stopping.is_set():
             now, ready = self._time(), self._commons.is_ready(place)
-            lately = (one for one in self._ends if now - one.at < plan.COUNTED_SECONDS)
-            self._ends = [*lately, plan.End(place.number, now, ready)]
+            lately = (one for one in self._ends if now - one.at < restart_policy.COUNTED_SECONDS)
+            self._ends = [*lately, restart_policy.End(place.number, now, ready)]
             _log.error("a worker has ended: it %s", how, extra={"worker": place.number})
         place.leave()
         self._commons.ended(place)
@@ -323,7 +323,7 @@ class Pool:
     def _hurry(self) -> None:
         """Tell loading workers to accept connections soon if no worker answers."""
         starting = [one.process is not None and not one.serving for one in self.places]
-        for number in plan.alone(starting, [one.answers for one in self.places]):
+        for number in restart_policy.alone(starting, [one.answers for one in self.places]):
             self.places[number].send(Alone())
 
     def _steer(self) -> None:
@@ -353,17 +353,17 @@ class Pool:
                 if place.process is None:
                     continue
                 limit = timeout if place.serving else max(timeout, _START_SECONDS)
-                self._judge(place, plan.silence(place.missed, self._beat_seconds, limit), limit)
+                self._judge(place, restart_policy.silence(place.missed, self._beat_seconds, limit), limit)
                 place.missed += 1
                 place.send(Beat(report))
 
-    def _judge(self, place: Place, silence: plan.Silence, limit: float) -> None:
-        if silence is plan.Silence.OVER:
+    def _judge(self, place: Place, silence: restart_policy.Silence, limit: float) -> None:
+        if silence is restart_policy.Silence.OVER:
             _log.error(
                 "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
             place.kill()
-        elif silence is plan.Silence.SUSPECT and not place.suspect:
+        elif silence is restart_policy.Silence.SUSPECT and not place.suspect:
             place.suspect = True
             _log.warning(
                 "a worker does not answer; it gets no new connections", extra={"worker": place.number}
@@ -422,7 +422,7 @@ async def run(start: Start, workers: int) -> int:
         return True
 
     if start.config.handover is not None:
-        from headrace.workers.handover import handover  # noqa: PLC0415 - needed for a handover only
+        from headrace.workers.pool_handover import handover  # noqa: PLC0415 - needed for a handover only
 
         handing = handover(begin, start.config)
     try:

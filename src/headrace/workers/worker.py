@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 
-from headrace import cpus
-from headrace.engine import Engine
-from headrace.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable
-from headrace.sealed.copying import use_keeper
-from headrace.server import Server
-from headrace.server_process import end_at_once, leave_at_work, tune_process
+from headrace.base import cpus
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, Unavailable
+from headrace.sealed_memory.file_copying import use_keeper
+from headrace.server.process import end_at_once, leave_at_work, tune_process
+from headrace.server.server import Server
+from headrace.serving.engine import Engine
 from headrace.workers import budgets
 from headrace.workers.channel import Channel
 from headrace.workers.messages import (
@@ -37,11 +37,11 @@ from headrace.workers.messages import (
     View,
     Wants,
 )
-from headrace.workers.plan import ALONE_SECONDS
-from headrace.workers.service import WorkerService
-from headrace.workers.telling import Telling
-from headrace.workers.wanted import ToldSource
-from headrace.workers.watching import Watch
+from headrace.workers.orphan_watch import Watch
+from headrace.workers.restart_policy import ALONE_SECONDS
+from headrace.workers.state_reports import Telling
+from headrace.workers.wanted_state import ToldSource
+from headrace.workers.worker_service import WorkerService
 
 _log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from headrace import Engine, ModelSpec
-from headrace.archive.dead_letters import DeadLetter, DeadLetters
-from headrace.archive.opening import open_archive_file
-from headrace.archive.publishing import Wanted
-from headrace.ctr.files.reading import read_description
+from headrace.archive.lookup.dead_letters import DeadLetter, DeadLetters
+from headrace.archive.lookup.miss_queue import Wanted
+from headrace.archive.operations.open_archive import open_archive_file
+from headrace.ctr.files.model_reader import read_description
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.versions.control import read_control
+from headrace.versions.control_changes import read_control
 
 ARCHIVE = """
 store = { kind = "lmdb", path = "store", largest_bytes = 4194304 }

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.embedders.failing import Failure
-from headrace.archive.status import Status, look
-from headrace.errors import HeadraceError, Unavailable
-from headrace.queues.opening import open_queue
-from headrace.stores.opening import open_store
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.operations.status import Status, look
+from headrace.base.errors import HeadraceError, Unavailable
+from headrace.net.failures import Failure
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.stores.open_store import open_store
 
 DIMENSION = 4
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive import looking
-from headrace.archive.archive import Archive
-from headrace.archive.backfilling import Backfill
-from headrace.archive.filling import Filler
-from headrace.archive.status import SpaceStatus
-from headrace.queues.opening import open_queue
-from headrace.stores.memory import InMemoryStore
-from headrace.stores.settings import MemoryStore
+from headrace.archive.filling.backfill import Backfill
+from headrace.archive.filling.filler import Filler
+from headrace.archive.lookup import space_reader
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.operations.status import SpaceStatus
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.stores.memory import InMemoryStore
+from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of
 from tests.waiting import until
 
@@ -55,7 +55,7 @@ def test_missing_keys_of_a_store_of_this_machine_are_counted(tmp_path: Path) -> 
 
 def test_a_key_that_is_queued_again_is_not_new_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000
-    monkeypatch.setattr(looking, "_monotonic", lambda: now)
+    monkeypatch.setattr(space_reader, "_monotonic", lambda: now)
     space = {"embedder": "lengths", "pending_seconds": 60.0}
     with open_parts(tmp_path, "memory", space, cache={"absent_seconds": 5.0}) as archive:
         counts = archive.counts["texts"]

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive import held, suppliers
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling import Filler
-from headrace.archive.suppliers import Supplier
-from headrace.errors import ConfigError, Unavailable
-from headrace.queues.opening import open_queue
-from headrace.stores.opening import open_store
+from headrace.archive.filling import embedder_pool, in_flight
+from headrace.archive.filling.embedder_pool import Supplier
+from headrace.archive.filling.filler import Filler
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, status_of
 from tests.waiting import until
 
@@ -106,7 +106,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
 @pytest.mark.rest
 def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
-    monkeypatch.setattr(held, "_LONGEST_ASIDE_SECONDS", 0.5)
+    monkeypatch.setattr(in_flight, "_LONGEST_ASIDE_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
     ill.busy.set()
     archive.want("texts", TEXTS[:20])
@@ -191,8 +191,8 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
 def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
     archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(suppliers, "_TOLD_EVERY_SECONDS", 0.5)
-    monkeypatch.setattr(suppliers, "_LONG_SECONDS", 0.5)
+    monkeypatch.setattr(embedder_pool, "_TOLD_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(embedder_pool, "_LONG_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
     if kind == "down":
         ill.busy.set()
@@ -224,7 +224,7 @@ class Choosy(LengthEmbedder):
 def test_a_content_that_an_embedder_refuses_holds_up_no_others_for_good(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(suppliers, "_FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(embedder_pool, "_FIRST_PAUSE_SECONDS", 0.05)
     ill = Choosy("ill")
     archive.want("texts", [*TEXTS[:100], "it kills", *TEXTS[100:]])
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):

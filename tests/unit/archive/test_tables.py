@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.backfilling import Backfill
-from headrace.archive.catalog import with_default
-from headrace.archive.columns import Column
-from headrace.archive.config import archive_config
-from headrace.archive.whole import read_whole
-from headrace.errors import ConfigError, InvalidRequest, NotFound
+from headrace.archive.filling.backfill import Backfill
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
+from headrace.archive.model.catalog import with_default
+from headrace.archive.model.columns import Column
+from headrace.archive.operations.export import read_whole
+from headrace.base.errors import ConfigError, InvalidRequest, NotFound
 from tests.unit.archive.filling_parts import open_parts
 
 COLUMNS = {

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from headrace.base.errors import DeadlineExceeded, HeadraceError, ModelError
+from headrace.base.tensors import Tensors
 from headrace.batching.request import Answer
-from headrace.errors import DeadlineExceeded, HeadraceError, ModelError
-from headrace.tensors import Tensors
 from tests.unit.batching.stage import Asked, Stage
 
 POISON = -666.0

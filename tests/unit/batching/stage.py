@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.batching.batch import Lane
+from headrace.base.errors import HeadraceError
+from headrace.base.tensors import Array, Tensors
+from headrace.batching.batch_queue import Lane
 from headrace.batching.batcher import Batcher
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.config import BatchingPolicy
-from headrace.errors import HeadraceError
-from headrace.servable import DEFAULT_SIGNATURE, RowLayout, Signature, TensorSpec
-from headrace.tensors import Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, RowLayout, Signature, TensorSpec
 from tests.virtual_clock import VirtualClock
 
 PATIENCE_SECONDS = 10.0

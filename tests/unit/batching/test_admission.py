@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.base.errors import Overloaded
 from headrace.batching.admission import Caution, never_fits, queue_full, too_late
 from headrace.batching.request import NO_DEADLINE, Request
 from headrace.config import BatchingPolicy
-from headrace.errors import Overloaded
 from tests.unit.batching.stage import SUMS, Stage
 
 

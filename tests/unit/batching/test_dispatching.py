@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.errors import Overloaded
 from headrace.batching.plan import Release
 from headrace.config import BatchingPolicy
-from headrace.errors import Overloaded
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tests.unit.batching.stage import FLOAT, SUMS, Model, Stage
 
 

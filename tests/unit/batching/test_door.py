@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.base.errors import DeadlineExceeded, Overloaded, TooLarge
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, Overloaded, TooLarge
-from headrace.servable import DEFAULT_SIGNATURE, Signature
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature
 from tests.unit.batching.stage import SUMS, Asked, Model, Stage
 
 

@@ -16,7 +16,7 @@ from headrace.batching.plan import Limits, plan
 from headrace.batching.request import Request
 from headrace.config import BatchingPolicy
 from headrace.frontends.calls import GrpcCall
-from headrace.servable import Signature, TensorSpec
+from headrace.model.servable import Signature, TensorSpec
 
 
 def request(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.config import BatchingPolicy
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from tests.unit.batching.stage import FLOAT, SUMS, Model, Stage
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.batching.threads import say_waiting
-from headrace.tensors import Tensors
+from headrace.base.tensors import Tensors
+from headrace.batching.compute_threads import say_waiting
 from tests.unit.batching.stage import Model, Stage
 
 

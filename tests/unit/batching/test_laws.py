@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.errors import DeadlineExceeded, InvalidRequest, InvalidRows, ModelError, Unavailable
+from headrace.base.tensors import Tensors
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, InvalidRequest, InvalidRows, ModelError, Unavailable
-from headrace.tensors import Tensors
 from tests.unit.batching.stage import Model, Stage
 
 

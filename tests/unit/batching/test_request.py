@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from headrace.base.errors import DeadlineExceeded, HeadraceError
 from headrace.batching.request import Answer, AwaitedRequest, BatchOutputs, Request, Settlement, Timings
 from headrace.config import BatchingPolicy
-from headrace.errors import DeadlineExceeded, HeadraceError
 from tests.unit.batching.stage import SUMS, Asked, Stage
 
 LATE = DeadlineExceeded("late")

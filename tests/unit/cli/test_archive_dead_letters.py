@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.dead_letters import PARTITION, DeadLetter
-from headrace.archive.opening import open_archive_file
-from headrace.archive.publishing import wanted_of
+from headrace.archive.lookup.dead_letters import PARTITION, DeadLetter
+from headrace.archive.lookup.miss_queue import wanted_of
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
-from headrace.stores.store import Item
+from headrace.storage.stores.store import Item
 
 SETTINGS = "[spaces.films]\ndimension = 2\n[spaces.posters]\ndimension = 2\n"
 

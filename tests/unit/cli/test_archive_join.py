@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.opening import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
-from headrace.ctr.files.reading import read_description
+from headrace.ctr.files.model_reader import read_description
 from headrace.stream.schema import Field, Schema
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import read_manifest, space_versions

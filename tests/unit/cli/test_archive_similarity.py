@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.config import archive_config
+from headrace.archive.model.archive_toml import archive_config
 from headrace.cli.archiving.pictures import images
 from headrace.cli.main import main
-from tests.unit.archive.similarity.spaces import digits
+from tests.unit.similarity.spaces import digits
 
 Said = pytest.CaptureFixture[str]
 COUNT = 300

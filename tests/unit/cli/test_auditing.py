@@ -10,10 +10,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.archive.catalog import partition, with_version
-from headrace.archive.dead_letters import DeadLetter
-from headrace.archive.filling import Filler
-from headrace.archive.opening import open_archive_file
+from headrace.archive.filling.filler import Filler
+from headrace.archive.lookup.dead_letters import DeadLetter
+from headrace.archive.model.catalog import partition, with_version
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli import verbs
 from headrace.cli.main import build_parser, main
 from tests.model_directories import affine

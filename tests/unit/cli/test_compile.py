@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive import cache_kernels
+from headrace.archive.lookup import cache_kernels
 from headrace.cli import compile as verb
 from headrace.cli.main import main
-from headrace.stores import lmdb_pages
+from headrace.storage.stores import lmdb_pages
 from tests.conformance.ctr_models import write
 
 

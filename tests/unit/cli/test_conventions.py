@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from headrace import example
-from headrace.archive.catalog import partition, with_version
-from headrace.archive.opening import open_archive_file
+from headrace.archive.model.catalog import partition, with_version
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli import models, verbs
 from headrace.cli.main import build_parser, main
 from headrace.versions.manifest import publish
-from headrace.versions.signing import new_keys
+from headrace.versions.signatures import new_keys
 from tests.conformance.ctr_models import write
 from tests.running_server import RunningServer
 

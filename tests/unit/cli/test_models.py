@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from headrace import example
+from headrace.base.errors import ConfigError, NotFound
 from headrace.cli import models as named
 from headrace.cli.main import main
-from headrace.errors import ConfigError, NotFound
-from headrace.versions.control import hold
+from headrace.versions.control_changes import hold
 
 _MODEL = "half_plus_two"
 

@@ -11,7 +11,7 @@ import pytest
 from headrace.cli import verbs
 from headrace.cli.main import main
 from headrace.versions.manifest import check_manifest, publish, read_manifest
-from headrace.versions.signing import Verifier, new_keys
+from headrace.versions.signatures import Verifier, new_keys
 from tests.model_directories import affine
 
 Said = pytest.CaptureFixture[str]

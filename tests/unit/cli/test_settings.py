@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import tomli_w
 
+from headrace.base.errors import ConfigError
 from headrace.cli import settings, verbs
 from headrace.cli.main import build_parser, main
-from headrace.errors import ConfigError
 
 PARSER = build_parser()
 VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(PARSER)}

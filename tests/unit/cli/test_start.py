@@ -48,7 +48,7 @@ WHEN_IT_SERVES = """
 import asyncio, sys
 from pathlib import Path
 from headrace.config import ServerConfig
-from headrace.server import Server
+from headrace.server.server import Server
 async def serve():
     server = Server(Path(sys.argv[1]), ServerConfig(http_port=0, grpc_port=0))
     await server.start()
@@ -61,8 +61,14 @@ asyncio.run(serve())
 NEVER = {
     *("grpc", "uvicorn", "prometheus_client", "numba", "llvmlite", "pyarrow", "sklearn", "skops", "onnx"),
     *("matplotlib", "polars", "pandas", "tensorflow", "keras", "tomli_w"),
-    *("headrace.cli", "headrace.comparison", "headrace.ctr", "headrace.profiling", "headrace.stream"),
-    *("headrace.training", "headrace.archive", "headrace.frontends.archive", "headrace.stores", "lmdb"),
+    *("headrace.cli", "headrace.ctr", "headrace.profiling", "headrace.stream", "headrace.similarity"),
+    *(
+        "headrace.training",
+        "headrace.archive",
+        "headrace.frontends.archive",
+        "headrace.storage.stores",
+        "lmdb",
+    ),
 }
 
 

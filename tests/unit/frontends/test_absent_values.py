@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.tensors import Tensors
 from headrace.frontends.calls import Account, GrpcCall, HttpCall
 from headrace.frontends.oip.grpc import grpc_methods as oip_methods
 from headrace.frontends.oip.rest import http_routes as oip_routes
 from headrace.frontends.tfserving.rest import http_routes
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import protos
+from headrace.model.servable import Signature, TensorSpec
 from headrace.runtimes.ctr import CtrServable, load
 from headrace.runtimes.options import RuntimeOptions
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import Tensors
 from tests.conformance.ctr_models import write
 from tests.unit.frontends.oip.doubles import LoadedDouble, run
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, http

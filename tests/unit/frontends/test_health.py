@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.errors import NotFound, Overloaded
+from headrace.base.errors import NotFound, Overloaded
 from headrace.frontends import health
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.wire import protos

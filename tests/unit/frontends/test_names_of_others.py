@@ -10,9 +10,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.config import ServerConfig
-from headrace.engine import Engine
-from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
-from headrace.frontends.triton_metrics import COUNTERS
+from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
+from headrace.frontends.metrics.triton_names import COUNTERS
+from headrace.serving.engine import Engine
 from tests.exposition import as_text
 from tests.model_directories import affine, write
 

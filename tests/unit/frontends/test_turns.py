@@ -9,13 +9,13 @@ from unittest.mock import patch
 
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest as tfserving_rest
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import json_text, long_lists
-from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.time_slicer import Lane
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
 from tests.unit.frontends.tfserving.test_large_results import longest_turn

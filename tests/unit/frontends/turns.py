@@ -74,6 +74,6 @@ def steps_of(ask: Callable[[], Coroutine[Any, Any, object]]) -> Steps:
             finally:
                 sys.setprofile(None)
 
-    with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
+    with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
         asyncio.run(counted())
     return Steps(others.count, max(most, calls - last) / calls)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from headrace.base.tensors import BY_OIP, STRING, Array
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
 from headrace.frontends.wire.texts import join_strings
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import BY_OIP, STRING, Array
+from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.oip.doubles import LoadedDouble, spec
 
 Texts = Sequence[bytes]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from headrace.isolation.area import Area, new_file
 from headrace.isolation.child import Model, Slot
 from headrace.isolation.messages import KNOWN, SIZE, Kind, Note, error_of, read_bytes
+from headrace.isolation.shared_area import Area, new_file
 
 
 def test_a_layout_that_was_not_announced_is_answered_with_an_error() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headrace.errors import (
+from headrace.base.errors import (
     HeadraceError,
     InvalidRequest,
     InvalidRows,
@@ -19,8 +19,8 @@ from headrace.errors import (
     Overloaded,
     TooLarge,
 )
-from headrace.isolation.area import Area, new_file
-from headrace.isolation.layouts import Layouts
+from headrace.base.tensors import DATATYPES, STRING, Tensors
+from headrace.isolation.layout_cache import Layouts
 from headrace.isolation.messages import (
     KNOWN,
     Kind,
@@ -32,9 +32,9 @@ from headrace.isolation.messages import (
     view_tensors,
     write,
 )
-from headrace.packed.columns import HEAD, PLACE, PackedColumns, PackedInput, PackedTensors
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.tensors import DATATYPES, STRING, Tensors
+from headrace.isolation.shared_area import Area, new_file
+from headrace.model.packed_columns import HEAD, PLACE, PackedColumns, PackedInput, PackedTensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 
 @pytest.fixture

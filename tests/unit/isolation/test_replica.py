@@ -12,11 +12,11 @@ import pytest
 
 from headrace.config import IsolationPolicy
 from headrace.isolation import replica as replicas
-from headrace.isolation.description import Description
-from headrace.isolation.process import ModelProcess
+from headrace.isolation.call_slot import Limit
+from headrace.isolation.model_description import Description
+from headrace.isolation.model_process import ModelProcess
 from headrace.isolation.replica import Recipe, Replica, Which
-from headrace.isolation.restarts import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
-from headrace.isolation.slot import Limit
+from headrace.isolation.restart_policy import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
 from tests.virtual_clock import VirtualClock
 from tests.waiting import until
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from headrace.base.errors import LoadError
 from headrace.config import ModelConfig, parse_model_config
-from headrace.errors import LoadError
 from headrace.lifecycle.manager import Manager
-from headrace.lifecycle.state import State, VersionStatus
-from headrace.lifecycle.wanted import Wanted
+from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.lifecycle.wanted_model import Wanted
 from tests.manual_executor import ManualExecutor
 from tests.virtual_clock import VirtualClock
 

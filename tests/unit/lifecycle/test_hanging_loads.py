@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from headrace.errors import FailedPrecondition
-from headrace.lifecycle.attempts import MOST_HANGING, SLOW_SECONDS, TOO_MANY_HANG
-from headrace.lifecycle.state import State
+from headrace.base.errors import FailedPrecondition
+from headrace.lifecycle.load_attempts import MOST_HANGING, SLOW_SECONDS, TOO_MANY_HANG
+from headrace.lifecycle.version_states import State
 from tests.unit.lifecycle.stage import Stage, wanted
 
 LIMIT_SECONDS = 60.0

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from headrace.errors import FailedPrecondition, InvalidRequest, LoadError, NotFound, Unavailable
-from headrace.lifecycle.state import State
+from headrace.base.errors import FailedPrecondition, InvalidRequest, LoadError, NotFound, Unavailable
+from headrace.lifecycle.version_states import State
 from tests.unit.lifecycle.stage import Stage, wanted
 
 TWO_TRIES = "[versions]\nload_attempts = 2"

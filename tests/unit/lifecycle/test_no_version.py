@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import LoadError
+from headrace.base.errors import LoadError
 from headrace.lifecycle.no_version import told_of
 
 

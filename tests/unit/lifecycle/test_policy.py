@@ -6,8 +6,8 @@ import errno
 
 import pytest
 
+from headrace.base.errors import LoadError, NotLoadable, Unavailable
 from headrace.config import VersionPolicy
-from headrace.errors import LoadError, NotLoadable, Unavailable
 from headrace.lifecycle.policy import (
     Action,
     VersionView,
@@ -19,7 +19,7 @@ from headrace.lifecycle.policy import (
     resource_preserving,
     retry_seconds,
 )
-from headrace.lifecycle.state import Event, State
+from headrace.lifecycle.version_states import Event, State
 
 NOW = 100.0
 STATES = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig, parse_server_config
-from headrace.versions.control import pin, unpin
+from headrace.versions.control_changes import pin, unpin
 from headrace.versions.manifest import publish
 from tests.unit.lifecycle.watch import Watch, put
 

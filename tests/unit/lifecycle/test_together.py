@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.clock import LoopClock
+from headrace.base.clock import LoopClock
+from headrace.base.errors import LoadError
 from headrace.config import ModelConfig, ServerConfig
-from headrace.errors import LoadError
-from headrace.lifecycle.background import LoaderThreads
+from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
-from headrace.lifecycle.state import State
-from headrace.versions.control import pin
+from headrace.lifecycle.version_states import State
+from headrace.versions.control_changes import pin
 from headrace.versions.manifest import check_manifest, publish
 from tests.unit.lifecycle.stage import Loaded, NotingLoader, Stage, wanted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.config import ServerConfig
 from headrace.lifecycle.source import DirectorySource
-from headrace.lifecycle.wanted import Wanted
+from headrace.lifecycle.wanted_model import Wanted
 from tests.manual_executor import ManualExecutor
 from tests.virtual_clock import VirtualClock
 

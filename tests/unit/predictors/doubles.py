@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
-from headrace.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 FLOAT = np.dtype(np.float32)
 ONE = Signature(DEFAULT_SIGNATURE, (TensorSpec("x", FLOAT, (2,)),), (TensorSpec("y", FLOAT, ()),))

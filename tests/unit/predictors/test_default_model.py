@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.errors import DeadlineExceeded, ModelError, NotFound, Overloaded
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
-from headrace.errors import DeadlineExceeded, ModelError, NotFound, Overloaded
+from headrace.model.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
 from headrace.predictors.default_model import DefaultModel, OtherVersion
 from headrace.predictors.predictor import Predictor
-from headrace.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
 from tests.virtual_clock import VirtualClock
 

@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    NotLoadable,
+    Overloaded,
+)
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Settlement
 from headrace.batching.statistics import VersionStatistics
-from headrace.errors import DeadlineExceeded, InvalidRequest, ModelError, NotFound, NotLoadable, Overloaded
+from headrace.model.servable import Signature, TensorSpec
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
-from headrace.servable import Signature, TensorSpec
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
 from tests.virtual_clock import VirtualClock
 

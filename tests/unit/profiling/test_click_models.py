@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.description import expected_shapes, weights_of
-from headrace.ctr.settings import Interaction, Kind, ModelSettings
+from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE
 from headrace.profiling.ctr import profile_serving, profile_training, stages_of
 from headrace.profiling.report import Profile

@@ -10,7 +10,7 @@ import pytest
 import tensorflow
 from onnx import TensorProto, helper
 
-from headrace.errors import LoadError
+from headrace.base.errors import LoadError
 from headrace.profiling import onnx as profiling_onnx
 from headrace.profiling import tensorflow as profiling_tensorflow
 from headrace.profiling.report import Line, Profile

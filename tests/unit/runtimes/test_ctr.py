@@ -8,21 +8,21 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from headrace.batching.joining import join
-from headrace.ctr.files.reading import read_model
-from headrace.ctr.files.writing import write_model
+from headrace.base.errors import InvalidRequest, InvalidRows, LoadError
+from headrace.batching.concatenation import join
+from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.settings import Kind, ModelSettings
-from headrace.errors import InvalidRequest, InvalidRows, LoadError
-from headrace.packed.columns import PackedColumns, PackedTensors
-from headrace.packed.hashing import place_texts
+from headrace.model.packed_columns import PackedColumns, PackedTensors
+from headrace.model.packed_hashing import place_texts
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field, Schema
 from tests.conformance.ctr_models import EXACT, SCHEMA, field_inputs, random_weights, write
-from tests.unit.packed.columns import packed_columns
+from tests.unit.model.columns import packed_columns
 
 
 def test_values_find_the_rows_that_the_stream_gave_them(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidRows
+from headrace.base.errors import InvalidRows
+from headrace.base.tensors import Tensors
 from headrace.runtimes.ctr import INTERVAL_SIGNATURE, CtrServable, servable_of
-from headrace.tensors import Tensors
 from tests.conformance.ctr_models import field_inputs, write
 
 

@@ -15,16 +15,16 @@ import numba
 import numpy as np
 import pytest
 
-from headrace.errors import LoadError
+from headrace.base.errors import LoadError
+from headrace.base.tensors import Tensors
+from headrace.model.servable import Signature, TensorSpec
 from headrace.runtimes.ctr_compiling import servable_like
 from headrace.runtimes.ctr_kernels import make_ready, run_once
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import Tensors
 from tests.conformance.ctr_models import write
 
 SECONDS = 30.0
 KERNEL = """
-from headrace.compiled import cached
+from headrace.jit.kernel_cache import cached
 
 @cached(nogil=True)
 def kernel(numbers):

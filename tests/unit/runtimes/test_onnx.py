@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from headrace.errors import InvalidRequest, LoadError
+from headrace.base.errors import InvalidRequest, LoadError
+from headrace.base.tensors import STRING, Array
+from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.servable import Servable
-from headrace.tensors import STRING, Array
 from tests.conformance.onnx_models import Axis, build, lookup, network, save, strings
 
 DATATYPES = {

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from headrace.errors import LoadError
+from headrace.base.errors import LoadError
 from headrace.runtimes.onnx import load
 from headrace.runtimes.onnx_external import read_external
 from headrace.runtimes.options import RuntimeOptions

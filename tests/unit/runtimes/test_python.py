@@ -13,14 +13,14 @@ import joblib
 import numpy as np
 import pytest
 
-from headrace.errors import FailedPrecondition, InvalidRequest, LoadError, ModelError, Overloaded
+from headrace.base.errors import FailedPrecondition, InvalidRequest, LoadError, ModelError, Overloaded
+from headrace.base.tensors import Tensors
+from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.servable import Servable
-from headrace.tensors import Tensors
 
 HEAD = """
 import numpy as np
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
 
 class Model:
     inputs = [("x", "FP64", [])]

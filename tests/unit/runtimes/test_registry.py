@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import example
-from headrace.errors import LoadError, NotLoadable
+from headrace.base.errors import LoadError, NotLoadable
 from headrace.runtimes import registry
 from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSettings, find
 

@@ -19,9 +19,9 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info
 
-from headrace.errors import InvalidRequest, LoadError
+from headrace.base.errors import InvalidRequest, LoadError
+from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, SignatureSettings, load
-from headrace.servable import Servable
 from tests.conformance.sklearn_models import digits, forest, named, texts
 
 FEATURES, TARGET = load_iris(return_X_y=True)

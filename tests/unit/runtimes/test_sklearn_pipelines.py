@@ -23,13 +23,13 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, OrdinalEncoder, StandardScaler
 
+from headrace.base.errors import InvalidRequest, NotLoadable
+from headrace.base.tensors import Tensors
 from headrace.batching.cost import BatchCost
 from headrace.config import ModelConfig
-from headrace.errors import InvalidRequest, NotLoadable
+from headrace.lifecycle.warmup import warm_up
+from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.servable import Servable
-from headrace.tensors import Tensors
-from headrace.warmup import warm_up
 
 ROWS = 60
 _RANDOM = np.random.default_rng(7)

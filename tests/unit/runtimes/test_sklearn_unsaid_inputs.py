@@ -18,9 +18,9 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import FeatureUnion, Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from headrace.errors import NotLoadable
+from headrace.base.errors import NotLoadable
+from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.servable import Servable
 
 RANDOM = np.random.default_rng(0)
 ROWS = RANDOM.normal(size=(120, 3))

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow
 
-from headrace.errors import InvalidRequest, LoadError, ModelError
+from headrace.base.errors import InvalidRequest, LoadError, ModelError
+from headrace.base.tensors import DATATYPES, STRING
+from headrace.model.servable import Servable
 from headrace.runtimes import tensorflow as runtime
 from headrace.runtimes.registry import RuntimeOptions, SignatureSettings, find, load
-from headrace.servable import Servable
-from headrace.tensors import DATATYPES, STRING
 from tests.conformance.tensorflow_models import (
     save,
     spec,

@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from headrace.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 from headrace.stream.csv_rows import CsvRows
-from headrace.stream.lines import Lines, WholeRows
+from headrace.stream.text_lines import Lines, WholeRows
 
 PLAIN = "user,ad,clicked\n" + "".join(f"u{row % 7},a{row % 5},{row % 2}\n" for row in range(300))
 BOM = b"\xef\xbb\xbf"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headrace.errors import InvalidRequest, StreamError
-from headrace.stream.converting import stream_column
+from headrace.base.errors import InvalidRequest, StreamError
+from headrace.stream.column_conversion import stream_column
 from headrace.stream.dictionaries import MOST_BYTES, plain
 from headrace.stream.schema import Field
 

@@ -14,14 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.errors import ConfigError, StreamError
+from headrace.base.errors import ConfigError, StreamError
+from headrace.stream.arrow_ipc_parser import StreamParser
+from headrace.stream.block_joining import Joiner
 from headrace.stream.encode import EncodeSettings, Format, encode
 from headrace.stream.features import Features
-from headrace.stream.inference import Hints, infer_schema, read_cells, schema_toml
-from headrace.stream.joining import Joiner
-from headrace.stream.output import write_stream
-from headrace.stream.parser import StreamParser
 from headrace.stream.schema import Field, Schema, parse_schema
+from headrace.stream.schema_inference import Hints, infer_schema, read_cells, schema_toml
+from headrace.stream.stream_output import write_stream
 
 CSV = """clicked,when,user,price,tags,title
 1,2026-01-01 00:00:00,7,1.5,a|b,foo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
 from tests.streams import schema_of

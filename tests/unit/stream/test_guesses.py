@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.base.errors import ConfigError, StreamError
 from headrace.cli.main import main
-from headrace.errors import ConfigError, StreamError
 from headrace.stream.encode import Encoded, EncodeSettings, Format, encode
-from headrace.stream.inference import Hints
 from headrace.stream.schema import Field, Schema, Unit
+from headrace.stream.schema_inference import Hints
 
 ROWS = 600
 WORK = ("Private", "State-gov")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from headrace.errors import InvalidRequest
-from headrace.standing import Standing
+from headrace.base.errors import InvalidRequest
+from headrace.jit.packed_arguments import Standing
 from headrace.stream.hashing import (
     IntegerFields,
     _hash_integers,

@@ -7,7 +7,7 @@ import json
 import pytest
 import tomli_w
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.stream.schema import Field, Schema, parse_schema
 from tests.streams import CLICKS, schema_of
 

@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headrace.base.errors import ConfigError, StreamError
 from headrace.ctr.factory import create
-from headrace.ctr.settings import Kind, ModelSettings, Optimizer
-from headrace.errors import ConfigError, StreamError
+from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
+from headrace.evaluation.tallies import Scored
+from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block, Slice
+from headrace.stream.block_joining import Joiner
 from headrace.stream.encode import EncodeSettings, encode
 from headrace.stream.features import Features
-from headrace.stream.inference import Hints
 from headrace.stream.inspection import inspect
-from headrace.stream.joining import Joiner
-from headrace.training.scoring.tallies import Scored
-from headrace.training.scoring.windows import Window, Windows
+from headrace.stream.schema_inference import Hints
 from tests.streams import batch_of, schema_of, stream_of
 
 COUNTED = schema_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.training.assembly import identity_of
-from headrace.training.configuration import settings_of
+from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
 from tests.click_blocks import SINGLE
 

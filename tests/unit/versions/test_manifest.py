@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import Conflict, FailedPrecondition, LoadError
+from headrace.base.errors import Conflict, FailedPrecondition, LoadError
 from headrace.versions.layout import MANIFEST_FILE, version_directories, version_number
 from headrace.versions.manifest import (
     LARGEST_MANIFEST_BYTES,

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cpus
-from headrace.archive.config import ArchiveConfig, CacheSettings
+from headrace.archive.model.archive_toml import ArchiveConfig, CacheSettings
+from headrace.base import cpus
+from headrace.base.errors import ConfigError
 from headrace.config import CachePolicy, Limits, ModelConfig, ServerConfig
-from headrace.errors import ConfigError
-from headrace.queues.settings import MemoryQueue
-from headrace.stores.settings import MemoryStore
+from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.stores.store_settings import MemoryStore
 from headrace.workers import budgets
 from headrace.workers.messages import Begin, decoded, encoded
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.errors import ConfigError, HeadraceError
+from headrace.base.errors import ConfigError, HeadraceError
 from headrace.workers.messages import Drain, Failed, Finish
 from tests.unit.workers.stage import FakeWorker, Script, Stage, crashes, loads, serves
 from tests.virtual_loop import run_virtually

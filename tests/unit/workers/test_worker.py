@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig
-from headrace.engine import Engine
+from headrace.serving.engine import Engine
 from headrace.workers import worker
 from headrace.workers.channel import Channel
 from headrace.workers.messages import RELEASE, Beat, Begin, Failed, Message

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.engine import Engine
-from headrace.server import Server
+from headrace.server.server import Server
+from headrace.serving.engine import Engine
 from headrace.workers.channel import Channel
 from headrace.workers.messages import Alone, Begin
-from headrace.workers.plan import ALONE_SECONDS
-from headrace.workers.wanted import ToldSource
+from headrace.workers.restart_policy import ALONE_SECONDS
+from headrace.workers.wanted_state import ToldSource
 from headrace.workers.worker import Worker
 from tests.virtual_loop import run_virtually
 

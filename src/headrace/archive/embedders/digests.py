@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from headrace.disk import open_file
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.base.files import open_file
 
 
 def fingerprint(kind: str, settings: Mapping[str, object], files: Iterable[Path]) -> str:

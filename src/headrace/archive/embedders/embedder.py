@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.archive.embedders.failing import Failure
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.net.failures import Failure
 
 
 @dataclass(frozen=True, slots=True)

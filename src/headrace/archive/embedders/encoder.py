@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.disk import visible_files
-from headrace.errors import ConfigError, ModelError
+from headrace.base.errors import ConfigError, ModelError
+from headrace.base.files import visible_files
+from headrace.base.tensors import Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.runtimes import onnx
 from headrace.runtimes.onnx_external import external_names
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
-from headrace.servable import DEFAULT_SIGNATURE, Servable, Signature
-from headrace.tensors import Array, Tensors
 
 _USUAL_OUTPUTS = ("sentence_embedding", "embedding", "embeddings", "last_hidden_state", "token_embeddings")
 

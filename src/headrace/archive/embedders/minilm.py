@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

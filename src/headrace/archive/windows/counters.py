@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.archive.windows import kernels
+from headrace.archive.windows.bucket_plan import Measure, Plan
 from headrace.archive.windows.kernels import JUMP_ROWS, Cells, Opened, Rows, Totals
-from headrace.archive.windows.plan import Measure, Plan
-from headrace.errors import ConfigError, FailedPrecondition
-from headrace.tensors import Array
+from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.base.tensors import Array
 
 _FIRST_ROOM = 1024
 

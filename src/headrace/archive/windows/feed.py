@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 import msgspec
 import pyarrow as pa
 
-from headrace.archive.archive import Archive
-from headrace.archive.catalog import SpaceRecord
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.catalog import SpaceRecord
+from headrace.archive.windows.bucket_plan import Measure, Plan, Total
 from headrace.archive.windows.counters import Counters
-from headrace.archive.windows.plan import Measure, Plan, Total
-from headrace.archive.windows.rows import RowMaker
-from headrace.archive.windows.writing import Fed, Writer
-from headrace.errors import ConfigError
-from headrace.tensors import Array
+from headrace.archive.windows.row_conversion import RowMaker
+from headrace.archive.windows.table_writer import Fed, Writer
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 
 _ROWS_AT_ONCE = 2**16
 

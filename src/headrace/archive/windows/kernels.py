@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from numba import njit
 
-from headrace.compiled import cached
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.jit.kernel_cache import cached
 
 JUMP_ROWS = 16
 """Number of consecutive rows ahead of the clock after which the clock follows them."""

@@ -9,17 +9,17 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import Unavailable
+from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, numbers, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.fill import add_threads
 from headrace.cli.archiving.stopping import Stopping
-from headrace.errors import Unavailable
-from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.backfilling import Backfill
+    from headrace.archive.filling.backfill import Backfill
+    from headrace.archive.lookup.archive import Archive
 
 _EXAMPLES = """examples:
   headrace archive backfill titles                   fill the current encoder's version, then answer from it
@@ -46,8 +46,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
-    opened.add_archive(parser)
+    archive_options.add_space(parser)
+    archive_options.add_archive(parser)
     auditing.add_option(parser)
     add_threads(parser)
     _add_version(
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the backfill, and show its progress."""
     logs.set_up("text", "info")
     with Stopping() as stopping, ExitStack() as held:
-        archive = held.enter_context(opened.open_archive_of(options))
+        archive = held.enter_context(archive_options.open_archive_of(options))
         source = options.from_version or archive.record(options.space).default
         target = options.to_version or "of its encoder"
         on = f"{options.space} version {target} from version {source or 'none'}"
@@ -92,7 +92,7 @@ def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: 
     Returns:
         Whether the backfill is complete.
     """
-    from headrace.archive.backfilling import Backfill  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.filling.backfill import Backfill  # noqa: PLC0415 - not needed to list the verbs
 
     default = archive.record(options.space).default
     made = 0 if options.no_fill else _start_filler(options, archive, held)
@@ -118,9 +118,9 @@ def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: 
 
 def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack) -> int:
     """Start a Filler of all spaces, as the queue may hold keys of any; return this space's version."""
-    from headrace.archive.filling import Filler  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.filling.filler import Filler  # noqa: PLC0415 - not needed to list the verbs
 
-    embedders = opened.open_embedders(options, archive, held, options.space)
+    embedders = archive_options.open_embedders(options, archive, held, options.space)
     filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
     filler.start()
     held.callback(filler.stop)

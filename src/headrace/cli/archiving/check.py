@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.terminal import counted, table
 from headrace.cli import verbs
-from headrace.cli.archiving import opened
-from headrace.errors import ConfigError, HeadraceError
-from headrace.terminal import counted, table
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.catalog import SpaceRecord, SpaceVersion
-    from headrace.archive.config import ArchiveConfig, SpaceSettings
-    from headrace.archive.contents import TableColumn
+    from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
+    from headrace.archive.model.catalog import SpaceRecord, SpaceVersion
+    from headrace.archive.model.contents import TableColumn
 
 _OTHERS = "each process has its own; fine where one server does everything (fill = true)"
 
@@ -37,7 +37,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class _Made(NamedTuple):
 
 def run(options: argparse.Namespace) -> int:
     """Check all parts; a wrong part does not keep the others from being checked."""
-    config = opened.settings_of(options)
-    found = list(_check(config, opened.base_of(options)))
+    config = archive_options.settings_of(options)
+    found = list(_check(config, archive_options.base_of(options)))
     code = max(one.code for one in found)
     if options.json:
         parts = [{"part": one.part, "is_ok": one.code == verbs.DONE, "told": one.told} for one in found]
@@ -77,8 +77,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
-    from headrace.archive.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.contents import table_column  # noqa: PLC0415 - as above
+    from headrace.archive.model.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.contents import table_column  # noqa: PLC0415 - as above
 
     records = {name: SpaceRecord() for name in config.spaces}
     yield _tried("store", lambda: _store(config, records))
@@ -109,8 +109,8 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
 
 def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
     """Open the store, and read the records of the spaces."""
-    from headrace.archive.catalog import Catalog  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.stores.opening import open_store  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.catalog import Catalog  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.stores.open_store import open_store  # noqa: PLC0415 - not needed to list the verbs
 
     store = open_store(config.store)
     try:
@@ -121,7 +121,7 @@ def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
 
 
 def _queue(config: ArchiveConfig) -> str:
-    from headrace.queues.opening import open_queue  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.queues.open_queue import open_queue  # noqa: PLC0415 - not needed to list the verbs
 
     queue = open_queue(config.queue)
     try:
@@ -138,9 +138,9 @@ def _kind(settings: object) -> str:
 
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.embedders.settings import ModelSettings  # noqa: PLC0415
-    from headrace.archive.opening import open_one_embedder  # noqa: PLC0415
+    from headrace.archive.embedders.embedder_settings import ModelSettings  # noqa: PLC0415
+    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.open_archive import open_one_embedder  # noqa: PLC0415
 
     settings = read_settings(name, config.embedders.get(name), config.embedders)
     if isinstance(settings, ModelSettings) and not settings.url:
@@ -154,14 +154,14 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Mad
 
 
 def _unused(config: ArchiveConfig, name: str) -> str:
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
 
     read_settings(name, config.embedders[name])
     return "no space uses it"
 
 
 def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
-    from headrace.archive.columns import fingerprint, row_dtype  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.columns import fingerprint, row_dtype  # noqa: PLC0415 - not needed to list the verbs
 
     columns = settings.columns or ()
     version = record.version(record.default)
@@ -178,7 +178,7 @@ def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
 
 
 def _content(source: TableColumn, record: SpaceRecord) -> str:
-    from headrace.archive.table_contents import text_column, told  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.filling.table_contents import text_column, told  # noqa: PLC0415 - not needed to list the verbs
 
     if text_column(record, source) is None:
         if record.default:
@@ -220,8 +220,8 @@ def _check_version(settings: SpaceSettings, version: SpaceVersion) -> None:
 
 
 def _check_oov(settings: SpaceSettings, dimension: int) -> None:
-    from headrace.archive.catalog import SpaceVersion  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.oov import oov_vector  # noqa: PLC0415 - as above
+    from headrace.archive.model.catalog import SpaceVersion  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.oov import oov_vector  # noqa: PLC0415 - as above
 
     version = SpaceVersion(
         number=0, embedder="", fingerprint="", dimension=dimension, dtype=settings.dtype, created=0.0

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.base.terminal import table
 from headrace.cli import auditing, groups, verbs
-from headrace.cli.archiving import opened
-from headrace.terminal import table
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.dead_letters import DeadLetter
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.lookup.dead_letters import DeadLetter
 
 _EXAMPLES = """examples:
   headrace archive dead-letters list posters
@@ -69,13 +69,13 @@ def _add(
     )
     parser.add_argument("space", metavar="SPACE", nargs="?", default="", help="a space (default: all)")
     parser.add_argument("keys", metavar="KEY", nargs="*", help="only these keys")
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     return parser
 
 
 def run_list(options: argparse.Namespace) -> int:
     """Print one line per key."""
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         letters = list(_meant(archive, options))
         damaged = archive.dead_letters.damaged
     if damaged:
@@ -92,7 +92,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Queue keys again; each dead letter is dropped once its key is queued."""
-    with opened.open_archive_of(options) as archive, _told(options, "replay-dead-letters"):
+    with archive_options.open_archive_of(options) as archive, _told(options, "replay-dead-letters"):
         replayed = 0
         for letters in _in_parts(_meant(archive, options)):
             for space, version in {(one.space, one.version) for one in letters}:
@@ -109,7 +109,7 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def run_drop(options: argparse.Namespace) -> int:
     """Drop dead letters."""
-    with opened.open_archive_of(options) as archive, _told(options, "drop-dead-letters"):
+    with archive_options.open_archive_of(options) as archive, _told(options, "drop-dead-letters"):
         dropped = 0
         for letters in _in_parts(_meant(archive, options)):
             archive.dead_letters.remove(letters)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.base.errors import InvalidRequest
 from headrace.cli import auditing, numbers, verbs
-from headrace.cli.archiving import opened, versions
-from headrace.errors import InvalidRequest
+from headrace.cli.archiving import archive_options, versions
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,11 +29,11 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     parser.add_argument(
         "number", metavar="N", nargs="?", help="the new default version (without N, show the versions)"
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     auditing.add_option(parser)
     parser.add_argument(
         "--fewer-keys",
@@ -44,12 +44,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the versions, or change the default."""
-    from headrace.archive.moving import move_default  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.default_version import move_default  # noqa: PLC0415 - not needed to list the verbs
 
     number = options.number and numbers.whole("N", least=1, most=2**31)(options.number)
     if options.fewer_keys and not number:
         raise InvalidRequest("expected a version to move to, as in: default SPACE N", field="N")
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         before = versions.stored_record(archive, options.space)
         if number:
             with auditing.told(options, "default", f"{options.space} version {number}"):

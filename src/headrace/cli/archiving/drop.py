@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from headrace.cli import auditing, models, numbers, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -26,9 +26,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     parser.add_argument("number", metavar="N", help="the version")
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     auditing.add_option(parser)
     parser.add_argument(
         "--models",
@@ -42,10 +42,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Drop the version, unless it is needed."""
-    from headrace.archive.dropping import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.drop import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
 
     number = numbers.whole("N", least=1, most=2**31)(options.number)
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         looked_at = check_unneeded(options.space, number, options.models)
         with auditing.told(options, "drop", f"{options.space} version {number}"):
             drop_version(archive, options.space, number)

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError
+from headrace.base.files import saying
+from headrace.base.terminal import counted, table
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened, whole
+from headrace.cli.archiving import archive_options, whole
 from headrace.cli.archiving.pictures import images
-from headrace.disk import saying
-from headrace.errors import ConfigError
-from headrace.terminal import counted, table
 
 if TYPE_CHECKING:
-    from headrace.archive.similarity.duplicates import Duplicates, Group
-    from headrace.archive.whole import Whole
+    from headrace.archive.operations.export import Whole
+    from headrace.similarity.duplicates import Duplicates, Group
 
 _SHOWN_GROUPS = 20
 _SHOWN_KEYS = 5
@@ -47,7 +47,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     _add_search(parser)
     parser.add_argument(
         "--groups",
@@ -63,8 +63,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="write an HTML page with the groups' images: contents that are URLs are linked, files that the "
         "embedder may read are included",
     )
-    opened.add_archive(parser)
-    opened.add_version(parser)
+    archive_options.add_archive(parser)
+    archive_options.add_version(parser)
     whole.add_most_bytes(parser)
 
 
@@ -103,7 +103,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per group, or one JSON object."""
-    from headrace.archive.similarity import duplicates  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity import duplicates  # noqa: PLC0415 - not needed to list the verbs
 
     if options.metric == "cosine" and options.threshold > 1:
         raise ConfigError(f"--threshold: expected a cosine, up to 1, got {options.threshold:g}")
@@ -195,7 +195,7 @@ def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict
 
 
 def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
-    from headrace.archive.similarity.sheet import Tile, contact_sheet  # noqa: PLC0415 - as above
+    from headrace.cli.archiving.contact_sheet import Tile, contact_sheet  # noqa: PLC0415 - as above
 
     groups = [
         [
@@ -206,7 +206,7 @@ def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) ->
     ]
     page = contact_sheet(
         groups,
-        images(opened.settings_of(options), opened.base_of(options), options.space),
+        images(archive_options.settings_of(options), archive_options.base_of(options), options.space),
         title=f"Near-duplicates in {options.space}, version {read.version}",
         subtitle=(
             f"{counted(found.group_count, 'group')} among {counted(len(read.keys), 'key')}; "

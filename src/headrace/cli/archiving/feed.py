@@ -13,23 +13,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import ConfigError, HeadraceError, StreamError
+from headrace.base.terminal import Line, counted
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.cli.scraped import add_metrics, metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
-from headrace.errors import ConfigError, HeadraceError, StreamError
-from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from headrace.archive.windows.batch_reader import Batches
     from headrace.archive.windows.feed import Feed
-    from headrace.archive.windows.reading import Batches
-    from headrace.training.origin import TopicOrigin
     from headrace.training.running.interruptions import Interruptions
+    from headrace.training.topic_origin import TopicOrigin
 
 _EXAMPLES = """examples:
   headrace archive feed demand orders.csv            count the rows of a file
@@ -74,7 +74,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="Parquet, Arrow or CSV; - for a stream on standard input (default); or a topic, "
         "kafka://HOST:PORT[,HOST:PORT]/TOPIC",
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     add_kafka_config(parser)
     add(
         "--skip-message",
@@ -107,7 +107,7 @@ Located = Callable[[StreamError], HeadraceError]
 
 @dataclass(frozen=True)
 class _Asking:
-    """The input to read; see ``headrace.training.origin.Asking``."""
+    """The input to read; see ``headrace.training.topic_origin.Asking``."""
 
     input: str
     kafka_config: Path | None
@@ -118,13 +118,13 @@ class _Asking:
 
 def run(options: argparse.Namespace) -> int:
     """Count rows until the stream ends, or a signal arrives."""
+    from headrace.archive.windows.batch_reader import after  # noqa: PLC0415 - as above
     from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.windows.reading import after  # noqa: PLC0415 - as above
     from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
-    from headrace.training.origin import open_origin  # noqa: PLC0415 - as above
     from headrace.training.running.checkpoint import only_run  # noqa: PLC0415 - as above
     from headrace.training.running.interruptions import Interruptions  # noqa: PLC0415 - as above
     from headrace.training.running.resumption import find_checkpoint, rows_before  # noqa: PLC0415 - as above
+    from headrace.training.topic_origin import open_origin  # noqa: PLC0415 - as above
 
     _check(options)
     logs.set_up("text", "info")
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
         if options.checkpoint is not None:
             held.enter_context(only_run(options.checkpoint))
         checkpoint = find_checkpoint(options.checkpoint, sys.stderr, resume=options.resume)
-        archive = held.enter_context(opened.open_archive_of(options))
+        archive = held.enter_context(archive_options.open_archive_of(options))
         interruptions = Interruptions()
         feed = Feed(
             archive,
@@ -279,8 +279,8 @@ def _opened(
     asking: _Asking, origin: TopicOrigin | None, columns: list[str]
 ) -> Iterator[tuple[Batches, Located | None]]:
     """Open the input; yield its batches, and a function that adds positions to errors."""
-    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.windows.reading import file_batches, open_stream_batches  # noqa: PLC0415 - as above
+    from headrace.archive.tables.column_files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.windows.batch_reader import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 
     if origin is None and asking.input != "-":

@@ -9,17 +9,17 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from headrace import logs
+from headrace.base import logs
+from headrace.base.errors import Unavailable
+from headrace.base.terminal import Line, counted
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.stopping import Stopping
 from headrace.cli.scraped import add_metrics, metrics
-from headrace.errors import Unavailable
-from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.fill_counts import FillCounts
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.model.fill_counts import FillCounts
 
 _EXAMPLES = """examples:
   headrace archive fill                    fill all spaces until Ctrl-C or SIGTERM
@@ -48,7 +48,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     add_threads(parser)
     add_metrics(parser)
     parser.add_argument("--until-empty", action="store_true", help="exit when no more keys are queued")
@@ -74,12 +74,12 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Fill until a signal arrives, or the queue is empty."""
-    from headrace.archive.filling import Filler  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.filling.filler import Filler  # noqa: PLC0415 - not needed to list the verbs
 
     logs.set_up("text", "info")
     with Stopping() as stopping, ExitStack() as held:
-        archive = held.enter_context(opened.open_archive_of(options))
-        embedders = opened.open_embedders(options, archive, held)
+        archive = held.enter_context(archive_options.open_archive_of(options))
+        embedders = archive_options.open_embedders(options, archive, held)
         filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)
         _answer_metrics(options, archive, held)
         started = time.monotonic()
@@ -102,8 +102,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitStack) -> None:
     """Serve the same archive metrics as a server, if the options ask for it."""
-    from headrace.frontends.archive.depths import Depths  # noqa: PLC0415 - only if requested
     from headrace.frontends.archive.metrics import ArchiveMetrics  # noqa: PLC0415 - as above
+    from headrace.frontends.archive.queue_depths import Depths  # noqa: PLC0415 - only if requested
 
     def made() -> ArchiveMetrics:
         depths = Depths(archive.queue)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import InvalidRequest
 from headrace.cli.archiving import removing
-from headrace.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
+    from headrace.archive.lookup.archive import Archive
 
 _SAID = {
     "name": "invalidate",

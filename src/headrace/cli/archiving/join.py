@@ -12,17 +12,17 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.files import saying
+from headrace.base.terminal import table
 from headrace.cli import models, verbs
-from headrace.cli.archiving import opened
-from headrace.disk import saying
-from headrace.errors import ConfigError, HeadraceError
-from headrace.terminal import table
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.joining import Join, Joined, JoinSettings
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.model_inputs.stream_join import Join, Joined, JoinSettings
     from headrace.config import InputSource
-    from headrace.stream.rows import StreamRows
+    from headrace.stream.row_batches import StreamRows
     from headrace.stream.schema import Schema
 
 _EXAMPLES = """examples:
@@ -54,7 +54,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     add = parser.add_argument
     add("input", metavar="FILE", nargs="?", default="-", help="the stream; - for standard input (default)")
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     add(
         "--inputs",
         metavar="FILE",
@@ -109,10 +109,10 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Join the rows, and print statistics."""
-    from headrace.archive.joining import JoinSettings  # noqa: PLC0415 - needs an extra
+    from headrace.archive.model_inputs.stream_join import JoinSettings  # noqa: PLC0415 - needs an extra
     from headrace.config.model import model_config  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.config.reading import read_table  # noqa: PLC0415 - as above
-    from headrace.stream.rows import StreamRows  # noqa: PLC0415 - needs an extra
+    from headrace.config.toml_reader import read_table  # noqa: PLC0415 - as above
+    from headrace.stream.row_batches import StreamRows  # noqa: PLC0415 - needs an extra
 
     if options.json and options.out in (None, Path("-")):
         raise ConfigError("json: standard output is the stream; add --out FILE")
@@ -125,7 +125,7 @@ def run(options: argparse.Namespace) -> int:
         _served_by(options.served_by, config.inputs) | _versions("--served", options.served),
     )
     with (
-        opened.open_archive_of(options) as archive,
+        archive_options.open_archive_of(options) as archive,
         _open(options.input) as file,
         closing(StreamRows(file, schema)) as rows,
     ):
@@ -135,8 +135,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: StreamRows) -> Join:
-    from headrace.archive.joining import Join  # noqa: PLC0415 - needs an extra
-    from headrace.stream.output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - as above
+    from headrace.archive.model_inputs.stream_join import Join  # noqa: PLC0415 - needs an extra
+    from headrace.stream.stream_output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - as above
 
     join = Join(archive, settings, rows.columns, rows.schema)
     progress = ProgressLine(sys.stderr, shown=None if options.out is not None else False)

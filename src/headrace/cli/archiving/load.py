@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import InvalidRequest
+from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.stopping import Stopping
-from headrace.errors import InvalidRequest
-from headrace.terminal import Line, counted
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.loading.load import Load, Target
-    from headrace.archive.moving import Lacking
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.operations.default_version import Lacking
+    from headrace.archive.tables.load import Load, Target
 
 _FORMATS = ("parquet", "arrow", "csv")
 _BAR = 30
@@ -56,9 +56,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     parser.add_argument("file", metavar="FILE", type=Path, help="Parquet, Arrow or CSV")
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     auditing.add_option(parser)
     parser.add_argument("--key", metavar="NAME", default="", help="the column of keys (default: see below)")
     parser.add_argument(
@@ -73,7 +73,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default="",
         help="the column with the time at which each row of a table was written (default: now)",
     )
-    opened.add_version(parser)
+    archive_options.add_version(parser)
     parser.add_argument("--format", choices=_FORMATS, help="the file's format (default: by its name)")
     parser.add_argument(
         "--delimiter",
@@ -93,16 +93,16 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load the file, and show the progress."""
-    from headrace.archive.loading.files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.loading.load import Load, Stopped  # noqa: PLC0415 - as above
-    from headrace.archive.moving import Lacking  # noqa: PLC0415 - as above
+    from headrace.archive.operations.default_version import Lacking  # noqa: PLC0415 - as above
+    from headrace.archive.tables.column_files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.tables.load import Load, Stopped  # noqa: PLC0415 - as above
 
     if len(options.delimiter) > 1 or not options.delimiter.isascii():
         raise InvalidRequest(
             f"expected one ASCII character, or tab, got {options.delimiter!r}", field="--delimiter"
         )
     started, target = time.monotonic(), None
-    with Stopping() as stopping, opened.open_archive_of(options) as archive:
+    with Stopping() as stopping, archive_options.open_archive_of(options) as archive:
         archive.record(options.space)  # raises NotFound, with the existing spaces
         file = ColumnFile(options.file, options.format, options.delimiter)
         load = Load(archive, options.space, file, stopping.event)

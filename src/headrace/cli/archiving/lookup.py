@@ -7,13 +7,13 @@ import sys
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from headrace.base.terminal import table
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.config.checks import MINUTE
-from headrace.terminal import table
 
 if TYPE_CHECKING:
-    from headrace.archive.looking import Lookup
+    from headrace.archive.lookup.space_reader import Lookup
 
 _SHOWN_NUMBERS, _SHOWN_COLUMNS = 4, 10
 
@@ -34,10 +34,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
-    opened.add_keys(parser)
-    opened.add_archive(parser)
-    opened.add_version(parser)
+    archive_options.add_space(parser)
+    archive_options.add_keys(parser)
+    archive_options.add_archive(parser)
+    archive_options.add_version(parser)
     parser.add_argument(
         "--timeout-seconds",
         metavar="S",
@@ -50,7 +50,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per key."""
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         lookup = archive.lookup(
             options.space, options.keys, version=options.version, timeout_seconds=options.timeout_seconds
         )

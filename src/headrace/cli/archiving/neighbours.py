@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from headrace.base.errors import NotFound, shown
+from headrace.base.terminal import table
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened, whole
-from headrace.errors import NotFound, shown
-from headrace.terminal import table
+from headrace.cli.archiving import archive_options, whole
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -24,7 +24,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     parser.add_argument("key", metavar="KEY", help="a key that has a vector")
     parser.add_argument(
         "--count",
@@ -39,19 +39,19 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default="cosine",
         help="what nearest means: by the angle, the product, or the distance (default cosine)",
     )
-    opened.add_archive(parser)
-    opened.add_version(parser)
+    archive_options.add_archive(parser)
+    archive_options.add_version(parser)
     whole.add_most_bytes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per neighbour."""
-    from headrace.archive.similarity.nearest import nearest  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity.exact_search import nearest  # noqa: PLC0415 - not needed to list the verbs
 
     with whole.told() as progress:
         read = whole.read(options, progress)
         if options.key not in read.keys:
-            embedder = opened.settings_of(options).spaces[options.space].embedder
+            embedder = archive_options.settings_of(options).spaces[options.space].embedder
             way_out = "lookup queues the key" if embedder else "put stores one"
             raise NotFound(
                 f"{shown(options.key)} has no vector in version {read.version} of {options.space!r}; "

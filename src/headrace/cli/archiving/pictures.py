@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.archive.config import ArchiveConfig
-    from headrace.archive.embedders.images.contents import Contents
-    from headrace.archive.similarity.sheet import Image
+    from headrace.archive.embedders.images.fetch import Contents
+    from headrace.archive.model.archive_toml import ArchiveConfig
+    from headrace.cli.archiving.contact_sheet import Image
 
 _ADDRESSES = ("http://", "https://")
 
@@ -29,7 +29,7 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
 
     template = config.spaces[space].content
     contents = _contents(config, base, space)
@@ -51,14 +51,14 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
 
 
 def _contents(config: ArchiveConfig, base: Path, space: str) -> Contents | None:
-    from headrace.archive.embedders.images.connection import (  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.embedders.embedder_settings import ImageSettings  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.images.fetch import Contents  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - as above
+    from headrace.net.deadline_connection import (  # noqa: PLC0415 - not needed to list the verbs
         Connector,
         system_addresses,
     )
-    from headrace.archive.embedders.images.contents import Contents  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.opening import read_settings  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.settings import ImageSettings  # noqa: PLC0415 - as above
 
     name = config.spaces[space].embedder
     settings = read_settings(name, config.embedders.get(name)) if name else None

@@ -7,15 +7,15 @@ import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError
+from headrace.base.files import saying
 from headrace.cli import numbers, verbs
-from headrace.cli.archiving import opened, whole
-from headrace.disk import saying
-from headrace.errors import ConfigError
+from headrace.cli.archiving import archive_options, whole
 
 if TYPE_CHECKING:
-    from headrace.archive.similarity.layout import Layout
-    from headrace.archive.similarity.rows import Rows
-    from headrace.archive.whole import Whole
+    from headrace.archive.operations.export import Whole
+    from headrace.similarity.layout import Layout
+    from headrace.similarity.stored_rows import Rows
 
 _MOST_LABEL_BYTES = 1024**3
 _NO_LABEL = "no label"
@@ -41,7 +41,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     add = parser.add_argument
     add("--out", metavar="FILE", type=Path, help="the picture: .png, .svg or .pdf (default SPACE.png)")
     add(
@@ -80,15 +80,15 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         default=0,
         help="the random seed of samples and clusters (default 0)",
     )
-    opened.add_archive(parser)
-    opened.add_version(parser)
+    archive_options.add_archive(parser)
+    archive_options.add_version(parser)
     whole.add_most_bytes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Draw the space, and write the picture."""
-    from headrace.archive.similarity import drawing  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.similarity.layout import layout  # noqa: PLC0415 - as above
+    from headrace.cli.archiving import drawing  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity.layout import layout  # noqa: PLC0415 - as above
 
     out: Path = options.out or Path(f"{options.space}.png")
     drawing.check_file(out)
@@ -125,7 +125,7 @@ def _subtitle(options: argparse.Namespace, read: Whole, made: Layout) -> str:
 
 
 def _clusters(options: argparse.Namespace, rows: Rows, made: Layout) -> list[str]:
-    from headrace.archive.similarity.layout import clusters  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity.layout import clusters  # noqa: PLC0415 - not needed to list the verbs
 
     found = clusters(rows, made.rows, options.clusters, options.seed)
     return [f"cluster {number + 1}" for number in found.tolist()]

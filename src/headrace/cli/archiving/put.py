@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import InvalidRequest
+from headrace.base.files import saying
 from headrace.cli import verbs
-from headrace.cli.archiving import opened
-from headrace.disk import saying
-from headrace.errors import InvalidRequest
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.tensors import Array
+    from headrace.base.tensors import Array
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -30,15 +30,15 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_space(parser)
+    archive_options.add_space(parser)
     parser.add_argument(
         "vectors", metavar="FILE", type=Path, help="numbers, one row per key (.npy); fields for a table"
     )
     parser.add_argument(
         "--keys", metavar="FILE", type=Path, required=True, help="the keys in UTF-8, one per line"
     )
-    opened.add_archive(parser)
-    opened.add_version(parser)
+    archive_options.add_archive(parser)
+    archive_options.add_version(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,13 +47,13 @@ def run(options: argparse.Namespace) -> int:
     if len(keys) != len(vectors):
         expected = f"as many lines as {options.vectors} has rows, {len(vectors)}"
         raise InvalidRequest(f"expected {expected}, got {len(keys)}", field="--keys")
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         if vectors.dtype.names:
             values = {name: vectors[name] for name in vectors.dtype.names}
             archive.put_rows(options.space, keys, values, version=options.version)
         else:
             archive.put(options.space, keys, vectors, version=options.version)
-    opened.tell(options, "stored", {"space": options.space, "keys": len(keys)})
+    archive_options.tell(options, "stored", {"space": options.space, "keys": len(keys)})
     return verbs.DONE
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.cli import auditing, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
+    from headrace.archive.lookup.archive import Archive
 
 Remove = Callable[["Archive", argparse.Namespace], int]
 """Removes data of the keys in the options; returns the number of keys that had some."""
@@ -36,7 +36,7 @@ def add(
 
     def run(options: argparse.Namespace) -> int:
         with (
-            opened.open_archive_of(options) as archive,
+            archive_options.open_archive_of(options) as archive,
             auditing.told(options, said["name"], f"{options.space}, keys: {len(set(options.keys))}"),
         ):
             found = remove(archive, options)
@@ -50,8 +50,8 @@ def add(
         return verbs.DONE
 
     parser = verbs.add(words, verbs.Verb(**said, run=run))
-    opened.add_space(parser)
-    opened.add_keys(parser)
-    opened.add_archive(parser)
+    archive_options.add_space(parser)
+    archive_options.add_keys(parser)
+    archive_options.add_archive(parser)
     auditing.add_option(parser)
     return parser

@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from headrace.cli import serve, verbs
-from headrace.cli.archiving import opened
+from headrace.cli.archiving import archive_options
 from headrace.config import ServerConfig, server_config, with_flags
 
 _OF_MODELS = {
@@ -35,14 +35,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             own_help=", and [limits], [tls], [access], [cors], [tracing], [access_log] and [audit]",
         ),
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
     serve.add_settings(parser, _SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:
     """Serve until stopped by a signal."""
     config = _config(options)
-    opened.settings_of(options)  # validate the settings before anything starts
+    archive_options.settings_of(options)  # validate the settings before anything starts
     options.models = None
     return serve.serve(options, msgspec.structs.replace(config, archive=options.archive))
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.base.terminal import counted, table
 from headrace.cli import verbs
-from headrace.cli.archiving import opened
-from headrace.terminal import counted, table
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.status import SpaceStatus, Status
-    from headrace.queues.queue import Queue
-    from headrace.stores.store import Store
+    from headrace.archive.operations.status import SpaceStatus, Status
+    from headrace.storage.queues.queue import Queue
+    from headrace.storage.stores.store import Store
 
 _EXAMPLES = """examples:
   headrace archive status
@@ -58,16 +58,16 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print a table and warnings; unanswered parts are reported last, with exit code 1."""
-    from headrace.archive.status import look  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.queues.opening import open_queue  # noqa: PLC0415 - as above
-    from headrace.stores.opening import open_store  # noqa: PLC0415 - as above
+    from headrace.archive.operations.status import look  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.queues.open_queue import open_queue  # noqa: PLC0415 - as above
+    from headrace.storage.stores.open_store import open_store  # noqa: PLC0415 - as above
 
-    config = opened.settings_of(options)
+    config = archive_options.settings_of(options)
     with ExitStack() as held:
 
         def store() -> Store:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from headrace.base.terminal import counted, table
 from headrace.cli import verbs
-from headrace.cli.archiving import opened
-from headrace.terminal import counted, table
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.archive import Archive
-    from headrace.archive.catalog import SpaceRecord
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.model.catalog import SpaceRecord
 
 _HEAD = ("space", "version", "", "embedder", "numbers", "dtype", "made", "")
 
@@ -33,12 +33,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         ),
     )
     parser.add_argument("space", metavar="SPACE", nargs="?", help="a space (default: all)")
-    opened.add_archive(parser)
+    archive_options.add_archive(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per version."""
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
         records = {space: stored_record(archive, space) for space in spaces}
     if options.json:
@@ -67,7 +67,7 @@ def listed(records: Mapping[str, SpaceRecord]) -> str:
 
 def described_space(space: str, record: SpaceRecord) -> dict[str, object]:
     """Return a space with its versions as an object for JSON."""
-    from headrace.archive.columns import described  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.columns import described  # noqa: PLC0415 - not needed to list the verbs
 
     return {
         "space": space,

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from headrace.base.terminal import Line
 from headrace.cli import numbers
-from headrace.cli.archiving import opened
-from headrace.terminal import Line
+from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.similarity.rows import Metric, Progress, Rows
-    from headrace.archive.whole import Whole
+    from headrace.archive.operations.export import Whole
+    from headrace.similarity.stored_rows import Metric, Progress, Rows
 
 LARGEST_SIMILARITY = 1e15
 """The largest distance or product that can be requested."""
@@ -39,9 +39,9 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
         TooLarge: The space exceeds the limit.
         Unavailable: The store does not answer.
     """
-    from headrace.archive.whole import read_whole  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.export import read_whole  # noqa: PLC0415 - not needed to list the verbs
 
-    with opened.open_archive_of(options) as archive:
+    with archive_options.open_archive_of(options) as archive:
         return read_whole(
             archive,
             options.space,
@@ -53,7 +53,7 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
 
 def rows_of(whole: Whole, metric: Metric) -> Rows:
     """Return the vectors of a space as comparable rows."""
-    from headrace.archive.similarity.rows import Rows  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity.stored_rows import Rows  # noqa: PLC0415 - not needed to list the verbs
 
     return Rows(whole.vectors, metric, scales=whole.scales)
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.disk import open_file
-from headrace.errors import LoadError
-from headrace.sealed.copying import (
+from headrace.base.errors import LoadError
+from headrace.base.files import open_file
+from headrace.base.tensors import Array
+from headrace.sealed_memory.file_copying import (
     LARGE_BYTES,
     Content,
     NotCopied,
@@ -24,7 +25,6 @@ from headrace.sealed.copying import (
     pieces,
     sealed_copy,
 )
-from headrace.tensors import Array
 
 _WRITTEN_BYTES = 2**24
 _ALIGNMENT = 16  # NumPy aligns the end of its headers; kernels need aligned numbers

@@ -12,14 +12,14 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
+from headrace.base.errors import ConfigError, listed
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.missing import flagged
-from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import NO_SHIFT, Table
-from headrace.errors import ConfigError, listed
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
-from headrace.tensors import Array
 
 MODEL_FILE = "model.ctr"
 """File that describes the model as JSON; its presence identifies the runtime."""

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.errors import ConfigError
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 if TYPE_CHECKING:
     import onnx

@@ -18,9 +18,9 @@ from typing import Literal
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import Table
-from headrace.tensors import Array
 
 Bits = Literal[16, 8]
 """Bits per weight of a quantized table."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numba
 
-from headrace.compiled import cached
+from headrace.jit.kernel_cache import cached
 
 FAST = {"contract", "reassoc", "nsz", "arcp", "afn"}
 """Floating-point optimisations allowed to the compiler; NaN and infinity keep their meaning."""

@@ -19,9 +19,9 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel
-from headrace.ctr.kernels.intrinsics import intrinsic
-from headrace.tensors import Array
+from headrace.jit.intrinsics import intrinsic
 
 
 def _shape_of_panels() -> tuple[int, int]:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 
 LINE_BYTES = 64
 """Size of a cache line in bytes."""

@@ -14,7 +14,7 @@ from numba.core import cgutils
 from numba.core.datamodel import models
 from numba.extending import register_model
 
-from headrace.ctr.kernels.intrinsics import address_of, intrinsic
+from headrace.jit.intrinsics import address_of, intrinsic
 
 _FLOAT = ir.FloatType()
 

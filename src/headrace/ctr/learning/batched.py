@@ -16,6 +16,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import aligned_zeros, fixed
 from headrace.ctr.learning import batched_kernels
@@ -29,15 +31,13 @@ from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, ste
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
 from headrace.ctr.learning.sharing import shared
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
+from headrace.ctr.model_settings import DEEP, PAIRS_OF, POOLED, ModelSettings
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import DEEP, PAIRS_OF, POOLED, ModelSettings
-from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 
 class BatchedModel(LearningModel):

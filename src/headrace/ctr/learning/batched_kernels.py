@@ -18,16 +18,16 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning.network import Exchange
 from headrace.ctr.models import deepffm, deepfm, ffm, fm, fwfm
 from headrace.ctr.models.arguments import FM, FWFM, LR, Served, Shape, Work
 from headrace.ctr.models.embeddings import count_values, half_dot, pool, prefetch_rows
 from headrace.ctr.models.linear import dense_sum, linear_sum, sigmoid
 from headrace.ctr.models.logit import AHEAD, AHEAD_WIDE
-from headrace.tensors import Array
+from headrace.jit.intrinsics import one_by_one, prefetch, read, write
+from headrace.jit.kernel_cache import cached
 
 
 class Gathered(NamedTuple):

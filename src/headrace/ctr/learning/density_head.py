@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 from headrace.ctr.learning.network import CHUNK_ROWS, Passage
 from headrace.ctr.models.density import heads_of, learn_heads, scratch_of
-from headrace.tensors import Array
+from headrace.jit.intrinsics import one_by_one, read, write
+from headrace.jit.kernel_cache import cached
 
 
 class Counts(NamedTuple):

@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.matrix_product import LANES, PANEL, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
 from headrace.ctr.learning import first_layer_kernels as kernels
@@ -23,9 +24,8 @@ from headrace.ctr.learning.first_layer_kernels import TALL, Found, Memory, Plan,
 from headrace.ctr.learning.network import Beside, First
 from headrace.ctr.learning.parameter_groups import network_widths
 from headrace.ctr.learning.touched_rows import Touched
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 MOST_DISTINCT = 0.5
 """Largest share of distinct values in a batch's rows; fields with more are multiplied row by row. Both ways

@@ -14,11 +14,11 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.intrinsics import intrinsic, one_by_one, read, write
 from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTORS, spread
-from headrace.tensors import Array
+from headrace.jit.intrinsics import intrinsic, one_by_one, read, write
+from headrace.jit.kernel_cache import cached
 
 TALL = BLOCK_ROWS * VECTORS
 """Rows of a block that is one vector wide; the numbers of distinct values are padded to a multiple of it."""

@@ -1,8 +1,8 @@
 """Decay of sums of squares in models that learn in batches: contributions halve in a fixed number of rows.
 
-This is the forward decay of ``headrace.ctr.learning.pace``: later batches have a larger weight, and rows that
-are not touched stay unchanged. But the rate is fixed. The measurement there, on weights that move row by row,
-does not apply to batches, in which a frequent weight moves once for many rows.
+This is the forward decay of ``headrace.ctr.learning.forgetting_rate``: later batches have a larger weight,
+and rows that are not touched stay unchanged. But the rate is fixed. The measurement there, on weights that move
+row by row, does not apply to batches, in which a frequent weight moves once for many rows.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.ctr.learning.pace import SCALED
-from headrace.errors import ConfigError
-from headrace.tensors import Array
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
+from headrace.ctr.learning.forgetting_rate import SCALED
 
 _NAME = "half_life.rows"
 _SCALED_DOUBLINGS = round(math.log2(SCALED))

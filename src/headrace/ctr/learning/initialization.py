@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.compiled import cached
-from headrace.tensors import Array
+from headrace.base.tensors import Array
+from headrace.jit.kernel_cache import cached
 
 _MASK = np.uint64(0xFFFF)
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.kernels.intrinsics import one_by_one, read, write
 from headrace.ctr.kernels.matrix_product import PANEL, Operand, multiply, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
 from headrace.ctr.models.linear import sigmoid
-from headrace.tensors import Array
+from headrace.jit.intrinsics import one_by_one, read, write
+from headrace.jit.kernel_cache import cached
 
 CHUNK_ROWS = 512
 """Number of rows that pass through the network at once."""

@@ -14,22 +14,22 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.learning.forgetting_rate import UNWATCHED, Pace, shift_of
 from headrace.ctr.learning.online_kernels import Rules, learner
-from headrace.ctr.learning.pace import UNWATCHED, Pace, shift_of
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.learning.update_rules import code_of, rule_of, weighed
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import ModelSettings
 from headrace.ctr.tables import STATE_PER_WEIGHT
-from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 _LEAST_ROWS_A_THREAD = 64
 

@@ -1,7 +1,7 @@
 """The kernel of the models that learn from each row before they predict the next.
 
 The kernel that ``learner`` returns is compiled for a shape on its first call, and cached on disk
-(``headrace.compiled``).
+(``headrace.jit.kernel_cache``).
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import NamedTuple
 
 import numba
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.intrinsics import assume
-from headrace.ctr.learning.pace import Watched, watch
+from headrace.ctr.learning.forgetting_rate import Watched, watch
 from headrace.ctr.learning.row_updates import update_dense, update_embeddings, update_linear, update_pairs
 from headrace.ctr.learning.update_rules import FORGETTING_CODES, Rule, bounded, move
 from headrace.ctr.models.arguments import FWFM, LR, Served, Shape, Work
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
-from headrace.tensors import Array
+from headrace.jit.intrinsics import assume
+from headrace.jit.kernel_cache import cached
 
 
 class Rules(NamedTuple):

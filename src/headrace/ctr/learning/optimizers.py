@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.learning import update_rules
 from headrace.ctr.learning.update_rules import Rule, bounded, move, rule_of, weighed
-from headrace.ctr.settings import Optimizer
-from headrace.tensors import Array
+from headrace.ctr.model_settings import Optimizer
+from headrace.jit.intrinsics import one_by_one, prefetch, read, write
+from headrace.jit.kernel_cache import cached
 
 ADAM = 8
 """Code of Adam, lazy or not; lower codes are those of ``headrace.ctr.learning.update_rules``."""

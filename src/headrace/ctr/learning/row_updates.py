@@ -9,8 +9,8 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import one_by_one, read
 from headrace.ctr.learning.update_rules import bounded, move
+from headrace.jit.intrinsics import one_by_one, read
 
 
 @numba.njit(**PART)

@@ -18,7 +18,7 @@ import math
 
 import msgspec
 
-from headrace.ctr.settings import FIELD_AWARE, ModelSettings, Optimizer
+from headrace.ctr.model_settings import FIELD_AWARE, ModelSettings, Optimizer
 from headrace.stream.features import Features
 
 PAIRS_STEP = 4.0

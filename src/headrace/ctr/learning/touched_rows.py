@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.kernels.intrinsics import prefetch, read, write
-from headrace.tensors import Array
+from headrace.jit.intrinsics import prefetch, read, write
+from headrace.jit.kernel_cache import cached
 
 _AHEAD = 4
 """Prefetch distance of positions, in rows of the block."""

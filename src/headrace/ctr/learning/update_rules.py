@@ -13,8 +13,8 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import read, write
-from headrace.ctr.settings import Optimizer
+from headrace.ctr.model_settings import Optimizer
+from headrace.jit.intrinsics import read, write
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 """Codes of the rules. The power 0.5, a square root, has codes of its own."""
@@ -33,8 +33,8 @@ _ZERO = np.float32(0)
 class Rule(NamedTuple):
     """An optimizer's parameters in the form that kernels take: float32 each.
 
-    ``weight`` is the weight of a new square where sums of squares decay (see ``headrace.ctr.learning.pace``),
-    and ``scale`` its reciprocal.
+    ``weight`` is the weight of a new square where sums of squares decay (see
+    ``headrace.ctr.learning.forgetting_rate``), and ``scale`` its reciprocal.
     """
 
     learning_rate: np.float32

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.memory import aligned_zeros, fixed
-from headrace.ctr.settings import ModelSettings
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 LR, FM, FWFM, FFM = range(4)
 """Codes of the kinds without a network."""
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
         crossed: Number of interactions.
         linear_width: Length of a row of the linear learning table.
         shift: One value in ``2**shift`` is sampled where sums of squares decay: see
-            ``headrace.ctr.learning.pace``.
+            ``headrace.ctr.learning.forgetting_rate``.
     """
 
     kind: int

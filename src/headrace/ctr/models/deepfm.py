@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import one_by_one, read, write
+from headrace.jit.intrinsics import one_by_one, read, write
 
 
 @numba.njit(**PART)

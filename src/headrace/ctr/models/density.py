@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel, part
-from headrace.tensors import Array
 
 LEAST_CONCENTRATION, MOST_CONCENTRATION = math.exp(-3.0), math.exp(12.0)
 """Bounds of concentrations: of a rate that is mostly 0 or 1, and of one known to a thousandth."""

@@ -12,8 +12,8 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import one_by_one, prefetch, read, write
 from headrace.ctr.kernels.memory import LINE_FLOATS
+from headrace.jit.intrinsics import one_by_one, prefetch, read, write
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import one_by_one, read, write
+from headrace.jit.intrinsics import one_by_one, read, write
 
 _ZERO = np.float32(0)
 

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.compiled import cached
-from headrace.ctr.settings import Interaction, ModelSettings
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
+from headrace.ctr.model_settings import Interaction, ModelSettings
+from headrace.jit.kernel_cache import cached
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 _SHIFT = np.uint64(32)
 _ODD = np.uint64(0x9E3779B97F4A7C15)

@@ -8,8 +8,8 @@ import numba
 import numpy as np
 
 from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.kernels.intrinsics import one_by_one, read
 from headrace.ctr.models.embeddings import weight_at
+from headrace.jit.intrinsics import one_by_one, read
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import Field
-from headrace.tensors import Array
 
 LEVEL = "level"
 """Name of the request input that sets an interval's confidence level."""

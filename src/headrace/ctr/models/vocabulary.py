@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.compiled import cached
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
+from headrace.jit.kernel_cache import cached
 from headrace.stream.block import Block
 from headrace.stream.features import ExactColumn, Features
 from headrace.stream.schema import MOST_ADMIT
-from headrace.tensors import Array
 
 LONGEST_PROBE = 64
 """Number of rows probed before a value counts as absent, or a table as full."""

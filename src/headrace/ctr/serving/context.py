@@ -15,19 +15,19 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.kernels.matrix_product import pack, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned, fixed
+from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.models.density import mean_logits, scratch_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.context_kernels import score, scratch_size, to_probabilities
 from headrace.ctr.serving.context_parts import PLACES, Prepared, Sizes
-from headrace.ctr.settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.standing import Standing
+from headrace.jit.packed_arguments import Standing
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 _MOST_LANES = 32
 """Most numbers of an embedding read at once, such that they fit in a few registers."""

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel, part
-from headrace.ctr.kernels.intrinsics import prefetch_to_read, read, write
 from headrace.ctr.kernels.matrix_product import Operand, multiply
 from headrace.ctr.kernels.memory import LINE_BYTES, LINE_FLOATS
 from headrace.ctr.serving.context_parts import (
@@ -24,8 +24,8 @@ from headrace.ctr.serving.context_parts import (
     dot,
     same_context,
 )
-from headrace.standing import Standing, given
-from headrace.tensors import Array
+from headrace.jit.intrinsics import prefetch_to_read, read, write
+from headrace.jit.packed_arguments import Standing, given
 
 TILE_ROWS = 48
 """Number of rows in a tile: their activations fit in the L2 cache, those of a block in the L1 cache."""

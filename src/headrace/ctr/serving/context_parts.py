@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import part
-from headrace.ctr.kernels.intrinsics import read, write
 from headrace.ctr.kernels.vectors import (
     Vector,
     is_float,
@@ -20,9 +20,9 @@ from headrace.ctr.kernels.vectors import (
     total,
     zeros,
 )
-from headrace.ctr.settings import Kind
+from headrace.ctr.model_settings import Kind
 from headrace.ctr.tables import Table
-from headrace.tensors import Array
+from headrace.jit.intrinsics import read, write
 
 PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
 """The kinds, in the order of their codes in kernels."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.model_settings import POOLED, ModelSettings
 from headrace.ctr.models.missing import flagged
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import (
@@ -16,9 +18,7 @@ from headrace.ctr.serving.explanations import (
     pooled_embeddings,
     table_rows,
 )
-from headrace.ctr.settings import POOLED, ModelSettings
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 
 class DeepForm:

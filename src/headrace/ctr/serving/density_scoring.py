@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import Missing
 from headrace.ctr.serving.deep_scoring import DeepForm
-from headrace.ctr.settings import ModelSettings
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 
 class DensityForm(DeepForm):

@@ -10,12 +10,12 @@ from itertools import pairwise
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.model_settings import FIELD_AWARE, ModelSettings
 from headrace.ctr.models.interactions import crossing, interaction_name
-from headrace.ctr.settings import FIELD_AWARE, ModelSettings
 from headrace.ctr.tables import Table
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 BIAS = "(bias)"
 """Name of the contribution that belongs to no field."""

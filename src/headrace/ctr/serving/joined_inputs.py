@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel, part
-from headrace.ctr.kernels.intrinsics import read, write
-from headrace.tensors import Array
+from headrace.jit.intrinsics import read, write
 
 _PADDING = 2**32 - 1
 

@@ -13,20 +13,20 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.compiled import cached
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.memory import fixed
+from headrace.ctr.model_settings import DEEP, ModelSettings
 from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
 from headrace.ctr.serving.explanations import explain_linear, explain_pairs
-from headrace.ctr.settings import DEEP, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.errors import ConfigError
+from headrace.jit.kernel_cache import cached
 from headrace.stream.features import Features
-from headrace.tensors import Array
 
 PredictKernel = Callable[[Work, Served, Array], None]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from headrace.clock import unix_milliseconds
-from headrace.frontends.metric import Metric
-from headrace.frontends.metrics import family
+from headrace.base.clock import unix_milliseconds
+from headrace.frontends.metrics.declaration import Metric
+from headrace.frontends.metrics.engine_metrics import family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
-from headrace.archive.records import ROW
-from headrace.errors import HeadraceError, InvalidRequest
+from headrace.archive.model.records import ROW
+from headrace.base.errors import HeadraceError, InvalidRequest
 from headrace.frontends.archive.messages import (
     PACKAGE,
     Asked,
@@ -25,14 +25,14 @@ from headrace.frontends.archive.messages import (
     vectors_of,
 )
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.frontends.pieces import Pieces
+from headrace.frontends.chunks import Pieces
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.steps import in_steps
-from headrace.outcomes import Outcomes
+from headrace.frontends.wire.cooperative_steps import in_steps
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.door import Door
+    from headrace.frontends.archive.service import Door
 
 SERVICE = f"{PACKAGE}.Archive"
 """Full name of the service."""

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from headrace.archive.looking import Lookup
-from headrace.errors import InvalidRequest, TooLarge
-from headrace.frontends.wire import long_lists, printing
-from headrace.frontends.wire.allowance import Allowance
+from headrace.archive.lookup.space_reader import Lookup
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.tensors import Array
+from headrace.frontends.wire import json_output, long_lists
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
-from headrace.tensors import Array
+from headrace.frontends.wire.request_budget import Allowance
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.door import Door
+    from headrace.frontends.archive.service import Door
     from headrace.frontends.calls import HttpCall
-    from headrace.frontends.wire.lane import Lane
+    from headrace.frontends.wire.time_slicer import Lane
 
 _LONGEST_SECONDS = 60.0
 _HIGHEST_VERSION = 2**63 - 1
@@ -205,7 +205,7 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
     """
     end = rest_of(lookup, with_written=with_written)
     vectors = lookup.vectors
-    if vectors.size <= printing.PRINTED_AT_ONCE:
+    if vectors.size <= json_output.PRINTED_AT_ONCE:
         return b'{"vectors":' + msgspec.json.encode(vectors.tolist()) + end
     hold_text(door, vectors.size * BYTES_A_NUMBER, allowance)
     async with door.lane as lane:
@@ -239,15 +239,15 @@ def hold_text(door: Door, size: int, allowance: Allowance) -> None:
 
 async def _printed(vectors: Array, end: bytes, lane: Lane) -> bytes:
     parts = []
-    if vectors.shape[1] > printing.PRINTED_AT_ONCE:  # one row takes more than a step
+    if vectors.shape[1] > json_output.PRINTED_AT_ONCE:  # one row takes more than a step
         for row in vectors:
             pieces = []
-            for cut in printing.row_slices([row]):
+            for cut in json_output.row_slices([row]):
                 pieces.append(msgspec.json.encode(row[cut].tolist())[1:-1])
                 await lane.breathe()
             parts.append(b"[" + b",".join(pieces) + b"]")
     else:
-        for cut in printing.row_slices([vectors]):
+        for cut in json_output.row_slices([vectors]):
             parts.append(msgspec.json.encode(vectors[cut].tolist())[1:-1])
             await lane.breathe()
-    return await printing.joined_by_commas(b'{"vectors":[', parts, b"]" + end, lane)
+    return await json_output.joined_by_commas(b'{"vectors":[', parts, b"]" + end, lane)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from headrace.archive.columns import TEXT, Columns, renumbered, row_dtype, rows_of
-from headrace.archive.looking import Lookup
-from headrace.errors import InvalidRequest
+from headrace.archive.lookup.space_reader import Lookup
+from headrace.archive.model.columns import TEXT, Columns, renumbered, row_dtype, rows_of
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array
 from headrace.frontends.archive.json_bodies import BYTES_A_NUMBER, hold_text, kind, rest_of
-from headrace.frontends.wire import long_lists, printing
-from headrace.frontends.wire.allowance import Allowance
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire import json_output, long_lists
+from headrace.frontends.wire.request_budget import Allowance
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.door import Door
+    from headrace.frontends.archive.service import Door
 
 _MADE_AT_ONCE_BYTES = 256 * 1024
 _TEXT_BYTES_A_NUMBER = 64  # bytes of text that are written in the time of one number
@@ -77,7 +77,7 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
     """
     end, rows = rest_of(lookup, with_written=with_written), len(lookup.vectors)
     cost = sum(1 + (one.bytes if one.dtype == TEXT else 0) // _TEXT_BYTES_A_NUMBER for one in lookup.columns)
-    if rows * cost <= printing.PRINTED_AT_ONCE:
+    if rows * cost <= json_output.PRINTED_AT_ONCE:
         values = {name: _listed(one) for name, one in lookup.values().items()}
         return b'{"columns":' + msgspec.json.encode(values) + end
     texts = sum(one.bytes if one.dtype == TEXT else BYTES_A_NUMBER for one in lookup.columns)
@@ -88,7 +88,7 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
             name = msgspec.json.encode(column.name)
             pieces.append((b"," if place else b"") + name + b":[")
             one_cost = 1 + (column.bytes if column.dtype == TEXT else 0) // _TEXT_BYTES_A_NUMBER
-            step = max(1, printing.PRINTED_AT_ONCE // one_cost)
+            step = max(1, json_output.PRINTED_AT_ONCE // one_cost)
             for start in range(0, rows, step):
                 part = lookup.part(column.name, slice(start, start + step))
                 pieces.append((b"," if start else b"") + msgspec.json.encode(_listed(part))[1:-1])

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from headrace.archive.columns import (
+from headrace.archive.lookup.space_reader import Lookup
+from headrace.archive.model.columns import (
     DTYPES,
     LARGEST_ROW_BYTES,
     MOST_COLUMNS,
@@ -18,13 +19,15 @@ from headrace.archive.columns import (
     described,
     stored_dtype,
 )
-from headrace.archive.looking import Lookup
-from headrace.archive.records import ROW
-from headrace.errors import HeadraceError, InvalidRequest, TooLarge
+from headrace.archive.model.records import ROW
+from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
+from headrace.base.status_codes import codes
+from headrace.base.tensors import Array
 from headrace.frontends.calls import told
-from headrace.frontends.pieces import SLICE_BYTES, Pieces
+from headrace.frontends.chunks import SLICE_BYTES, Pieces
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.names import check_name
+from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.name_limits import check_name
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed
 from headrace.frontends.wire.protobuf_fields import (
     LENGTH_DELIMITED,
@@ -36,9 +39,6 @@ from headrace.frontends.wire.protobuf_fields import (
     read_varint,
     varint,
 )
-from headrace.frontends.wire.steps import Steps
-from headrace.status import codes
-from headrace.tensors import Array
 
 PACKAGE = "headrace.archive.v1"
 """Protobuf package of the messages."""

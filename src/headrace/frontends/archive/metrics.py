@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from headrace.archive.fill_counts import FillCounts
-from headrace.archive.input_totals import InputTotals
-from headrace.archive.looking import Counts
-from headrace.frontends.metric import Metric
-from headrace.frontends.metrics import family
+from headrace.archive.lookup.input_totals import InputTotals
+from headrace.archive.lookup.space_reader import Counts
+from headrace.archive.model.fill_counts import FillCounts
+from headrace.frontends.metrics.declaration import Metric
+from headrace.frontends.metrics.engine_metrics import family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
-    from headrace.archive.archive import Archive
-    from headrace.frontends.archive.depths import Depths
+    from headrace.archive.lookup.archive import Archive
+    from headrace.frontends.archive.queue_depths import Depths
 
 _SPACE = ("space",)
 LOOKUPS = Metric("headrace_archive_lookups", "counter", "Lookups, or parts of long ones.", _SPACE)

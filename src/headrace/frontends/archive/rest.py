@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
-from headrace.archive.keys import checked
-from headrace.errors import InvalidRequest
+from headrace.archive.model.keys import checked
+from headrace.base.errors import InvalidRequest
 from headrace.frontends.archive import json_bodies, json_columns
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import at_once_bytes
+from headrace.frontends.wire.request_budget import Allowance
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.door import Door, Values
+    from headrace.frontends.archive.service import Door, Values
 
 _SPACE = "/v1/archive/{space}"
 _NOTHING = b"{}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import BY_DTYPE, STRING
 from headrace.frontends.wire.tensors import BYTES, MOST_DIMENSIONS
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import BY_DTYPE, STRING
+from headrace.model.servable import Signature, TensorSpec
 
 
 def datatype_name(spec: TensorSpec) -> str:

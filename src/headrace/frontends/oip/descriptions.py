@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from headrace.access.caller import as_permitted
-from headrace.errors import Unsupported
+from headrace.base.errors import Unsupported
 from headrace.frontends.oip.datatypes import datatype_name, metadata_shape
 from headrace.frontends.wire.tensors import BYTES
-from headrace.lifecycle.state import State
-from headrace.servable import Signature, TensorSpec, signature_named
+from headrace.lifecycle.version_states import State
+from headrace.model.servable import Signature, TensorSpec, signature_named
 
 if TYPE_CHECKING:
-    from headrace.batching.counts import VersionCounts
+    from headrace.batching.version_counts import VersionCounts
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
+    from headrace.serving.loaded_version import LoadedVersion
 
 Description = dict[str, object]
 

@@ -7,21 +7,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
+from headrace.base.errors import HeadraceError, NotFound
 from headrace.batching.request import Answer
-from headrace.errors import HeadraceError, NotFound
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, told
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.answers import AnswerWriter, origin_field
 from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.parameters import version_number
+from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.decoding import decode_and_ask
+from headrace.frontends.wire.cooperative_steps import in_steps
+from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.steps import in_steps
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.frontends.wire.templates import MOST_FIELDS, Serialized
-from headrace.outcomes import Outcomes
+from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

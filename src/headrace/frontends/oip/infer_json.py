@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import msgspec
 
-from headrace.absent import Expansion
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array, Buffer
 from headrace.batching.request import Answer
-from headrace.errors import InvalidRequest
 from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply, origin_text
 from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
@@ -19,8 +19,8 @@ from headrace.frontends.oip.parameters import (
     deadline_after,
     refuse_parameters,
 )
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_text import check_depth
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
@@ -32,7 +32,8 @@ from headrace.frontends.wire.tensors import (
     texts_of,
 )
 from headrace.frontends.wire.texts import join_strings
-from headrace.servable import (
+from headrace.model.missing_values import Expansion
+from headrace.model.servable import (
     CheckedInputs,
     RowLayout,
     Signature,
@@ -40,11 +41,10 @@ from headrace.servable import (
     signature_named,
     spread_columns,
 )
-from headrace.tensors import STRING, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
-    from headrace.loaded import LoadedVersion
+    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.serving.loaded_version import LoadedVersion
 
 Headers = tuple[tuple[bytes, bytes], ...]
 

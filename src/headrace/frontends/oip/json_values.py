@@ -13,14 +13,14 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from headrace.absent import Expansion, pay, unexpected_null
-from headrace.errors import InvalidRequest, shown
+from headrace.base.errors import InvalidRequest, shown
 from headrace.frontends.wire import long_lists
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import Json, decode
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.tensors import BFLOAT16, BYTES, MOST_DIMENSIONS, WireTensor
-from headrace.servable import TensorSpec
+from headrace.model.missing_values import Expansion, pay, unexpected_null
+from headrace.model.servable import TensorSpec
 
 Parameters = dict[str, msgspec.Raw] | None
 """Parameters as received, with their values still as JSON text."""

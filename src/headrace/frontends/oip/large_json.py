@@ -6,23 +6,23 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.tensors import STRING, Array, held_bytes
 from headrace.batching.request import Answer
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.calls import HttpCall, HttpReply
 from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
-from headrace.frontends.wire import long_lists, printing
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.joining import joined
+from headrace.frontends.wire import json_output, long_lists
+from headrace.frontends.wire.body_parts import joined
+from headrace.frontends.wire.cooperative_steps import Steps, in_steps
 from headrace.frontends.wire.json_text import Json, parse_in_slices
-from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.names import check_name
-from headrace.frontends.wire.steps import Steps, in_steps
+from headrace.frontends.wire.name_limits import check_name
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.frontends.wire.tensors import WireTensor
 from headrace.frontends.wire.texts import raw_texts
-from headrace.servable import TensorSpec
-from headrace.tensors import STRING, Array, held_bytes
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.model.servable import TensorSpec
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
 """Maximum number of values outside the inputs' data, and how many more each input allows.
@@ -40,7 +40,7 @@ Beyond that, the error gives only their number.
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
+    from headrace.serving.loaded_version import LoadedVersion
 
 
 _RAW_AT_ONCE_BYTES = 1024 * 1024
@@ -157,7 +157,7 @@ def needs_slices(answer: Answer, inference: JsonInference) -> bool:
             in_json.append(tensor)
         else:
             raw_size += held_bytes(tensor)
-    return raw_size > _RAW_AT_ONCE_BYTES or printing.needs_slices(in_json)
+    return raw_size > _RAW_AT_ONCE_BYTES or json_output.needs_slices(in_json)
 
 
 async def encode_answer(
@@ -199,9 +199,9 @@ async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) ->
         if is_binary:
             continue
         flat, parts = answer.tensor(spec.name).ravel(), []
-        for cut in printing.row_slices([flat]):
+        for cut in json_output.row_slices([flat]):
             values = infer_json.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
             await lane.breathe()
-        printed[spec.name] = msgspec.Raw(await printing.joined_by_commas(b"[", parts, b"]", lane))
+        printed[spec.name] = msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", lane))
     return printed

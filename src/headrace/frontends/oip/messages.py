@@ -10,9 +10,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ReferenceType, ref
 
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import BY_OIP, Array, Buffer
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest
-from headrace.frontends.oip.answers import AnswerWriter, writer_for
 from headrace.frontends.oip.datatypes import refuse_texts
 from headrace.frontends.oip.parameters import (
     SIGNATURE_PARAMETER,
@@ -21,11 +21,12 @@ from headrace.frontends.oip.parameters import (
     timeout_parameter,
     version_number,
 )
+from headrace.frontends.oip.response_messages import AnswerWriter, writer_for
 from headrace.frontends.oip.typed_contents import CONTENTS
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
@@ -40,7 +41,7 @@ from headrace.frontends.wire.tensors import (
 from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 from headrace.lifecycle.handle import Lease
-from headrace.servable import (
+from headrace.model.servable import (
     CheckedInputs,
     RowLayout,
     Signature,
@@ -48,11 +49,10 @@ from headrace.servable import (
     spread_columns,
     takes_packed,
 )
-from headrace.tensors import BY_OIP, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
-    from headrace.loaded import LoadedVersion
+    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.serving.loaded_version import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from headrace.base.errors import InvalidRequest, Unsupported, listed, shown
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest, Unsupported, listed, shown
 from headrace.frontends.wire.protos import Message
 
 SIGNATURE_PARAMETER = "signature_name"

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
+from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.oip import descriptions, large_json
 from headrace.frontends.oip.infer_json import (
     JSON_LENGTH_HEADER,
@@ -22,16 +23,15 @@ from headrace.frontends.oip.infer_json import (
     recognise,
 )
 from headrace.frontends.oip.parameters import version_number
-from headrace.frontends.unread import refuse_unread
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.steps import in_steps
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.lifecycle.handle import Lease
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
+    from headrace.serving.loaded_version import LoadedVersion
 
 _AT_ONCE_SECONDS = 0.001  # decoding that takes longer continues in the lane
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from headrace.base.tensors import Array
 from headrace.frontends.oip.datatypes import datatype_name
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_fields import field_number, length_prefix
 from headrace.frontends.wire.protobuf_packing import field_of
-from headrace.frontends.wire.steps import Steps
-from headrace.servable import TensorSpec
-from headrace.tensors import Array
+from headrace.model.servable import TensorSpec
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.request_budget import Allowance
 
 _Output = protos.message("inference.ModelInferResponse.InferOutputTensor")
 _Contents = protos.message("inference.InferTensorContents")

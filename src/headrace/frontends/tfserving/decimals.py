@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 
 Doubles = npt.NDArray[np.float64]
 

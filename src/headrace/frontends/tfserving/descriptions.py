@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.access.caller import as_permitted
-from headrace.errors import NotFound, shown
-from headrace.frontends.tfserving.specs import ModelChoice
+from headrace.base.errors import NotFound, shown
+from headrace.base.tensors import BY_DTYPE
+from headrace.frontends.tfserving.model_specs import ModelChoice
 from headrace.frontends.wire import protos
-from headrace.lifecycle.state import State, VersionStatus
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import BY_DTYPE
+from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.model.servable import Signature, TensorSpec
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from headrace.base.errors import FailedPrecondition, InvalidRequest, ModelError
+from headrace.base.tensors import STRING, Array
 from headrace.batching.request import Answer, WholeAnswer
-from headrace.errors import FailedPrecondition, InvalidRequest, ModelError
-from headrace.frontends.tfserving.columns import Column
+from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.steps import Steps
-from headrace.servable import Kind, Signature, TensorSpec
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.model.servable import Kind, Signature, TensorSpec
 
 if TYPE_CHECKING:
     from headrace.config import SignatureConfig
-    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.request_budget import Allowance
 
 Values = list[Any]
 Features = dict[str, Values]

@@ -7,18 +7,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import ADMIN, DESCRIBE, PREDICT
+from headrace.base.errors import InvalidRequest, Unsupported, shown
 from headrace.batching.request import Answer
-from headrace.errors import InvalidRequest, Unsupported, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.tensorflow_metrics import model_name
+from headrace.frontends.metrics.tensorflow_names import model_name
 from headrace.frontends.tfserving import descriptions, inference
 from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, Prediction, PredictRequest
-from headrace.frontends.tfserving.specs import answered, choice, find
+from headrace.frontends.tfserving.model_specs import answered, choice, find
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.decoding import decode_and_ask
+from headrace.frontends.wire.cooperative_steps import in_steps
+from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
-from headrace.frontends.wire.steps import in_steps
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.frontends.wire.templates import Serialized
 
 if TYPE_CHECKING:

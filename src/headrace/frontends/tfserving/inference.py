@@ -6,25 +6,25 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.base.errors import InvalidRequest, Unsupported
+from headrace.base.tensors import Array
 from headrace.batching.request import Answer
-from headrace.errors import InvalidRequest, Unsupported
 from headrace.frontends.calls import GrpcCall, UnaryHandler
 from headrace.frontends.tfserving import descriptions, examples, results
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
-from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
+from headrace.frontends.tfserving.model_specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.steps import Steps, in_steps, run
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.lifecycle.handle import Lease
-from headrace.servable import CheckedInputs, Signature
-from headrace.tensors import Array
+from headrace.model.servable import CheckedInputs, Signature
 
 if TYPE_CHECKING:
     from headrace.config import SignatureConfig
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
+    from headrace.serving.loaded_version import LoadedVersion
 
 _Message = protos.Message
 

@@ -12,15 +12,15 @@ from typing import Annotated, Any, cast
 import msgspec
 import numpy as np
 
-from headrace.absent import complete
-from headrace.errors import InvalidRequest, listed, shown
+from headrace.base.errors import InvalidRequest, listed, shown
+from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.decimals import shortest
-from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.base64_texts import decoded
 from headrace.frontends.wire.json_text import Json, parse_at_once
-from headrace.frontends.wire.names import check_name
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire.name_limits import check_name
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.model.missing_values import complete
+from headrace.model.servable import Signature, TensorSpec
 
 BASE64 = "b64"
 BYTES_SUFFIX = "_bytes"

@@ -12,18 +12,18 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from headrace.absent import complete
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving import json_bodies
-from headrace.frontends.wire import long_lists, printing
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire import json_output, long_lists
 from headrace.frontends.wire.base64_texts import decoding
-from headrace.frontends.wire.joining import joined
+from headrace.frontends.wire.body_parts import joined
+from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_text import Json
-from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.steps import in_steps
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.model.missing_values import complete
+from headrace.model.servable import Signature, TensorSpec
 
 _BASE64_STEP = 256 * 1024  # characters: a multiple of four
 _BREATH_CHARACTERS = 4096
@@ -202,12 +202,12 @@ async def print_predictions(tensors: Mapping[str, Array], *, by_row: bool, lane:
     tensors = {name: await texts.taken_out(name, tensor, lane) for name, tensor in tensors.items()}
     if by_row:
         parts = []
-        for rows in printing.row_slices([*tensors.values()]):
+        for rows in json_output.row_slices([*tensors.values()]):
             cut = {name: tensor[rows] for name, tensor in tensors.items()}
             parts.append(_within(json_bodies.print_predictions(cut, by_row=True)))
             await lane.breathe()
         return await texts.put_back(
-            await printing.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
+            await json_output.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
         )
     printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors.items()]
     if len(printed) == 1:
@@ -291,10 +291,10 @@ async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
     if not tensor.ndim:
         return json_bodies.print_json(json_bodies.json_values(name, tensor))
     parts = []
-    for rows in printing.row_slices([tensor]):
+    for rows in json_output.row_slices([tensor]):
         parts.append(json_bodies.print_json(json_bodies.json_values(name, tensor[rows]))[1:-1])
         await lane.breathe()
-    return await printing.joined_by_commas(b"[", parts, b"]", lane)
+    return await json_output.joined_by_commas(b"[", parts, b"]", lane)
 
 
 def _within(printed: bytes) -> bytes:

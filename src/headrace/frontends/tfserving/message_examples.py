@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headrace.errors import InvalidRequest
-from headrace.frontends.tfserving.columns import Column
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array
+from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import protos
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, MESSAGE_VALUES, counted, form_of, malformed
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, Field, fields
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.texts import TEXT_BYTES
-from headrace.servable import Signature
-from headrace.tensors import STRING, Array
+from headrace.model.servable import Signature
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.request_budget import Allowance
 
 _INPUT = 2  # of each request that has examples
 _LIST, _LIST_WITH_CONTEXT = 1, 2  # of an Input

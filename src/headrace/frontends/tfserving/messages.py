@@ -12,15 +12,16 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import ReferenceType, ref
 
+from headrace.base.tensors import BY_DTYPE, Buffer
 from headrace.batching.request import Answer, WholeAnswer
-from headrace.frontends.tfserving.specs import ModelChoice, answered, choice, find, find_signature
-from headrace.frontends.tfserving.tensors import TensorProto, read_tensor, write_tensor, writing_tensor
+from headrace.frontends.tfserving.model_specs import ModelChoice, answered, choice, find, find_signature
+from headrace.frontends.tfserving.tensor_protos import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.joining import joined
+from headrace.frontends.wire.body_parts import joined
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
@@ -32,13 +33,12 @@ from headrace.frontends.wire.tensors import (
 )
 from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
 from headrace.lifecycle.handle import Lease
-from headrace.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns, takes_packed
-from headrace.tensors import BY_DTYPE, Buffer
+from headrace.model.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns, takes_packed
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
-    from headrace.frontends.wire.allowance import Allowance
-    from headrace.loaded import LoadedVersion
+    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.serving.loaded_version import LoadedVersion
 
 PredictRequest = protos.message("tensorflow.serving.PredictRequest")
 PredictResponse = protos.message("tensorflow.serving.PredictResponse")

@@ -7,28 +7,28 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import DESCRIBE, PREDICT
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
+from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
-from headrace.frontends.tfserving.rows import RowsDecoder
-from headrace.frontends.tfserving.specs import ModelChoice, answered, find, find_signature, path_choice
-from headrace.frontends.unread import refuse_unread
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
+from headrace.frontends.tfserving.row_decoder import RowsDecoder
+from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
+from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
-from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.long_lists import given_back
-from headrace.frontends.wire.printing import PRINTED_AT_ONCE, needs_slices
-from headrace.frontends.wire.steps import Steps, in_steps, run
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
 from headrace.lifecycle.handle import Lease
-from headrace.servable import CheckedInputs, Signature, takes_packed
-from headrace.tensors import Array
+from headrace.model.servable import CheckedInputs, Signature, takes_packed
 
 if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.service import Service
-    from headrace.loaded import LoadedVersion
+    from headrace.serving.loaded_version import LoadedVersion
 
 _LIST_BEGINS = re.compile(rb"[ \t\r\n]*\[")
 _PredictInputs = tuple[Signature, CheckedInputs, bool]

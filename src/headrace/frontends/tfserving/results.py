@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from headrace.base.tensors import Array
 from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.tfserving.examples import Classes
-from headrace.frontends.wire import printing, protos
-from headrace.frontends.wire.printing import printing_cost
-from headrace.frontends.wire.steps import Steps
-from headrace.tensors import Array
+from headrace.frontends.wire import json_output, protos
+from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.json_output import printing_cost
 
 _ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")
 _RegressionResult = protos.message("tensorflow.serving.RegressionResult")
@@ -29,7 +29,7 @@ def cost(result: Result) -> int:
 
 def needs_slices(*results: Result) -> bool:
     """Return whether serializing the results takes long enough to need the lane."""
-    return sum(map(cost, results)) > printing.PRINTED_AT_ONCE
+    return sum(map(cost, results)) > json_output.PRINTED_AT_ONCE
 
 
 def print_result(result: Result) -> Steps[bytes]:
@@ -64,7 +64,7 @@ def serialized(result: Result) -> Steps[bytes]:
 
 def _parts(result: Result) -> Iterator[slice]:
     count = len(result.scores) if isinstance(result, Classes) else len(result)
-    step = max(1, printing.PRINTED_AT_ONCE * count // max(1, cost(result)))
+    step = max(1, json_output.PRINTED_AT_ONCE * count // max(1, cost(result)))
     for start in range(0, count, step):
         yield slice(start, start + step)
 

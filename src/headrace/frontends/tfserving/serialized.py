@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.examples import Features, Values
 from headrace.frontends.wire import long_lists, protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.steps import Steps
-from headrace.servable import Signature
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.model.servable import Signature
 
 _Example = protos.message("tensorflow.Example")
 _INT64 = range(-(1 << 63), 1 << 63)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.packed.columns import HEAD, PLACE, PackedColumns, PackedInput
-from headrace.servable import RowLayout
-from headrace.tensors import STRING
+from headrace.base.tensors import STRING
+from headrace.model.packed_columns import HEAD, PLACE, PackedColumns, PackedInput
+from headrace.model.servable import RowLayout
 
 _FORMS_KEPT = 512
 

@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from headrace.base.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Unsupported
+from headrace.base.status_codes import WRONG_METHOD
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends.calls import (
     Account,
     GrpcCall,
@@ -27,7 +28,7 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.pieces import Pieces, joined, slices
+from headrace.frontends.chunks import Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
 from headrace.frontends.transport.grpc_framing import (
     PREFIX_BYTES,
@@ -42,14 +43,13 @@ from headrace.frontends.transport.grpc_framing import (
 from headrace.frontends.transport.headers import echo_request_id, is_grpc, read_grpc, read_http
 from headrace.frontends.transport.replies import error_reply, live
 from headrace.frontends.transport.reported_load import ReportedLoad, trailing
-from headrace.frontends.transport.routing import Router
-from headrace.frontends.transport.sending import COUNTED_ANSWER_BYTES, Answers, Send, framed
-from headrace.frontends.transport.waiting import Pauses
+from headrace.frontends.transport.responses import COUNTED_ANSWER_BYTES, Answers, Send, framed
+from headrace.frontends.transport.rest_routes import Router
+from headrace.frontends.transport.waiting_calls import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
-from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.outcomes import Door, Outcome, Outcomes
-from headrace.status import WRONG_METHOD
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.telemetry.outcomes import Door, Outcome, Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate

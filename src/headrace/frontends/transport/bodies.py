@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import Any
 
+from headrace.base.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.config import Limits
-from headrace.errors import Cancelled, DeadlineExceeded, Overloaded, TooLarge
 from headrace.frontends.calls import Account
-from headrace.frontends.transport.waiting import Pauses, Waiting
-from headrace.frontends.wire.joining import joined
+from headrace.frontends.transport.waiting_calls import Pauses, Waiting
+from headrace.frontends.wire.body_parts import joined
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]

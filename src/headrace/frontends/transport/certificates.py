@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError
+from headrace.base.files import FileState, file_state, open_file
 from headrace.config import Tls
-from headrace.disk import FileState, file_state, open_file
-from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from cryptography import x509

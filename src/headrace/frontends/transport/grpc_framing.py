@@ -11,12 +11,12 @@ import struct
 from collections.abc import Iterator, Sized
 from urllib.parse import quote
 
+from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
+from headrace.base.status_codes import codes
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
 from headrace.frontends.calls import told
 from headrace.frontends.wire.compression import Opening, opening
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.status import codes
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")

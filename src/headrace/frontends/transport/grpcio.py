@@ -15,23 +15,23 @@ from urllib.parse import unquote
 
 from headrace.access.caller import ASKING, Caller
 from headrace.access.verbs import ANY
+from headrace.base.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
+from headrace.base.status_codes import codes
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
-from headrace.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
 from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.pieces import joined
+from headrace.frontends.chunks import joined
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
 from headrace.frontends.transport.headers import echo_request_id
-from headrace.frontends.transport.waiting import Pauses
-from headrace.outcomes import Outcomes
-from headrace.status import codes
+from headrace.frontends.transport.waiting_calls import Pauses
+from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate
+    from headrace.frontends.transport.certificate_reload import ServedCertificate
     from headrace.frontends.transport.certificates import Certificate
-    from headrace.frontends.transport.reloading import ServedCertificate
 
 try:
     import grpc

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation import Generation
-from headrace.frontends.transport.listeners import Listeners
+from headrace.frontends.transport.connection_generation import Generation
+from headrace.frontends.transport.generation_sockets import Listeners
 
 if TYPE_CHECKING:
+    from headrace.frontends.transport.certificate_reload import ServedCertificate
     from headrace.frontends.transport.certificates import Certificate
-    from headrace.frontends.transport.reloading import ServedCertificate
 
 _log = logging.getLogger(__name__)
 

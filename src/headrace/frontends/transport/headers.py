@@ -6,8 +6,8 @@ import math
 import sys
 import time
 
+from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.batching.request import NO_DEADLINE
-from headrace.errors import InvalidRequest, Unsupported
 from headrace.frontends.calls import REQUEST_ID, Call, GrpcCall, Headers, HttpCall
 from headrace.frontends.transport.grpc_framing import timeout_seconds
 

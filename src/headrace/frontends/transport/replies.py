@@ -6,11 +6,11 @@ import math
 
 import msgspec
 
-from headrace.errors import HeadraceError, Refused, Unauthenticated
+from headrace.base.errors import HeadraceError, Refused, Unauthenticated
+from headrace.base.status_codes import codes
 from headrace.frontends.calls import JSON_HEADERS, HttpReply, NotReady, told
 from headrace.frontends.transport.bodies import Receive
-from headrace.frontends.transport.sending import Send
-from headrace.status import codes
+from headrace.frontends.transport.responses import Send
 
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="headrace"')
 

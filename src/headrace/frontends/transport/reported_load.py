@@ -32,7 +32,7 @@ class ReportedLoad:
 
     def report(self, report: LoadReport) -> None:
         """Replace the report."""
-        from headrace.frontends.load_reports import encoded  # noqa: PLC0415 - needed with load reports only
+        from headrace.frontends.metrics.orca_load_reports import encoded  # noqa: PLC0415 - needed with load reports only
 
         metadata, trailer, header = encoded(report)
         self.headers, self.trailers, self.metadata = (header,), (trailer,), (metadata,)

@@ -8,7 +8,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 
 _BACKLOG = 64
 _MODE = 0o600

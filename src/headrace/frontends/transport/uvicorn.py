@@ -8,18 +8,18 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import ConfigError, DeadlineExceeded, TooLarge
 from headrace.config import Limits, ServerConfig
-from headrace.errors import ConfigError, DeadlineExceeded, TooLarge
 from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Event, Receive
 from headrace.frontends.transport.certificates import pem_files
 from headrace.frontends.transport.headers import announced_bytes
-from headrace.frontends.transport.listening import IDLE_SECONDS
-from headrace.frontends.transport.sending import Send
+from headrace.frontends.transport.listening_sockets import IDLE_SECONDS
+from headrace.frontends.transport.responses import Send
 
 if TYPE_CHECKING:
+    from headrace.frontends.transport.certificate_reload import ServedCertificate
     from headrace.frontends.transport.certificates import Certificate
-    from headrace.frontends.transport.reloading import ServedCertificate
 
 try:
     import uvicorn

@@ -40,5 +40,5 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
 
 
 def decoded(text: str) -> bytes:
-    """Decode base64 at once; see ``decoding``."""
+    """Decode base64 at once; see ``message_decoding``."""
     return b"".join(decoding(text, max(1, len(text))))

@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, TooLarge
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.lane import Lane
+    from headrace.frontends.wire.time_slicer import Lane
 
 _GZIP, _GZIP_OR_ZLIB = 16 + zlib.MAX_WBITS, 32 + zlib.MAX_WBITS
 _STEP_BYTES = 64 * 1024

@@ -7,7 +7,7 @@ import re
 import numpy as np
 
 from headrace.config import Limits
-from headrace.frontends.wire.allowance import BYTES_A_VALUE
+from headrace.frontends.wire.request_budget import BYTES_A_VALUE
 
 _AT_ONCE_BYTES = 16 * 1024
 _LIGHT_TIMES = 4

@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import InvalidRequest
-from headrace.frontends.wire.allowance import Allowance
+from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire.json_cost import has_slow_numbers
-from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.long_lists import given_back
-from headrace.frontends.wire.names import check_name
+from headrace.frontends.wire.name_limits import check_name
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
 
 Json = Any
 """Decoded JSON; to be checked with isinstance before use."""

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import repeat
 from typing import Any
 
-from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.time_slicer import Lane
 
 _CONTAINERS = frozenset((list, dict))
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.errors import InvalidRequest
-from headrace.frontends.wire.names import check_name
+from headrace.base.errors import InvalidRequest
+from headrace.frontends.wire.name_limits import check_name
 from headrace.frontends.wire.protobuf_fields import FIXED_BYTES, LENGTH_DELIMITED, VARINT, read_varint
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
-    from headrace.frontends.wire.lane import Lane
+    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.time_slicer import Lane
 
 AT_ONCE_BYTES = 64 * 1024
 """Size up to which a message is parsed uncounted: the worst takes about a millisecond and a few megabytes."""

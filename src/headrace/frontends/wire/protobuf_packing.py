@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.base.tensors import STRING, Array
+from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.steps import Steps
 from headrace.frontends.wire.texts import raw_texts, text_parts
-from headrace.tensors import STRING, Array
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.request_budget import Allowance
 
 WRITTEN_AT_ONCE = 4096
 """Number of values up to which protobuf writes an output at once, which is faster for few values."""

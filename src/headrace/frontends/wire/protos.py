@@ -18,7 +18,7 @@ from google.protobuf import (  # type: ignore[import-untyped]
 )
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from headrace.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
 Message = Any

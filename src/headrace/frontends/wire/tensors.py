@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
-from headrace.absent import Expansion
-from headrace.errors import InvalidRequest, shown
-from headrace.frontends.wire.steps import Steps, run
+from headrace.base.errors import InvalidRequest, shown
+from headrace.base.tensors import BY_OIP, DATATYPES, Array, Buffer
+from headrace.frontends.wire.cooperative_steps import Steps, run
 from headrace.frontends.wire.texts import LENGTH_BYTES, TEXT_BYTES, gathering, splitting, wrong_count
-from headrace.servable import (
+from headrace.model.missing_values import Expansion
+from headrace.model.servable import (
     CheckedInputs,
     Expanded,
     RowLayout,
@@ -26,10 +27,9 @@ from headrace.servable import (
     charge_spread,
     spread_columns,
 )
-from headrace.tensors import BY_OIP, DATATYPES, Array, Buffer
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.allowance import Allowance
+    from headrace.frontends.wire.request_budget import Allowance
 
 BYTES = "BYTES"
 BFLOAT16 = "BF16"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from headrace.base.tensors import STRING, Array
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.templates import TEMPLATES_KEPT
 from headrace.frontends.wire.tensors import (
@@ -23,9 +24,8 @@ from headrace.frontends.wire.tensors import (
     is_spread_at_once,
     spread_inputs,
 )
-from headrace.packed.columns import HEAD, PLACE, PackedColumns, PackedInput
-from headrace.servable import CheckedInputs, Signature
-from headrace.tensors import STRING, Array
+from headrace.model.packed_columns import HEAD, PLACE, PackedColumns, PackedInput
+from headrace.model.servable import CheckedInputs, Signature
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -134,16 +134,16 @@ class TextTemplates(Generic[Value]):
         if hasattr(self, "_kernels"):
             return
         # Models that take packed texts have loaded numba; no others need it.
-        from headrace.packed import kernels  # noqa: PLC0415
+        from headrace.model import packed_kernels  # noqa: PLC0415
 
-        self._kernels: ModuleType = kernels
-        self._form = np.zeros((len(self._form_of), kernels.FORM_FIELDS), np.int8)
+        self._kernels: ModuleType = packed_kernels
+        self._form = np.zeros((len(self._form_of), packed_kernels.FORM_FIELDS), np.int8)
         for level, actions in enumerate(self._form_of):
             for number, action in actions.items():
                 self._form[level, number] = action
         self._outline = np.empty(_LARGEST_OUTLINE_BYTES, np.uint8)
         self._view = self._outline.data
-        self._spans = np.empty(2 * (_MOST_VALUES + kernels.DEPTH), np.int64)
+        self._spans = np.empty(2 * (_MOST_VALUES + packed_kernels.DEPTH), np.int64)
 
 
 def is_packable(signature: Signature, checked: CheckedInputs, by_name: Mapping[str, WireTensor]) -> bool:
@@ -168,7 +168,7 @@ def is_packable(signature: Signature, checked: CheckedInputs, by_name: Mapping[s
 
 
 def _template(checked: CheckedInputs, found: Mapping[str, Found], value: Value) -> _Template[Value]:
-    from headrace.packed import kernels  # noqa: PLC0415  # As above.
+    from headrace.model import packed_kernels  # noqa: PLC0415
 
     layout, _, rows = checked
     places = [found[spec.name] for spec in layout.specs]
@@ -182,12 +182,12 @@ def _template(checked: CheckedInputs, found: Mapping[str, Found], value: Value) 
     plan, inputs = [rows, sum(texts)], []
     for index, (spec, shape) in enumerate(zip(layout.specs, layout.shapes, strict=True)):
         first, (came, *_), raw = places[index]
-        how, count = kernels.BYTES, counts[index] * spec.dtype.itemsize
+        how, count = packed_kernels.BYTES, counts[index] * spec.dtype.itemsize
         if texts[index]:
-            how, count = kernels.RAW_TEXTS if raw else kernels.SINGLE_TEXTS, counts[index]
+            how, count = packed_kernels.RAW_TEXTS if raw else packed_kernels.SINGLE_TEXTS, counts[index]
         plan += [starts[index], first, count, how, came != rows]
         inputs.append(PackedInput(texts[index], starts[index], count, (rows, *shape), came))
-        values = max(values, first + (count if how == kernels.SINGLE_TEXTS else 1))
+        values = max(values, first + (count if how == packed_kernels.SINGLE_TEXTS else 1))
     return _Template(value, np.array(plan, np.int64), values, at, tuple(inputs))
 
 

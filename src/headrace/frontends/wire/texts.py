@@ -10,9 +10,9 @@ from struct import Struct
 
 import numpy as np
 
-from headrace.errors import InvalidRequest
-from headrace.frontends.wire.steps import Steps
-from headrace.tensors import STRING, Array
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING, Array
+from headrace.frontends.wire.cooperative_steps import Steps
 
 _LENGTH = Struct("<I")
 

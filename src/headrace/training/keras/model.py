@@ -23,11 +23,11 @@ import keras
 import numpy as np
 import tensorflow
 
-from headrace.errors import ConfigError, ModelError
+from headrace.base.errors import ConfigError, ModelError
+from headrace.base.tensors import Array
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 from headrace.training.keras.lazy_adam import LazyAdam
 
 OUTPUT = "probability"

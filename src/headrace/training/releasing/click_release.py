@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headrace.base.errors import ConfigError
 from headrace.ctr import factory
 from headrace.ctr.interfaces import LearningModel
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.training.releasing.publishing import Publication, Publisher, Release, Training
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.disk import saying
-from headrace.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.files import saying
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
 from headrace.training.releasing.publishing import Publication, Publisher, Release, Training, spaces_of

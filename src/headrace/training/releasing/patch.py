@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.base.errors import LoadError
+from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.description import Base, Description, StoredArray, arrays_of, file_name
-from headrace.ctr.files.reading import read_description, read_model
-from headrace.ctr.files.writing import write_description
+from headrace.ctr.files.model_reader import read_description, read_model
+from headrace.ctr.files.model_writer import write_description
 from headrace.ctr.interfaces import Weights
-from headrace.errors import LoadError
-from headrace.tensors import Array
 from headrace.versions.manifest import check_manifest
 
 LARGEST_SHARE = 0.5

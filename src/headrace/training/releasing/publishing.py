@@ -15,19 +15,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headrace.base.errors import ConfigError, HeadraceError, ModelError
+from headrace.base.files import saying
 from headrace.ctr.files.description import arrays_of, describe
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.files.quantization import Bits, quantize
-from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import ModelSettings
-from headrace.disk import saying
-from headrace.errors import ConfigError, HeadraceError, ModelError
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
-from headrace.versions.control import read_control, undisturbed
+from headrace.versions.control_changes import read_control, undisturbed
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import SPACES_KEY, Signer, publish
-from headrace.versions.named import read_named_versions
+from headrace.versions.protected_versions import read_named_versions
 from headrace.versions.retention import (
     delete_versions,
     hide_versions,

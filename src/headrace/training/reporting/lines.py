@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
-from headrace.terminal import Line
+from headrace.base.terminal import Line
+from headrace.evaluation.tallies import Score
+from headrace.evaluation.trends import Trend
+from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
-from headrace.training.scoring.tallies import Score
-from headrace.training.scoring.trends import Trend
-from headrace.training.scoring.windows import Window
 
 _DIGITS = 9
 

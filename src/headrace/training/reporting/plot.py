@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.errors import ConfigError, FailedPrecondition
+from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.evaluation.tallies import Score
+from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
-from headrace.training.scoring.tallies import Score
-from headrace.training.scoring.windows import Window
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#d9822b", "#8a8f98"
 _MOST_POINTS = 2000

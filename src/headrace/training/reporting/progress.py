@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
-from headrace.training.scoring.windows import Window
 
 
 class Progress(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from headrace.errors import HeadraceError
+from headrace.base.errors import HeadraceError
 from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.progress import Observer
@@ -92,7 +92,7 @@ def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -
     if port is None:
         yield []
         return
-    from headrace.frontends.metrics_port import answering  # noqa: PLC0415 - only when asked for
+    from headrace.telemetry.exposition import answering  # noqa: PLC0415 - only when asked for
     from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - as above
 
     numbers = Telemetry(publishes=publishes)

@@ -9,9 +9,9 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
-from headrace.training.scoring.windows import Window
 
 
 @dataclass(frozen=True, slots=True)

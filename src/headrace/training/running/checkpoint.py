@@ -17,12 +17,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
+from headrace.base.errors import FailedPrecondition, LoadError, NewerFormat
+from headrace.base.files import saying
+from headrace.base.format_numbers import check_number
+from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import read_array, write_array
 from headrace.ctr.files.description import file_name
-from headrace.disk import saying
-from headrace.errors import FailedPrecondition, LoadError, NewerFormat
-from headrace.formats import check_number
-from headrace.tensors import Array
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import check_manifest, publish
 from headrace.versions.retention import delete_versions, sweep

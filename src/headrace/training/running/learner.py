@@ -8,12 +8,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from headrace.errors import ConfigError, ModelError
+from headrace.base.errors import ConfigError, ModelError
+from headrace.base.tensors import Array
+from headrace.evaluation.tallies import Scored
+from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
-from headrace.tensors import Array
-from headrace.training.running.delayed import Pending, Waiting
-from headrace.training.scoring.tallies import Scored
-from headrace.training.scoring.windows import Window, Windows
+from headrace.training.running.delayed_labels import Pending, Waiting
 
 _MODEL = "model."
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
-from headrace.errors import HeadraceError, ModelError
+from headrace.base.errors import HeadraceError, ModelError
 from headrace.stream.block import Block
 from headrace.training.running.interruptions import Interrupted, Interruptions
 
@@ -20,7 +20,7 @@ EXIT_CODES = {"end": 0, "rows": 0, "error": 1, "diverged": 1, "interrupt": 130, 
 
 
 class Blocks(Protocol):
-    """The rows of a stream, in blocks, as ``headrace.stream.reader`` reads them."""
+    """The rows of a stream, in blocks, as ``headrace.stream.block_reader`` reads them."""
 
     @property
     def idle_seconds(self) -> float:

@@ -8,9 +8,9 @@ from typing import TextIO
 
 import msgspec
 
-from headrace.ctr.settings import Optimizer
-from headrace.disk import saying
-from headrace.errors import ConfigError, shown
+from headrace.base.errors import ConfigError, shown
+from headrace.base.files import saying
+from headrace.ctr.model_settings import Optimizer
 from headrace.training.running.checkpoint import Checkpoint, load_checkpoint
 from headrace.training.running.learner import Position
 from headrace.versions.layout import version_directories

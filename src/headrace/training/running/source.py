@@ -10,11 +10,11 @@ from io import BufferedReader
 from pathlib import Path
 from typing import cast
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.stream.block import Block
-from headrace.stream.reader import BackgroundReader, Reader, ReadSettings
+from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
+from headrace.stream.byte_sources import Pieces
 from headrace.stream.schema import parse_schema
-from headrace.stream.sources import Pieces
 
 
 @contextmanager

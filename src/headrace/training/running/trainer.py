@@ -16,7 +16,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from headrace.errors import ConfigError, HeadraceError, ModelError
+from headrace.base.errors import ConfigError, HeadraceError, ModelError
+from headrace.evaluation.windows import Window
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Release, Training
 from headrace.training.reporting.lines import described, summary
@@ -27,7 +28,6 @@ from headrace.training.running.learner import Learner
 from headrace.training.running.loop import EXIT_CODES, Blocks, for_people, take_all
 from headrace.training.running.resumption import difference
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due
-from headrace.training.scoring.windows import Window
 
 _VERSIONS_SAVED = 10_000
 """Number of most recent versions listed in a checkpoint, which bounds the manifest of an unbounded run."""

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.config.reading import convert
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
-from headrace.training.configuration import changed, settings_of
+from headrace.base.errors import ConfigError
+from headrace.config.toml_reader import convert
+from headrace.ctr.model_settings import ModelSettings
+from headrace.training.model_toml import changed, settings_of
 
 MOST_CONFIGURATIONS = 256
 

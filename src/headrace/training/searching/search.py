@@ -18,10 +18,10 @@ from headrace.ctr import factory
 from headrace.ctr.files.description import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import LearningModel
+from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.training.running.loop import for_people
-from headrace.training.scoring.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.training.searching.configurations import Configuration, Gates
 
 LATENCY_ROWS = 300

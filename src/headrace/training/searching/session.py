@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from headrace.config.reading import read_table
+from headrace.base.terminal import Line
+from headrace.config.toml_reader import read_table
 from headrace.stream.block import Block
-from headrace.terminal import Line
 from headrace.training.options import TrainOptions
-from headrace.training.origin import open_origin
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import EXIT_CODES, take_all
 from headrace.training.running.source import open_stream
 from headrace.training.searching.configurations import configurations, read_search
 from headrace.training.searching.search import Result, Search
 from headrace.training.searching.table import as_object, report
+from headrace.training.topic_origin import open_origin
 
 
 def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) -> int:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headrace import terminal
-from headrace.training.configuration import to_toml
+from headrace.base import terminal
+from headrace.training.model_toml import to_toml
 from headrace.training.reporting.lines import described
 from headrace.training.searching.search import Result
 

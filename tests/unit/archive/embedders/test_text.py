@@ -15,12 +15,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.archive.embedders import minilm
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.opening import open_embedder
+from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text import MOST_CHARACTERS_A_TOKEN, TextEmbedder, runs
-from headrace.errors import ConfigError, LoadError
+from headrace.base.errors import ConfigError, LoadError
+from headrace.base.tensors import Array
 from headrace.runtimes import onnx as onnx_runtime
 from headrace.runtimes.options import RuntimeOptions
-from headrace.tensors import Array
 
 HERE = Path()
 CARD = ["The weather is lovely today.", "It's so sunny outside!", "He drove to the stadium."]

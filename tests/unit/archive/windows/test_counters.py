@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.archive.model.window_settings import Window
+from headrace.archive.windows.bucket_plan import Plan
 from headrace.archive.windows.counters import Changed, Counters
 from headrace.archive.windows.kernels import JUMP_ROWS, Rows
-from headrace.archive.windows.plan import Plan
-from headrace.archive.windows.window import Window
-from headrace.errors import ConfigError, FailedPrecondition
+from headrace.base.errors import ConfigError, FailedPrecondition
 
 WINDOWS = {
     "rows_4": Window(count=True, seconds=4),

@@ -10,15 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.archive.archive import Archive
-from headrace.archive.config import archive_config
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.windows.feed import Feed
-from headrace.errors import ConfigError, StreamError, Unavailable
-from headrace.queues.memory import MemoryMessages
-from headrace.queues.settings import MemoryQueue
-from headrace.stores.memory import InMemoryStore
-from headrace.stores.settings import MemoryStore
-from headrace.stores.store import Item
+from headrace.base.errors import ConfigError, StreamError, Unavailable
+from headrace.storage.queues.memory import MemoryMessages
+from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.stores.memory import InMemoryStore
+from headrace.storage.stores.store import Item
+from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import open_parts
 
 EVERY, HOUR = 60, 3600

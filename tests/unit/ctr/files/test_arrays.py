@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.base.errors import LoadError
 from headrace.ctr.files.arrays import (
     MissingFile,
     WrongChecksum,
@@ -21,8 +22,7 @@ from headrace.ctr.files.arrays import (
     read_shape,
     write_array,
 )
-from headrace.errors import LoadError
-from headrace.sealed import copies as sealed
+from headrace.sealed_memory import copies as sealed
 
 LARGE = ("float32", (2**16, 8))
 
@@ -205,7 +205,7 @@ def test_a_limit_of_the_process_is_an_error_that_says_so(file: Path, limit: str,
         import os, resource, signal, sys
         from pathlib import Path
         from headrace.ctr.files.arrays import load_array
-        from headrace.errors import LoadError
+        from headrace.base.errors import LoadError
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         most = 4096 if "{limit}" == "RLIMIT_FSIZE" else len(os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.{limit}, (most, most))

@@ -6,8 +6,8 @@ import numba
 import numpy as np
 import pytest
 
+from headrace.base.tensors import Array
 from headrace.ctr.kernels import vectors
-from headrace.tensors import Array
 
 
 @numba.njit

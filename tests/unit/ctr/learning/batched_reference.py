@@ -8,14 +8,14 @@ from itertools import combinations, pairwise
 import numpy as np
 from scipy import special, stats
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
+from headrace.ctr.model_settings import DEEP, Interaction, Kind, ModelSettings, Optimizer
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.settings import DEEP, Interaction, Kind, ModelSettings, Optimizer
 from headrace.ctr.tables import Table
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 SCHEMA = Schema(
     fields=(

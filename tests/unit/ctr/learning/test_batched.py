@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.batched import BatchedModel
+from headrace.ctr.model_settings import KINDS, OPTIMIZERS, Kind, Optimizer, OptimizerKind
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import KINDS, OPTIMIZERS, Kind, Optimizer, OptimizerKind
-from headrace.errors import ConfigError
-from headrace.tensors import Array
 from tests.unit.ctr.learning.batched_reference import (
     FEATURES,
     as_float64,

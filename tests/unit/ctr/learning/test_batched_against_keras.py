@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.batched import BatchedModel
-from headrace.ctr.settings import ModelSettings, Optimizer
+from headrace.ctr.model_settings import ModelSettings, Optimizer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 tensorflow = pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")
 

@@ -8,7 +8,7 @@ import pytest
 from headrace.ctr.learning import first_layer
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.learning.first_layer_kernels import Plan
-from headrace.ctr.settings import Optimizer
+from headrace.ctr.model_settings import Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from tests.unit.ctr.learning.batched_reference import FEATURES, random_block, settings_of

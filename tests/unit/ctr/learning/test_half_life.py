@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.learning.half_life import HalfLife
 from headrace.ctr.learning.sharing import share_of
-from headrace.ctr.settings import Kind, ModelSettings, Optimizer
-from headrace.errors import ConfigError
+from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
-from headrace.tensors import Array
 from tests.click_blocks import SINGLE, block_of
 
 FEATURES = Features.of(SINGLE)

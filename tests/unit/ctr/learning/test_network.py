@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from headrace.base.tensors import Array
 from headrace.ctr.learning.network import Layout, Passage
-from headrace.tensors import Array
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
 from headrace.ctr.learning.online import OnlineModel
+from headrace.ctr.model_settings import Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.settings import Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
-from headrace.errors import ConfigError
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_blocks import MANY, SINGLE, block_of

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.learning.optimizers import (
     all_mover,
     code_of,
@@ -13,9 +15,7 @@ from headrace.ctr.learning.optimizers import (
     step_of,
     touched_mover,
 )
-from headrace.ctr.settings import OPTIMIZERS, Optimizer, OptimizerKind
-from headrace.errors import ConfigError
-from headrace.tensors import Array
+from headrace.ctr.model_settings import OPTIMIZERS, Optimizer, OptimizerKind
 
 ROWS, WIDTH, BATCH = 30, 8, 100
 WEIGHT = 3.0

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, shared, sharing
-from headrace.ctr.settings import Interaction, Kind, ModelSettings, Optimizer
+from headrace.ctr.model_settings import Interaction, Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_blocks import LABEL, block_of

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from headrace.base.tensors import Array
 from headrace.ctr.models.density import (
     MOST_CONCENTRATION,
     components_of,
@@ -20,7 +21,6 @@ from headrace.ctr.models.density import (
     quantiles,
     scratch_of,
 )
-from headrace.tensors import Array
 
 NONE = np.zeros(0, np.float32)
 COUNTS = [(0, 1), (1, 1), (0, 0), (3, 10), (0, 40), (40, 40), (17, 300), (12_000, 1_000_000)]

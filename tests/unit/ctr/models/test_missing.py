@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
 from headrace.ctr.factory import create, scorer
+from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import Missing, check_names, flagged
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from tests.streams import schema_of

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.interfaces import LearningModel, Weights
-from headrace.ctr.learning.admission import AdmittingModel
+from headrace.ctr.learning.field_admission import AdmittingModel
+from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.ctr.models.vocabulary import GONE, Vocabulary, look_up
-from headrace.ctr.settings import Kind, ModelSettings
-from headrace.errors import ConfigError
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 
 HIGH = np.uint64(1 << 32)
 

@@ -7,12 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from headrace.base.tensors import Array
 from headrace.ctr.factory import scorer
+from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.settings import KINDS, Interaction, Kind, ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.tensors import Array
 from tests.conformance.ctr_models import LARGE, SCHEMA, random_weights
 
 ROWS = 131  # some tiles, the last one not full, and blocks of every size

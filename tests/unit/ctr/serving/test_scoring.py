@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.online import OnlineModel
+from headrace.ctr.model_settings import Interaction, ModelSettings
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.settings import Interaction, ModelSettings
 from headrace.ctr.tables import Table
-from headrace.errors import ConfigError
 from headrace.stream.features import Features
 from tests.click_blocks import MANY, block_of
 

@@ -8,21 +8,21 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headrace.archive.archive import Archive
-from headrace.archive.columns import ColumnSettings, columns_of
-from headrace.archive.config import ArchiveConfig, SpaceSettings
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
+from headrace.archive.model.columns import ColumnSettings, columns_of
+from headrace.base.errors import HeadraceError
 from headrace.config import Limits
-from headrace.errors import HeadraceError
 from headrace.frontends.archive import grpc, rest
-from headrace.frontends.archive.door import Door
+from headrace.frontends.archive.service import Door
 from headrace.frontends.calls import GrpcCall, HttpCall, HttpReply
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.lane import Lane
-from headrace.outcomes import Outcomes
-from headrace.queues.opening import open_queue
-from headrace.queues.settings import MemoryQueue
-from headrace.stores.opening import open_store
-from headrace.stores.settings import MemoryStore
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store_settings import MemoryStore
+from headrace.telemetry.outcomes import Outcomes
 from tests.unit.frontends.oip.doubles import run
 
 DIMENSION = 4

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from headrace.archive.archive import Archive
-from headrace.archive.config import ArchiveConfig, SpaceSettings
-from headrace.frontends.archive.door import CALLER_HEADER, _caller
+from headrace.archive.lookup.archive import Archive
+from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
+from headrace.frontends.archive.service import CALLER_HEADER, _caller
 from headrace.frontends.calls import HttpCall
-from headrace.outcomes import Door, Outcome
-from headrace.queues.opening import open_queue
-from headrace.queues.settings import MemoryQueue
-from headrace.stores.opening import open_store
-from headrace.stores.settings import MemoryStore
+from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.store_settings import MemoryStore
+from headrace.telemetry.outcomes import Door, Outcome
 
 
 def test_a_name_wins_over_the_address_and_nobody_is_asked_without_a_quota() -> None:

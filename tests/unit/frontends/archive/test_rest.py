@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge
 from headrace.config import Limits
-from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge
 from tests.unit.frontends.archive.doors import DIMENSION, a_door, error_of, post
 
 ONE = [0.5, -1.25, 3.0, 0.0]

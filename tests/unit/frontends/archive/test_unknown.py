@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import NotFound
-from headrace.frontends.archive.door import Door
+from headrace.base.errors import NotFound
+from headrace.base.status_codes import codes
+from headrace.frontends.archive.service import Door
 from headrace.frontends.wire import protos
-from headrace.status import codes
 from tests.unit.frontends.archive.doors import SPACES, a_door, ask, error_of, post, stream
 
 Request = protos.message("headrace.archive.v1.LookupRequest")

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from headrace.batching.counts import VersionCounts
-from headrace.batching.joining import join
+from headrace.base.errors import FailedPrecondition, NotFound
+from headrace.base.tensors import BY_OIP, Tensors
+from headrace.batching.concatenation import join
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Call, Timings
 from headrace.batching.statistics import VersionStatistics
+from headrace.batching.version_counts import VersionCounts
 from headrace.config import Limits, ModelConfig
-from headrace.errors import FailedPrecondition, NotFound
-from headrace.frontends.tensorflow_metrics import TensorFlowMetrics
+from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
-from headrace.frontends.wire.lane import Lane
-from headrace.lifecycle.state import State, VersionStatus
-from headrace.outcomes import Outcomes
-from headrace.servable import CheckedInputs, Signature, TensorSpec
-from headrace.tensors import BY_OIP, Tensors
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.model.servable import CheckedInputs, Signature, TensorSpec
+from headrace.telemetry.outcomes import Outcomes
 
 Model = Callable[[Tensors], Tensors]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.frontends.oip.datatypes import metadata_shape
-from headrace.servable import Signature
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable, Unsupported
+from headrace.base.tensors import BY_OIP
 from headrace.batching.request import NO_DEADLINE, Answer, Call
-from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unavailable, Unsupported
 from headrace.frontends.calls import GrpcCall, GrpcMethod
-from headrace.frontends.oip.answers import InferResponse
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
-from headrace.outcomes import Door
-from headrace.servable import CheckedInputs, Signature
-from headrace.tensors import BY_OIP
+from headrace.model.servable import CheckedInputs, Signature
+from headrace.telemetry.outcomes import Door
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
 from tests.unit.frontends.turns import Turns
 from tests.waiting import until_in_loop

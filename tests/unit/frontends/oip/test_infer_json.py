@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.errors import HeadraceError, InvalidRequest, Unsupported
+from headrace.base.tensors import Array
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, Unsupported
 from headrace.frontends.calls import Account, HttpCall, HttpReply
 from headrace.frontends.oip import large_json
 from headrace.frontends.oip.infer_json import (
@@ -24,11 +25,10 @@ from headrace.frontends.oip.infer_json import (
     parse,
     recognise,
 )
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.lane import Lane
-from headrace.frontends.wire.steps import run
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import Array
+from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
+from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
 from tests.unit.frontends.turns import Turns
@@ -416,7 +416,7 @@ def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -
         async with others, Lane() as lane:
             return await large_json.encode_answer(loaded, inference, answer, lane)
 
-    with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
+    with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
         return asyncio.run(write()), others.count
 
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
+from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.frontends.calls import Account
-from headrace.frontends.oip.answers import InferResponse
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.request_budget import Allowance
 from headrace.frontends.wire.texts import splitting
-from headrace.servable import Signature
-from headrace.tensors import Array
+from headrace.model.servable import Signature
 from tests.unit.frontends.decoding import infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.errors import InvalidRequest, Unsupported
+from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.frontends.oip.parameters import refuse_parameters, version_number
 from headrace.frontends.wire import protos
 

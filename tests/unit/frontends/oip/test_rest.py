@@ -11,15 +11,15 @@ from unittest.mock import patch
 
 import pytest
 
+from headrace.base.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
 from headrace.config import Limits
-from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
 from headrace.frontends.calls import Headers, HttpCall, HttpReply, NotReady
 from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.replies import error_reply
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.time_slicer import Lane
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
 from tests.unit.frontends.turns import Turns
 
@@ -279,7 +279,7 @@ def test_many_values_that_may_be_left_out_are_decoded_in_many_small_steps(
 ) -> None:
     service, body = with_values_left_out(more, shape, values)
     least = len(body) // 1500  # a turn for each 900 bytes, or 700
-    with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
+    with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
         assert turns_of_others(service, "/v2/models/echo/infer", body) > least
 
 

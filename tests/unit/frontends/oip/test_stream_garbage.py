@@ -13,7 +13,7 @@ from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.config import Limits
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.transport.asgi import Application
-from headrace.servable import CheckedInputs
+from headrace.model.servable import CheckedInputs
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, echo, run
 from tests.unit.frontends.oip.test_grpc import number
 from tests.unit.frontends.transport.wire import GRPC, LEFT, Event, Server, Wire, body, message, part

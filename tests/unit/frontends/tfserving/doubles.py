@@ -7,17 +7,17 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headrace.batching.joining import join
+from headrace.base.errors import NotFound
+from headrace.base.tensors import Tensors
+from headrace.batching.concatenation import join
 from headrace.batching.request import Answer, BatchOutputs, Request, Timings
 from headrace.config import SignatureConfig
-from headrace.errors import NotFound
 from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
-from headrace.frontends.transport.routing import Router
+from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import protos
-from headrace.servable import Signature
-from headrace.tensors import Tensors
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip import doubles
 from tests.unit.frontends.oip.doubles import LoadedDouble, Model, run, spec
 

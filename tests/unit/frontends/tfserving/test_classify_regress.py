@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import FailedPrecondition, InvalidRequest, ModelError, TooLarge, Unsupported
 from headrace.config import Limits, SignatureConfig
-from headrace.errors import FailedPrecondition, InvalidRequest, ModelError, TooLarge, Unsupported
 from headrace.frontends.wire import protos
-from headrace.servable import Signature
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, configured, http, message
 

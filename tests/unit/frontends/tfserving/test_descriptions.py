@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import FailedPrecondition, InvalidRequest, NotFound, Unsupported
+from headrace.base.errors import FailedPrecondition, InvalidRequest, NotFound, Unsupported
 from headrace.frontends.tfserving.descriptions import SignatureDefMap
 from headrace.frontends.wire import protos
-from headrace.lifecycle.state import VersionStatus
+from headrace.lifecycle.version_states import VersionStatus
 from tests.unit.frontends.oip.doubles import ctr, echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http, message
 

@@ -15,8 +15,8 @@ from headrace.config import SignatureConfig
 from headrace.frontends.calls import GrpcCall, HttpCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.rest import http_routes
-from headrace.frontends.transport.routing import Router
-from headrace.frontends.wire import printing
+from headrace.frontends.transport.rest_routes import Router
+from headrace.frontends.wire import json_output
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, http_bytes, message
 from tests.unit.frontends.tfserving.test_message_examples import example
@@ -140,5 +140,5 @@ def test_parts_make_the_same_answer(
         if method == "classify"
         else 5.3333335
     )
-    monkeypatch.setattr(printing, "PRINTED_AT_ONCE", 64)
+    monkeypatch.setattr(json_output, "PRINTED_AT_ONCE", 64)
     assert answers() == whole

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.tensors import STRING, Array
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.steps import run
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import STRING, Array
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.oip.doubles import spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, message
 

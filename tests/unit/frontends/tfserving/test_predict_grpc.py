@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge
+from headrace.base.tensors import BY_OIP
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.tfserving.grpc import grpc_methods
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.wire import protos
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import BY_OIP
+from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.decoding import parsed, predict
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, message, rows_model

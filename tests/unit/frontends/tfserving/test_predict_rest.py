@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import HeadraceError, InvalidRequest, NotFound
-from headrace.servable import Signature
-from headrace.tensors import Tensors
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.base.tensors import Tensors
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, http, http_bytes, rows_model
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.tfserving import serialized
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.steps import run
-from headrace.servable import Signature
+from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 
 SIGNATURE = Signature(

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from headrace.base.errors import HeadraceError
 from headrace.config import Limits
-from headrace.errors import HeadraceError
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.tfserving import rest
-from headrace.packed.columns import HEAD, PackedColumns
+from headrace.model.packed_columns import HEAD, PackedColumns
 from tests.unit.frontends.words import plain, words
 
 ROW = {"user": "ann", "words": ["red", ""], "price": 0.5}

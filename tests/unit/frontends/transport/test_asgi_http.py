@@ -13,9 +13,9 @@ from urllib.parse import unquote
 
 import pytest
 
+from headrace.base.errors import InvalidRequest, Overloaded, Unsupported
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, Overloaded, Unsupported
 from tests.unit.frontends.transport.wire import (
     LEFT,
     SMALL,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from headrace.base.errors import TooLarge
 from headrace.config import Limits
-from headrace.errors import TooLarge
 from headrace.frontends.transport.bodies import Bodies, whole
 from tests.unit.frontends.transport.wire import Server, Wire, body, part
 

@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from headrace.base.errors import ConfigError
 from headrace.config import Tls
-from headrace.errors import ConfigError
 from headrace.frontends.transport.certificates import doubts, pem_files, read, signature
 from tests.certificates import Authority
 

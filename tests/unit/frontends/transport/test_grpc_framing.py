@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge, Unsupported
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, NotFound, Overloaded, TooLarge, Unsupported
 from headrace.frontends.transport.grpc_framing import (
     PREFIX_BYTES,
     MessageReader,
@@ -24,7 +24,7 @@ from headrace.frontends.transport.grpc_framing import (
     take_prefix,
     timeout_seconds,
 )
-from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.cooperative_steps import run
 from tests.unit.frontends.transport.wire import message
 
 MOST = 100

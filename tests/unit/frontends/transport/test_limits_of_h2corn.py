@@ -11,12 +11,12 @@ import pytest
 
 from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
-from headrace.frontends.transport.admin import AdminPorts
+from headrace.frontends.transport.admin_listeners import AdminPorts
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation import _configuration, threads_for, window_bytes
+from headrace.frontends.transport.connection_generation import _configuration, threads_for, window_bytes
+from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listeners import Listeners
-from headrace.frontends.transport.listening import listen
+from headrace.frontends.transport.listening_sockets import listen
 
 SECONDS = 20.0
 MOST = 3
@@ -174,5 +174,5 @@ def test_threads_of_connections_by_processors(processors: int, threads: int) -> 
 def test_the_threads_of_a_process_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A quota may change while a server runs, and another generation of connections follows."""
     before = _configuration(application(), [0], config(), 10, {}).runtime_threads
-    monkeypatch.setattr("headrace.cpus.available", lambda: 128 if before == 1 else 1)
+    monkeypatch.setattr("headrace.base.cpus.available", lambda: 128 if before == 1 else 1)
     assert _configuration(application(), [0], config(), 10, {}).runtime_threads == before

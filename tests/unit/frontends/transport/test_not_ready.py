@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from headrace.errors import Unavailable
+from headrace.base.errors import Unavailable
+from headrace.base.status_codes import OK, codes
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.asgi import Application
-from headrace.outcomes import Door, Outcome
-from headrace.status import OK, codes
+from headrace.telemetry.outcomes import Door, Outcome
 from tests.unit.frontends.oip.doubles import ServiceDouble, ctr
 from tests.unit.frontends.transport.wire import SMALL, Server
 

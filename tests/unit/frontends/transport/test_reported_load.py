@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.base.errors import Conflict
 from headrace.batching.capacity import LoadReport
-from headrace.errors import Conflict
-from headrace.frontends.load_reports import encoded
+from headrace.frontends.metrics.orca_load_reports import encoded
 from tests.unit.frontends.transport.wire import Server, body, message
 
 REPORT = LoadReport(0.5, 100.0, 0.25)

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.wire.compression import ALWAYS_OPENED_BYTES, opening
-from headrace.frontends.wire.steps import run
+from headrace.frontends.wire.cooperative_steps import run
 
 LIMITS = Limits(max_message_bytes=100)
 

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from headrace.base.errors import HeadraceError, InvalidRequest, Overloaded, TooLarge
 from headrace.config import Limits
-from headrace.errors import HeadraceError, InvalidRequest, Overloaded, TooLarge
 from headrace.frontends.calls import Account
 from headrace.frontends.wire import json_text
-from headrace.frontends.wire.allowance import Allowance
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
-from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
 from tests.unit.frontends.turns import Turns
 
 DEPTH = 64
@@ -191,7 +191,7 @@ def test_the_deeper_marks_are_the_more_turns_others_have() -> None:
             async with others, Lane() as lane:
                 return await parse_in_slices(text, 250, Allowance(Limits()), lane)
 
-        with patch("headrace.frontends.wire.lane._SLICE_SECONDS", 0.0):
+        with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
             found = asyncio.run(parse())
         for _ in range(depth - 1):
             (found,) = found

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.lane import Lane
 from headrace.frontends.wire.long_lists import used_up
+from headrace.frontends.wire.time_slicer import Lane
 
 
 def test_a_list_is_given_back_in_several_turns_when_its_reader_fails() -> None:

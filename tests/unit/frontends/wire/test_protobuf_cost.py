@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.errors import InvalidRequest, TooLarge
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
-from headrace.frontends.wire.lane import Lane
+from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.protobuf_cost import charge, counted, form_of
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.steps import in_steps
+from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.time_slicer import Lane
 from tests.unit.frontends.turns import Turns
 
 INFER, PREDICT = form_of(InferRequest), form_of(PredictRequest)

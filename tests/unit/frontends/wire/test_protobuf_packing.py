@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import Overloaded
+from headrace.base.tensors import DATATYPES, STRING
 from headrace.config import Limits
-from headrace.errors import Overloaded
 from headrace.frontends.calls import Account
-from headrace.frontends.tfserving.tensors import write_tensor, writing_tensor
+from headrace.frontends.tfserving.tensor_protos import write_tensor, writing_tensor
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.allowance import Allowance
+from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_packing import field_of
-from headrace.frontends.wire.steps import run
-from headrace.tensors import DATATYPES, STRING
+from headrace.frontends.wire.request_budget import Allowance
 
 CONTENTS = protos.message("inference.InferTensorContents")
 MANY = 10_000

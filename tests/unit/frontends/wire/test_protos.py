@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from headrace.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.frontends.wire import protos
 
 

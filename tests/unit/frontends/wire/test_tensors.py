@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire.tensors import WireTensor, as_array, check
 from headrace.frontends.wire.texts import join_strings
-from headrace.servable import Signature
+from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 
 TWO = Signature("serving_default", (spec("a", "FP32", 2), spec("b", "INT64", None)), (spec("y", "FP32"),))

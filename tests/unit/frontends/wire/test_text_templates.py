@@ -10,8 +10,8 @@ from headrace.frontends.oip.messages import InferDecoder
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.wire import text_templates
 from headrace.frontends.wire.tensors import SPREAD_BYTES
-from headrace.packed import kernels
-from headrace.packed.columns import PackedColumns
+from headrace.model import packed_kernels
+from headrace.model.packed_columns import PackedColumns
 from tests.unit.frontends import decoding
 from tests.unit.frontends.oip.doubles import LoadedDouble
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
@@ -99,12 +99,12 @@ def test_another_version_is_asked_anew(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_loading_a_version_has_compiled_what_its_messages_need(protocol: str) -> None:
-    kernels.run_once()
+    packed_kernels.run_once()
     door = Door(protocol)
     door.decode([b"ann"], [b"red", b"car"])
     assert door.recognised([b"bob"], [b"blue", b"car"]) is not None
     assert door.decoder.recognise(b"") is None
-    assert [len(kernel.signatures) for kernel in (kernels.outline, kernels.arrange)] == [1, 1]
+    assert [len(kernel.signatures) for kernel in (packed_kernels.outline, packed_kernels.arrange)] == [1, 1]
 
 
 def test_ids_of_any_length_are_echoed() -> None:

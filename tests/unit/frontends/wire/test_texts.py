@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.errors import InvalidRequest
-from headrace.frontends.wire.steps import run
+from headrace.base.errors import InvalidRequest
+from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.texts import splitting
 
 

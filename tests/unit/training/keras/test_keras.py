@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.runtimes.registry import RuntimeOptions, load
 from headrace.stream.block import Block
 from headrace.stream.features import Features

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow
 
-from headrace.tensors import Array
+from headrace.base.tensors import Array
 from headrace.training.keras import LazyAdam
 from headrace.training.keras.model import keras
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.destination import SCHEMA_KEY, check_destination

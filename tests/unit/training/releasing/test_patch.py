@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.base.errors import LoadError
 from headrace.ctr.files.description import arrays_of, describe
+from headrace.ctr.files.model_reader import read_description, read_model
+from headrace.ctr.files.model_writer import write_model
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.files.reading import read_description, read_model
-from headrace.ctr.files.writing import write_model
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.settings import Kind
+from headrace.ctr.model_settings import Kind
 from headrace.ctr.tables import Table
-from headrace.errors import LoadError
 from headrace.training.releasing.patch import (
     Patch,
     base_of,

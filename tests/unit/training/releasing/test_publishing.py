@@ -13,22 +13,22 @@ import msgspec
 import numpy as np
 import pytest
 
+from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import read_array
+from headrace.ctr.files.model_reader import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table
-from headrace.ctr.files.reading import read_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.tables import LearningTable, Table
-from headrace.errors import ConfigError, FailedPrecondition, ModelError
-from headrace.tensors import Array
 from headrace.training.releasing import publishing
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import save_checkpoint
-from headrace.versions import control
-from headrace.versions.control import change, hold, let_go, pin, unpin
+from headrace.versions import control_changes
+from headrace.versions.control_changes import change, hold, let_go, pin, unpin
+from headrace.versions.control_record import Stamp, number_key, with_pin
+from headrace.versions.control_store import FileStore
 from headrace.versions.layout import CONTROL_LOCK
 from headrace.versions.manifest import check_manifest
-from headrace.versions.record import Stamp, number_key, with_pin
-from headrace.versions.store import FileStore
 from tests.click_weights import FEATURES, settings_for, weights_for
 
 SETTINGS = settings_for("fm")
@@ -161,7 +161,7 @@ def test_what_is_pinned_while_it_is_decided_what_goes_stays(
 
     def undisturbed(directory: Path) -> AbstractContextManager[None]:
         waits.set()
-        return control.undisturbed(directory)
+        return control_changes.undisturbed(directory)
 
     monkeypatch.setattr(publishing, "undisturbed", undisturbed)
     with store.alone():  # as whoever pins it now

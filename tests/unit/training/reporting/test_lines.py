@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.errors import ConfigError
-from headrace.frontends.metrics_port import listen
+from headrace.base.errors import ConfigError
+from headrace.evaluation.tallies import Score
+from headrace.evaluation.windows import Window
+from headrace.telemetry.exposition import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings, summary
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.reporting.telemetry import METRICS, Telemetry
-from headrace.training.scoring.tallies import Score
-from headrace.training.scoring.windows import Window
 
 SCORE = Score(rows=100, logloss=0.5, auc=0.75, auc_error=0.0, calibration=1.01, click_rate=0.2)
 WINDOW = Window(number=3, last_row=300, score=SCORE, slices={"site": {"x": SCORE}})

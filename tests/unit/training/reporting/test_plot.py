@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import ConfigError, FailedPrecondition
+from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.evaluation.tallies import Score
+from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.progress import Pace, Progress
-from headrace.training.scoring.tallies import Score
-from headrace.training.scoring.windows import Window
 
 
 def filled(file: Path) -> Plot:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from headrace.base.tensors import Array
 from headrace.stream.block import Block, Slice
-from headrace.tensors import Array
 
 
 class RateModel:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import FailedPrecondition, LoadError
-from headrace.tensors import Array
+from headrace.base.errors import FailedPrecondition, LoadError
+from headrace.base.tensors import Array
 from headrace.training.running.checkpoint import load_checkpoint, only_run, save_checkpoint
 from headrace.versions.layout import MANIFEST_FILE
 

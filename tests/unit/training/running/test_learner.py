@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, FailedPrecondition, ModelError
-from headrace.training.running.delayed import Pending
+from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.evaluation.windows import Window, Windows
+from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
-from headrace.training.scoring.windows import Window, Windows
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headrace.errors import ConfigError, FailedPrecondition, ModelError, StreamError
+from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, StreamError
 from headrace.stream.block import Block
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import EXIT_CODES, Ended, for_people, take_all

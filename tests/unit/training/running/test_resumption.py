@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.ctr.settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
-from headrace.errors import FailedPrecondition
-from headrace.training.configuration import settings_of
+from headrace.base.errors import FailedPrecondition
+from headrace.ctr.model_settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
+from headrace.training.model_toml import settings_of
 from headrace.training.running.checkpoint import Checkpoint, only_run
 from headrace.training.running.resumption import difference, find_checkpoint, gone_on_with
 

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import ConfigError, FailedPrecondition, StreamError
+from headrace.base.errors import ConfigError, FailedPrecondition, StreamError
+from headrace.base.tensors import Array
+from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
-from headrace.tensors import Array
 from headrace.training.releasing.publishing import Publication, Training
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.training.running.delayed import Pending
+from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
 from headrace.training.running.schedule import Every
 from headrace.training.running.trainer import Plan, Trainer
-from headrace.training.scoring.windows import Window, Windows
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
 
 

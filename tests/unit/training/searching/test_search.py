@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headrace.ctr.settings import ModelSettings
-from headrace.errors import ConfigError
+from headrace.base.errors import ConfigError
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
-from headrace.training.configuration import settings_of
+from headrace.training.model_toml import settings_of
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import Ended, take_all
 from headrace.training.searching.configurations import Gates, configurations, read_search

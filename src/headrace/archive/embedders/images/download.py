@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urljoin
 
-from headrace.archive.embedders.failing import Failing, never, not_now
-from headrace.archive.embedders.images.connection import Connection, Connector
-from headrace.archive.embedders.images.urls import Target, target
-from headrace.errors import shown
+from headrace.base.errors import shown
+from headrace.net.deadline_connection import Connection, Connector
+from headrace.net.failures import Failing, never, not_now
+from headrace.net.urls import Target, target
 
 if TYPE_CHECKING:
     import socket

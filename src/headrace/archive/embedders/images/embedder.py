@@ -11,22 +11,22 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from headrace import cpus
-from headrace.archive.embedders.alone import each_alone
 from headrace.archive.embedders.digests import fingerprint
 from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.embedder_settings import ImageSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.archive.embedders.failing import Failing, Failure
-from headrace.archive.embedders.images.addresses import networks
-from headrace.archive.embedders.images.connection import Connector, Resolve, system_addresses
-from headrace.archive.embedders.images.contents import Contents
-from headrace.archive.embedders.images.decoding import ImageLimits, decoded, import_pillow
+from headrace.archive.embedders.failure_isolation import each_alone
 from headrace.archive.embedders.images.download import DownloadLimits
+from headrace.archive.embedders.images.fetch import Contents
+from headrace.archive.embedders.images.image_decoding import ImageLimits, decoded, import_pillow
 from headrace.archive.embedders.images.recipe import Recipe, input_for, read_recipe
-from headrace.archive.embedders.settings import ImageSettings
 from headrace.archive.embedders.text import normalized
-from headrace.errors import ConfigError, HeadraceError
-from headrace.tensors import Array
+from headrace.base import cpus
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.tensors import Array
+from headrace.net.deadline_connection import Connector, Resolve, system_addresses
+from headrace.net.failures import Failing, Failure
+from headrace.net.public_addresses import networks
 
 _AXES = 2
 _Ready = tuple[int, Array | Failure | BaseException]

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from headrace.base.errors import ConfigError
+from headrace.base.tensors import Array
 from headrace.config.checks import whole, wrong
-from headrace.config.reading import convert, parse, read_table
-from headrace.errors import ConfigError
-from headrace.servable import Signature, TensorSpec
-from headrace.tensors import Array
+from headrace.config.toml_reader import convert, parse, read_table
+from headrace.model.servable import Signature, TensorSpec
 
 FILE = "encoder.toml"
 """File name of a recipe beside its encoder."""

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.opening import open_embedder
-from headrace.errors import ConfigError
+from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.base.errors import ConfigError
 from tests.hostile_images import HostileServer, answer, redirect
 from tests.image_encoder import encoded, picture, write_encoder
 

@@ -1,0 +1,240 @@
+"""Vectors of contents from a served model, local or remote."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from headrace.archive.embedders.digests import fingerprint
+from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.embedder_settings import ModelSettings
+from headrace.archive.embedders.encoder import chosen_output
+from headrace.archive.embedders.failure_isolation import each_alone
+from headrace.archive.embedders.served_models import LocalModels, LocalServed, Served
+from headrace.archive.embedders.text import normalized
+from headrace.base.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Unavailable,
+    shown,
+)
+from headrace.base.files import read_text
+from headrace.base.tensors import STRING, Array
+from headrace.client.model_description import Description
+from headrace.client.oip_rest import RemoteServed
+from headrace.client.rest import RestClient, read_address
+from headrace.model.servable import TensorSpec
+from headrace.net.failures import Failure
+
+_LARGEST_TOKEN_BYTES = 16_384
+_AXES = 2
+
+
+class ModelEmbedder:
+    """Makes vectors by calling a model, always in the version that was the default when this was opened.
+
+    Attributes:
+        dimension: See ``Embedder``.
+        fingerprint: See ``Embedder``.
+        is_outdated: Whether a call found that the version is no longer served; then open another embedder.
+    """
+
+    def __init__(self, served: Served, settings: ModelSettings) -> None:
+        """Call the model once to learn its dimension.
+
+        Args:
+            served: The model; ``close`` closes it.
+            settings: Settings of the embedder.
+
+        Raises:
+            ConfigError: The model does not take one input of texts or numbers, or does not return vectors.
+            HeadraceError: The model does not answer.
+        """
+        self.is_outdated = False
+        described = served.describe()
+        self._served = served
+        self._input = chosen_input(described.inputs, settings.input)
+        self._output = chosen_output(described.outputs, settings.output)
+        self._normalize = settings.normalize
+        self._batch_rows = settings.batch_rows
+        self._probe = filled(self._input, [b"0"])[0]
+        try:
+            answer = self._answered(self._probe)
+        except (InvalidRequest, ModelError) as error:
+            raise ConfigError(f"model: {settings.model} fails on a test input: {error.message}") from error
+        self.dimension = int(answer.shape[1])
+        self.fingerprint = self._digest(described, settings)
+
+    def embed(self, contents: Sequence[bytes]) -> Embedded:
+        """Make a vector of each content; see ``Embedder``.
+
+        Raises:
+            Refused: The model or its server is not available now.
+            FailedPrecondition: The version is no longer served; open the embedder again.
+            ModelError: The model fails on every content.
+        """
+        _, wrong = filled(self._input, contents)
+        failures = {place: Failure(reason, is_final=True) for place, reason in wrong.items()}
+        kept = [place for place in range(len(contents)) if place not in failures]
+        vectors = np.zeros((len(contents), self.dimension), np.float32)
+
+        def encode(places: Sequence[int]) -> None:
+            values, _ = filled(self._input, [contents[place] for place in places])
+            vectors[places] = self._vectors(values)
+
+        runs = [kept[start : start + self._batch_rows] for start in range(0, len(kept), self._batch_rows)]
+        failures |= each_alone(runs, encode, lambda: self._vectors(self._probe))
+        return Embedded(vectors, failures)
+
+    def close(self) -> None:
+        """Close connections."""
+        self._served.close()
+
+    def _vectors(self, values: Array) -> Array:
+        made = self._answered(values)
+        if made.shape[1] != self.dimension:  # NumPy would broadcast one number to a whole vector
+            raise ModelError(f"expected vectors of {self.dimension} numbers, got {made.shape[1]}")
+        return made
+
+    def _answered(self, values: Array) -> Array:
+        try:
+            answer = self._served.predict(self._input.name, values, self._output)
+        except NotFound as error:
+            self.is_outdated = True
+            raise FailedPrecondition(f"the encoder's version is no longer served: {error.message}") from error
+        except DeadlineExceeded as error:
+            raise Unavailable(f"the encoder did not answer in time: {error.message}") from error
+        if answer.ndim != _AXES or len(answer) != len(values) or answer.dtype.kind not in "iuf":
+            raise ModelError(
+                f"expected vectors [{len(values)}, numbers], got {self._output} {list(answer.shape)}"
+            )
+        made = answer.astype(np.float32)
+        return normalized(made) if self._normalize else made
+
+    def _digest(self, described: Description, settings: ModelSettings) -> str:
+        told: dict[str, object] = {
+            "input": self._input.name,
+            "output": self._output,
+            "normalize": settings.normalize,
+        }
+        if not described.files:  # only the name and version are known
+            told |= {"model": settings.model, "version": described.version or self._answering_version()}
+        return fingerprint("model", told, described.files)
+
+    def _answering_version(self) -> int:
+        return self._served.version if isinstance(self._served, RemoteServed) else 0
+
+
+def open_model(settings: ModelSettings, base: Path, models: LocalModels | None) -> ModelEmbedder:
+    """Find a model and call it once.
+
+    Args:
+        settings: Settings of the embedder.
+        base: Directory that relative paths start from.
+        models: Models that this process serves; None if it serves none.
+
+    Raises:
+        ConfigError: A setting is wrong, or the model does not fit.
+        Refused: The server is not available now.
+        HeadraceError: There is no such model.
+    """
+    served = _served(settings, base, models)
+    try:
+        return ModelEmbedder(served, settings)
+    except BaseException:
+        served.close()
+        raise
+
+
+def _served(settings: ModelSettings, base: Path, models: LocalModels | None) -> Served:
+    version = settings.version or None
+    if settings.url:
+        ca_file = os.fspath(base / settings.ca_file) if settings.ca_file else ""
+        client = RestClient(read_address(settings.url), read_token(settings, base), ca_file)
+        return RemoteServed(client, settings.model, version, settings.timeout_seconds)
+    if models is None:
+        raise ConfigError("url: expected the URL of a server, as this process serves no models")
+    return LocalServed(models, settings.model, version, settings.timeout_seconds)
+
+
+def read_token(settings: ModelSettings, base: Path) -> str:
+    """Return the access token for a server; "" if none is configured.
+
+    Raises:
+        ConfigError: The token cannot be read, or is not valid in a header.
+    """
+    if settings.token_env:
+        where, token = f"token_env: {settings.token_env}", os.environ.get(settings.token_env, "")
+    elif settings.token_file:
+        where = f"token_file: {settings.token_file}"
+        try:
+            token = read_text(base / settings.token_file, _LARGEST_TOKEN_BYTES)
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
+    else:
+        return ""
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{where}: expected a token of printable ASCII characters")
+    return token
+
+
+def chosen_input(specs: Sequence[TensorSpec], wanted: str) -> TensorSpec:
+    """Return the input of a model that takes contents.
+
+    Args:
+        specs: Inputs of the model.
+        wanted: Name of the input; "" for any.
+
+    Raises:
+        ConfigError: The input has another name or takes something else, or the model has several inputs.
+    """
+    said = "; ".join(map(str, specs))
+    if len(specs) != 1:
+        raise ConfigError(f"model: expected one with one input, got {said}")
+    (spec,) = specs
+    if wanted and spec.name != wanted:
+        raise ConfigError(f"input: expected {spec.name}, got {wanted!r}")
+    if not (spec.accepts(()) or spec.accepts((1,))) or not (spec.dtype == STRING or spec.dtype.kind in "iuf"):
+        raise ConfigError(f"model: expected an input of one text or number per row, got {said}")
+    return spec
+
+
+def filled(spec: TensorSpec, contents: Sequence[bytes]) -> tuple[Array, dict[int, str]]:
+    """Convert contents to values of an input: bytes for texts, else the numbers that they spell out.
+
+    Args:
+        spec: The input.
+        contents: The contents.
+
+    Returns:
+        Values ``[contents]`` or ``[contents, 1]``, and the errors of contents that are not numbers, by index.
+    """
+    wrong: dict[int, str] = {}
+    if spec.dtype == STRING:
+        values = np.empty(len(contents), object)
+        values[:] = list(contents)
+    else:
+        values = np.zeros(len(contents), spec.dtype)
+        for place, content in enumerate(contents):
+            try:
+                values[place] = _number(content, spec.dtype)
+            except (ValueError, OverflowError):
+                wrong[place] = f"expected a number for {spec}, got {shown(content)}"
+    return (values if spec.accepts(()) else values[:, None]), wrong
+
+
+def _number(content: bytes, dtype: np.dtype[np.generic]) -> float | int:
+    if len(content) > 64:
+        raise ValueError("too long")
+    number: float | int = int(content) if dtype.kind in "iu" else float(content)
+    if dtype.kind == "f" and not np.isfinite(number):
+        raise ValueError("not a finite number")
+    return number

@@ -1,1 +1,0 @@
-"""Vectors from a served model, in this process or on a remote server."""

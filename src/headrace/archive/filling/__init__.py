@@ -1,0 +1,1 @@
+"""Filling: embedders turn queued keys into stored vectors, and backfills fill new space versions."""

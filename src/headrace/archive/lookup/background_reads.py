@@ -1,0 +1,203 @@
+"""Reads of a remote store, made by a few threads for all lookups together.
+
+A key that is being read is not read again for another lookup. Pending reads are merged into one call. While
+the store does not answer, it is only probed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from headrace.archive.lookup.circuit_breaker import Breaker
+from headrace.base.errors import HeadraceError
+from headrace.storage.stores.store import Store
+
+_log = logging.getLogger(__name__)
+
+_THREADS = 4
+_MOST_KEYS_A_CALL = 2000
+_MOST_KEYS_WAITING = 200_000
+_PROBE_SECONDS = 0.5
+_PROBE = "probe"
+
+Values = list[bytes]
+Arrived = Callable[[Sequence[int], Values], None]
+
+
+class Place(NamedTuple):
+    """Place of one key's value.
+
+    Attributes:
+        read: The read that fetches it.
+        at: Its index in the values of that read.
+    """
+
+    read: Future[Values]
+    at: int
+
+
+class _Read(NamedTuple):
+    partition: str
+    missing: bytes
+    keys: list[bytes]
+    done: Future[Values]
+
+
+class Reads:
+    """The reads of one store.
+
+    Attributes:
+        breaker: Circuit breaker of the store.
+    """
+
+    def __init__(self, store: Store, timeout_seconds: float) -> None:
+        """Start the threads.
+
+        Args:
+            store: The store.
+            timeout_seconds: Longest duration of one of its calls.
+        """
+        self._store = store
+        self.breaker = Breaker(timeout_seconds)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Read] = deque()
+        self._flying: dict[tuple[str, bytes], Place] = {}
+        self._late: set[Future[Values]] = set()
+        self._closed = threading.Event()
+        names = [f"archive-read-{number}" for number in range(_THREADS)]
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        self._threads.append(threading.Thread(target=self._probe, name="archive-probe", daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, partition: str, missing: bytes, keys: Sequence[bytes], arrived: Arrived) -> list[Place]:
+        """Start reading keys.
+
+        Args:
+            partition: Store partition.
+            missing: Value for a missing key.
+            keys: The keys.
+            arrived: Called in another thread, before waiting callers continue, with the indices of the keys
+                that no one else was reading and with their values; not called if the store fails.
+
+        Returns:
+            Place of each value; empty if the store is not asked now.
+        """
+        if self.breaker.is_open:
+            return []
+        with self._changed:
+            if (
+                len(self._flying) > _MOST_KEYS_WAITING
+            ):  # a single large lookup is limited by max_keys of its space
+                return []
+            places: list[Place | None] = [self._flying.get((partition, key)) for key in keys]
+            new = [place for place, found in enumerate(places) if found is None]
+            if new:
+                read = _Read(partition, missing, [keys[place] for place in new], Future())
+                for index, place in enumerate(new):
+                    places[place] = self._flying[partition, keys[place]] = Place(read.done, index)
+                read.done.add_done_callback(lambda done: _tell(done, new, arrived))
+                self._waiting.append(read)
+                self._changed.notify()
+        return [place for place in places if place is not None]
+
+    def late(self, waits: Iterable[Future[Values]]) -> None:
+        """Report reads for which a caller waited as long as usual; each counts as a failure once."""
+        with self._changed:
+            late = {read for read in waits if not read.done()} - self._late
+            self._late |= late
+        for _ in late:
+            self.breaker.troubled()
+
+    def close(self) -> None:
+        """End the threads, and cancel pending reads."""
+        self._closed.set()
+        with self._changed:
+            self._changed.notify_all()
+            for read in self._waiting:
+                read.done.cancel()
+            self._waiting.clear()
+            self._flying.clear()
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            with self._changed:
+                while not self._waiting and not self._closed.is_set():
+                    self._changed.wait()
+                reads = self._together()
+            if reads:
+                self._read(reads)
+
+    def _together(self) -> list[_Read]:
+        """Take the reads for one call: the oldest one, and those after it in the same partition."""
+        reads: list[_Read] = []
+        keys = 0
+        while self._waiting and keys < _MOST_KEYS_A_CALL:
+            if reads and self._waiting[0].partition != reads[0].partition:
+                break
+            reads.append(self._waiting.popleft())
+            keys += len(reads[-1].keys)
+        return reads
+
+    def _read(self, reads: list[_Read]) -> None:
+        keys = [key for read in reads for key in read.keys]
+        started = time.monotonic()
+        failure: Exception | None = None
+        values: Values = []
+        try:
+            values = self._store.get_many(reads[0].partition, keys, reads[0].missing)
+            if len(values) != len(keys):
+                raise HeadraceError(f"the store returned {len(values)} values for {len(keys)} keys")
+            self.breaker.answered(time.monotonic() - started)
+        except Exception as error:  # noqa: BLE001 - a store may be third-party code; lookups must go on
+            self.breaker.troubled()
+            failure = error
+            _log.debug("a read of the store failed", exc_info=error)
+        start = 0
+        for read in reads:
+            stop = start + len(read.keys)
+            if failure is None:
+                read.done.set_result(values[start:stop])
+            else:
+                read.done.set_exception(failure)
+            start = stop
+        with self._changed:
+            self._late.difference_update(read.done for read in reads)
+            for key in keys:
+                self._flying.pop((reads[0].partition, key), None)
+
+    def _probe(self) -> None:
+        """Probe the store while the breaker is open; log when that begins and ends."""
+        while not self._closed.wait(_PROBE_SECONDS):
+            if not self.breaker.is_open:
+                continue
+            _log.warning("the store does not answer; lookups return the out-of-vocabulary vector")
+            started = time.monotonic()
+            while not self._answers():
+                if self._closed.wait(_PROBE_SECONDS):
+                    return
+            self.breaker.close()
+            _log.warning("the store answers again", extra={"seconds": round(time.monotonic() - started, 1)})
+
+    def _answers(self) -> bool:
+        try:
+            self._store.read(_PROBE)
+        except Exception:  # noqa: BLE001 - as in _read
+            return False
+        return True
+
+
+def _tell(done: Future[Values], places: Sequence[int], arrived: Arrived) -> None:
+    if not done.cancelled() and done.exception() is None:
+        try:
+            arrived(places, done.result())
+        except Exception:  # noqa: BLE001 - a future would swallow it; callers are answered all the same
+            _log.exception("values returned by the store could not be processed")

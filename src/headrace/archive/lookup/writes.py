@@ -1,0 +1,104 @@
+"""Writes of the values that lookups find, keeping the replaced ones if the space's settings say so."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headrace.archive.lookup.space_reader import SpaceReader
+from headrace.archive.model.catalog import partition
+from headrace.archive.model.keys import all_stored, is_digest
+from headrace.archive.model.records import Form, joined
+from headrace.base.tensors import Array
+from headrace.storage.stores.store import Item, Store
+
+if TYPE_CHECKING:
+    from headrace.archive.history.history import Past
+
+
+def are_stored(store: Store, where: str, form: Form, keys: Sequence[bytes]) -> list[bool]:
+    """Return which keys, in their stored form, have a value of this form in a partition.
+
+    Raises:
+        Unavailable: The store does not answer.
+    """
+    if not keys:
+        return []
+    values = store.get_many(where, keys, form.missing)
+    there: list[bool] = form.are_records(joined(values, form)).tolist()
+    return there
+
+
+class Writes:
+    """The writes of one process."""
+
+    def __init__(self, store: Store) -> None:
+        """Write to a store."""
+        self._store = store
+        self._turn = threading.Lock()  # so that a writer reads what another has written before replacing it
+
+    def past(self, reader: SpaceReader) -> Past:
+        """Return the replaced values of a space version."""
+        from headrace.archive.history.history import Past  # noqa: PLC0415 - only where a space keeps its past
+
+        return Past(self._store, reader.space, reader.version, reader.settings)
+
+    def store(self, reader: SpaceReader, keys: Sequence[str], records: Array, *, is_told: bool) -> None:
+        """Store a small number of records.
+
+        Args:
+            reader: Reader of the space version.
+            keys: Checked keys.
+            records: uint8 ``[N, record bytes]``.
+            is_told: Whether the caller gave the write times. If the space keeps its past, such a record does
+                not replace one that was written later.
+
+        Raises:
+            Unavailable: The store does not answer.
+        """
+        if not reader.settings.history_seconds:
+            self._put(reader, keys, records)
+            return
+        past = self.past(reader)
+        with self._turn:
+            rows, heads = past.keep(all_stored(keys), records, is_told=is_told)
+            if rows:
+                self._put(reader, [keys[row] for row in rows], records[rows])
+            past.point(heads)
+
+    def remove(self, reader: SpaceReader, keys: Sequence[str], *, is_forgotten: bool) -> list[bool]:
+        """Remove keys.
+
+        Args:
+            reader: Reader of the space version.
+            keys: Checked keys.
+            is_forgotten: Whether to remove their past values too.
+
+        Returns:
+            Which of them had a value that had not expired.
+
+        Raises:
+            Unavailable: The store does not answer.
+        """
+        stored, where = all_stored(keys), partition(reader.space, reader.version.number)
+        with self._turn:
+            were_there = are_stored(self._store, where, reader.version.form, stored)
+            if is_forgotten:
+                self.past(reader).forget(stored)
+            elif reader.settings.history_seconds:
+                past = self.past(reader)
+                past.point(past.end(stored))
+            self._store.delete_many(where, stored)
+        reader.forget(keys)
+        return were_there
+
+    def _put(self, reader: SpaceReader, keys: Sequence[str], records: Array) -> None:
+        lines = [record.tobytes() for record in records]
+        items = [
+            Item(key, line + text.encode() if is_digest(key) else line)
+            for key, line, text in zip(all_stored(keys), lines, keys, strict=True)
+        ]
+        where, epoch = partition(reader.space, reader.version.number), reader.epoch
+        self._store.put_many(where, items, reader.settings.ttl_seconds)
+        reader.took(keys, records, epoch)

@@ -1,0 +1,1 @@
+"""The archive's data: settings, keys, records, columns, the catalog of space versions."""

@@ -1,0 +1,1 @@
+"""Inputs of a model that come from the archive, in serving and in training."""

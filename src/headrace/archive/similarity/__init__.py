@@ -1,6 +1,0 @@
-"""Similarity of the vectors of a space: nearest neighbours, near-duplicates, and plots.
-
-All functions work on arrays: they take rows of vectors as stored and return row numbers, independent of any
-store. Callers need three modules, ``neighbours``, ``duplicates`` and ``layout``; ``drawing`` and ``sheet``
-display the results.
-"""

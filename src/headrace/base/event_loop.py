@@ -1,0 +1,69 @@
+"""Blocking calls from other threads into the serving thread's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+from collections.abc import Coroutine
+from typing import TypeVar
+
+from headrace.base.errors import Unavailable
+
+_LOOK_SECONDS = 1.0
+"""Interval for checking that the loop still runs; a closed loop completes no future."""
+
+_STOPPED = "the server is stopping"
+
+NOT_STARTED = -1
+"""Number of forks recorded for an engine that has not been started."""
+
+_NOT_STARTED = (
+    "the engine has not been started: use `async with engine`, `Engine.in_thread`, or await its start()"
+)
+_FORKED = (
+    "the engine was made before this process was forked, and its thread runs in the parent; make one here"
+)
+
+forks = 0
+"""Number of forks that led to this process; threads started before a fork do not exist in it."""
+
+
+def _count_fork() -> None:
+    global forks  # noqa: PLW0603 - forks affect the whole process
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+ResultT = TypeVar("ResultT")
+
+
+def why_not(made: int) -> str:
+    """Return why an engine cannot answer threads of this process.
+
+    Args:
+        made: Value of ``forks`` when the engine was started, or ``NOT_STARTED``.
+    """
+    return _NOT_STARTED if made == NOT_STARTED else _FORKED
+
+
+def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run a coroutine in another thread's loop; cancel it there if this thread is interrupted.
+
+    Raises:
+        Unavailable: The loop has ended.
+    """
+    try:
+        future: concurrent.futures.Future[ResultT] = asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        raise Unavailable(_STOPPED) from error
+    try:
+        while not concurrent.futures.wait([future], _LOOK_SECONDS).done:
+            if loop.is_closed():  # it closed before the coroutine ran
+                raise Unavailable(_STOPPED)
+        return future.result()
+    except BaseException:  # an interrupt, of whatever kind
+        future.cancel()
+        raise

@@ -1,0 +1,213 @@
+"""Compute batches, in any thread.
+
+The rows are joined and the Servable is called. If the call fails, the requests are retried separately. All
+exceptions of a model's own code are caught, because they would end the thread. Nothing here changes a
+Batcher: the results are stored in the batch, and the Batcher reads them when it finishes the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextvars import Token
+from itertools import accumulate
+
+from headrace.base import logs
+from headrace.base.errors import DeadlineExceeded, InvalidRows, ModelDied
+from headrace.batching.batch_queue import Batch, declared_outputs, headrace_error, whole_outputs
+from headrace.batching.concatenation import join, join_one, join_padding_rows, padded_size
+from headrace.batching.request import (
+    Answer,
+    BatchOutputs,
+    Origin,
+    Request,
+    Settlement,
+    Timings,
+    WholeAnswer,
+)
+from headrace.config import BatchingPolicy
+from headrace.model.servable import Servable, Signature, takes_packed
+
+EXPIRED = "the deadline passed before the model had answered"
+
+
+class Computing:
+    """Calls a Servable for batches.
+
+    Attributes:
+        answer: Class of the answers: a request's rows of a batch, or the whole outputs of a call.
+    """
+
+    def __init__(
+        self,
+        servable: Servable,
+        policy: BatchingPolicy,
+        now: Callable[[], float],
+        origin: Origin,
+        is_the_callers: Callable[[BaseException], bool] = lambda error: False,
+    ) -> None:
+        """Call a Servable.
+
+        Args:
+            servable: The Servable that computes the batches.
+            policy: The batching policy: whether requests are merged, and whether their rows are padded.
+            now: Returns the monotonic time in seconds.
+            origin: The Origin of the answers.
+            is_the_callers: Returns whether an error is meant for the calling thread rather than raised by the
+                model; such an error propagates.
+        """
+        self._servable = servable
+        self._takes_packed = takes_packed(servable)
+        # A Servable that wraps a model may return more than the model's outputs: the values it looked up.
+        declared = declared_outputs if policy.enabled else whole_outputs
+        self._declared = getattr(servable, "declared_outputs", declared)
+        self.answer: type[Answer] = Answer if policy.enabled else WholeAnswer
+        # A Servable that counts lookups must know which rows are padding.
+        self._predict_padded = getattr(servable, "predict_padded", None)
+        self._pads = policy.pad_variable_length
+        self._now = now
+        self._origin = origin
+        self._is_the_callers = is_the_callers
+
+    def compute(self, batch: Batch) -> None:
+        """Call the Servable for a batch; if the call fails, retry its requests separately."""
+        timings = batch.timings
+        timings.started = self._now()
+        token = _name_in_log(batch.requests[0] if len(batch.requests) == 1 else None)
+        try:
+            batch.settlements = self._call(batch, range(len(batch.requests)), batch.rows)
+        except BaseException as error:
+            if self._is_the_callers(error):
+                raise
+            batch.settlements = self._rest(batch, error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
+        timings.finished = self._now()
+
+    def compute_one(self, signature: Signature, request: Request, timings: Timings) -> Settlement:
+        """Call the Servable for a numeric request that is a batch by itself.
+
+        Args:
+            signature: The signature with which it calls the model.
+            request: The request.
+            timings: The batch's timings, which are filled in.
+
+        Returns:
+            The answer, or the error; the request is not settled.
+        """
+        layout, rows = request.layout, request.rows
+        timings.started = self._now()
+        token = _name_in_log(request)
+        settlement: Settlement
+        try:
+            outputs = self._servable.predict(join_one(layout, request.columns, rows), layout.signature)
+            outputs = self._declared(signature, outputs, rows)
+            settlement = self.answer(BatchOutputs(outputs, self._origin), 0, rows, timings)
+        except BaseException as error:
+            if self._is_the_callers(error):
+                raise
+            settlement = headrace_error(error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
+        timings.finished = self._now()
+        return settlement
+
+    def _rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
+        """Retry a failed batch without the requests to blame, or each request alone if none is named."""
+        if len(batch.requests) == 1:
+            return [headrace_error(error)]
+        if isinstance(error, ModelDied):  # the process is gone, so a retry would fail too
+            return [error.shared(len(batch.requests)) for _ in batch.requests]
+        if not isinstance(error, InvalidRows):
+            return [self._alone(batch, index) for index in range(len(batch.requests))]
+        guilty, good, start = {}, [], 0
+        for index, request in enumerate(batch.requests):
+            own = error.within(start, start + request.rows)
+            if own is None:
+                good.append(index)
+            else:
+                guilty[index] = own
+            start += request.rows
+        answers = dict(zip(good, self._good(batch, good), strict=True))
+        return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
+
+    def _good(self, batch: Batch, good: list[int]) -> list[Settlement]:
+        """Call the Servable for some requests of a batch together; if it fails, for each of them alone."""
+        if not good:
+            return []
+        rows = [batch.requests[index].rows for index in good]
+        timings = Timings(batch.timings.formed, sum(rows), len(good))
+        timings.started = self._now()
+        try:
+            outputs = self._call(batch, good, timings.rows)
+        except BaseException as again:
+            if self._is_the_callers(again):
+                raise
+            return [self._alone(batch, index) for index in good]
+        timings.finished = self._now()
+        stops = list(accumulate(rows))
+        return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
+
+    def _alone(self, batch: Batch, index: int) -> Settlement:
+        """Call the Servable for one request of a failed batch, if its caller still waits.
+
+        ``request.wanted`` only reads, so an instance's thread may use it. A stale value costs one call.
+        """
+        request = batch.requests[index]
+        rows = request.rows
+        timings = Timings(batch.timings.formed, rows, 1)
+        timings.started = self._now()
+        if not request.wanted or request.deadline <= timings.started:
+            return DeadlineExceeded(EXPIRED)
+        token = _name_in_log(request)
+        try:
+            outputs = self._call(batch, [index], rows)
+        except BaseException as error:
+            if self._is_the_callers(error):
+                raise
+            return headrace_error(error)
+        finally:
+            if token is not None:
+                logs.CALL.reset(token)
+        timings.finished = self._now()
+        return self.answer(outputs, 0, rows, timings)
+
+    def _call(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
+        """Call the Servable for some or all requests of a batch.
+
+        Args:
+            batch: The batch.
+            chosen: Indices of the requests.
+            rows: Total number of rows of these requests.
+        """
+        layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
+        if len(chosen) < len(layouts):
+            layouts, columns = [layouts[index] for index in chosen], [columns[index] for index in chosen]
+            padded_rows = padded_size(rows, batch.allowed)
+        layout = layouts[0]
+        if self._pads and any(other is not layout for other in layouts):
+            request_rows = [batch.requests[index].rows for index in chosen]
+            inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
+        else:
+            inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
+        if padded_rows > rows and self._predict_padded is not None:
+            outputs = self._predict_padded(inputs, layout.signature, rows)
+        else:
+            outputs = self._servable.predict(inputs, layout.signature)
+        return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
+
+
+def _name_in_log(request: Request | None) -> Token[logs.InCall | None] | None:
+    """Set the call that log records name while a model runs.
+
+    Args:
+        request: The only request of the batch; None for several. In the serving thread, the name that would
+            otherwise apply is that of the request that arrived first.
+
+    Returns:
+        Token that resets the name; None if nothing changed.
+    """
+    call = None if request is None else getattr(request, "whole", request).call
+    outcome = None if call is None else call.outcome
+    return None if logs.CALL.get() is outcome else logs.CALL.set(outcome)

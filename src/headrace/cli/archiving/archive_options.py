@@ -1,0 +1,160 @@
+"""Common parts of all verbs of ``headrace archive``: their options, and opening the archive."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.base.errors import ConfigError
+from headrace.cli import numbers, verbs
+
+if TYPE_CHECKING:
+    from headrace.archive.filling.embedder_pool import Supplier
+    from headrace.archive.lookup.archive import Archive
+    from headrace.archive.model.archive_toml import ArchiveConfig
+
+DEFAULT_FILE = Path("archive.toml")
+"""Default file of an archive's settings."""
+
+
+def add_archive(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the archive.
+
+    Args:
+        parser: The verb.
+    """
+    parser.add_argument(
+        "--archive",
+        metavar="FILE",
+        type=Path,
+        default=DEFAULT_FILE,
+        help=f"the archive's settings (default {DEFAULT_FILE})",
+    )
+
+
+def add_space(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the space that the verb works on."""
+    parser.add_argument("space", metavar="SPACE", help="a space of the archive; a feature table is one")
+
+
+def add_keys(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the keys that the verb works on."""
+    parser.add_argument("keys", metavar="KEY", nargs="+", help="one or more keys")
+
+
+def add_version(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a version of the space."""
+    parser.add_argument(
+        "--version",
+        metavar="N",
+        type=numbers.whole("version", least=0, most=2**31),
+        default=0,
+        help="the version of the space; 0 = its default (default 0)",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> ArchiveConfig:
+    """Return the settings of the archive that the options name.
+
+    Raises:
+        ConfigError: They cannot be read, or are wrong.
+    """
+    from headrace.archive.model.archive_toml import read_archive_config  # noqa: PLC0415 - not needed to list the verbs
+
+    return read_archive_config(_file_of(options))
+
+
+def base_of(options: argparse.Namespace) -> Path:
+    """Return the directory of the archive's settings, the base of relative paths."""
+    return _file_of(options).absolute().parent
+
+
+def open_archive_of(options: argparse.Namespace) -> Archive:
+    """Open the archive that the options name; the caller closes it.
+
+    Raises:
+        ConfigError: Its settings are wrong, or something that they name cannot be opened.
+        LoadError: An embedder's model cannot be loaded.
+        Unavailable: The store or the queue cannot be opened now.
+    """
+    from headrace.archive.operations.open_archive import open_archive  # noqa: PLC0415 - not needed to list the verbs
+
+    return open_archive(settings_of(options), base_of(options))
+
+
+def open_embedders(
+    options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
+) -> dict[str, list[Supplier]]:
+    """Open the embedders of an archive's spaces; a remote one may be down, and is opened later.
+
+    Args:
+        options: The verb's options.
+        archive: The archive whose settings name them.
+        held: Closes the embedders.
+        needed: A space whose embedder must be open; "" for none.
+
+    Returns:
+        The Suppliers by space; spaces without an embedder are left out.
+
+    Raises:
+        ConfigError: An embedder cannot be opened as the settings say, or there is none.
+        LoadError: A model cannot be loaded.
+        Unavailable: The needed embedder does not answer.
+    """
+    from headrace.archive.operations.open_archive import open_suppliers, suppliers_of  # noqa: PLC0415 - not needed to list the verbs
+
+    config = archive.config
+    known = suppliers_of(config, base_of(options))
+    for supplier in known.values():
+        held.callback(supplier.close)
+    by_space = {
+        name: [known[settings.embedder]] for name, settings in config.spaces.items() if settings.embedder
+    }
+    if not by_space:
+        raise ConfigError(_no_embedder(archive, needed))
+    for supplier in by_space.get(needed, ()):
+        supplier.lend(None)
+    open_suppliers(config, known.values())
+    return by_space
+
+
+def _no_embedder(archive: Archive, space: str) -> str:
+    """Return the error message for an archive in which nothing can be embedded, with the fix."""
+    tables = [name for name, one in archive.config.spaces.items() if one.is_table]
+    if space in tables or (not space and len(tables) == len(archive.config.spaces)):
+        what = f"{space!r} is a feature table" if space else "the archive has feature tables only"
+        return f"{what}; feature tables are not embedded: headrace archive load fills them from files"
+    which = f"the space {space!r} has" if space else "the spaces have"
+    return (
+        f'{which} no embedder; set one, as in embedder = "minilm", or store your own vectors with headrace '
+        "archive put"
+    )
+
+
+def _file_of(options: argparse.Namespace) -> Path:
+    file: Path = options.archive
+    if not file.exists():
+        way_out = (
+            'write one with two lines, [spaces.titles] and embedder = "minilm", or name it with '
+            "--archive FILE"
+        )
+        raise ConfigError(f"--archive: {file} does not exist; {way_out}")
+    return file
+
+
+def tell(options: argparse.Namespace, done: str, what: Mapping[str, object]) -> None:
+    """Print what a verb has done with keys of a space.
+
+    Args:
+        options: The verb's options; ``--json`` selects the format.
+        done: The verb's past participle.
+        what: The ``space``, the number of ``keys``, and further fields for programs.
+    """
+    if options.json:
+        verbs.print_json(what)
+        return
+    keys = what["keys"]
+    print(f"{done} {keys} {'key' if keys == 1 else 'keys'} in {what['space']}")

@@ -1,0 +1,1 @@
+"""Clients of other servers: REST with deadlines, and models over the Open Inference Protocol."""

@@ -1,0 +1,235 @@
+"""A small REST client: persistent connections, one deadline per call, and typed errors."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import ssl
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+from urllib.parse import urlsplit
+
+from headrace.base.errors import (
+    ConfigError,
+    FailedPrecondition,
+    HeadraceError,
+    InvalidRequest,
+    ModelError,
+    NotFound,
+    Overloaded,
+    TooLarge,
+    Unavailable,
+    shown,
+)
+from headrace.net.deadline_connection import Connection, remaining
+
+_PIECE_BYTES = 2**20
+_LARGEST_ERROR_BYTES = 65_536
+_LONGEST_WAIT_SECONDS = 300.0
+_MOST_IDLE = 8
+_OK, _NO_SERVER_ERROR = 200, 500
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of a server.
+
+    Attributes:
+        host: Host name.
+        port: Port number.
+        prefix: Prefix of all paths.
+        is_secure: Whether to use TLS.
+    """
+
+    host: str
+    port: int
+    prefix: str
+    is_secure: bool
+
+
+class Reply(NamedTuple):
+    """A response with status 200.
+
+    Attributes:
+        headers: Headers by name.
+        body: Complete body.
+    """
+
+    headers: http.client.HTTPMessage
+    body: bytes
+
+
+class _BrokenOff(Exception):
+    """The server has closed an idle connection."""
+
+
+def read_address(url: str) -> Address:
+    """Parse a server's URL.
+
+    Raises:
+        ConfigError: The URL is invalid.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"url: expected http://HOST:PORT, got {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+        raise ConfigError(f"url: expected http://HOST:PORT or https://HOST:PORT, got {url!r}")
+    is_secure = parts.scheme == "https"
+    return Address(parts.hostname, port or (443 if is_secure else 80), parts.path.rstrip("/"), is_secure)
+
+
+class RestClient:
+    """A client of one server. Thread-safe."""
+
+    def __init__(self, address: Address, token: str, ca_file: str) -> None:
+        """Prepare the client; nothing is connected yet.
+
+        Args:
+            address: Address of the server.
+            token: Access token, or "".
+            ca_file: Trusted CA certificates; "" for those of the system.
+
+        Raises:
+            ConfigError: The token would be sent unencrypted, or the file holds no certificates.
+        """
+        if token and not address.is_secure and address.host not in _LOOPBACK:
+            raise ConfigError("url: a token is sent over https only; expected https://…")
+        self._address = address
+        self._token = token
+        try:
+            self._tls = ssl.create_default_context(cafile=ca_file or None) if address.is_secure else None
+        except OSError as error:
+            raise ConfigError(f"ca_file: expected certificates in PEM, got {ca_file}: {error}") from error
+        self._idle: list[socket.socket] = []
+        self._lock = threading.Lock()
+
+    def ask(self, path: str, body: bytes, headers: dict[str, str], seconds: float, most_bytes: int) -> Reply:
+        """Send a request: POST with a body, else GET.
+
+        Args:
+            path: Path after the server's prefix.
+            body: Body; empty for a GET.
+            headers: Additional headers.
+            seconds: Timeout in seconds.
+            most_bytes: Maximum size of the response in bytes.
+
+        Raises:
+            Refused: The server cannot be reached, is busy, or did not answer in time.
+            HeadraceError: The server answered with an error, or with too large a body.
+        """
+        deadline = time.monotonic() + seconds
+        request = self._request(path, body, headers)
+        try:
+            with suppress(_BrokenOff):
+                if (kept := self._kept()) is not None:
+                    return self._once(kept, request, deadline, most_bytes, is_kept=True)
+            return self._once(self._connected(deadline), request, deadline, most_bytes, is_kept=False)
+        except TimeoutError as error:
+            raise Unavailable(f"{self._address.host} did not answer within {seconds:g} s") from error
+        except (OSError, http.client.HTTPException) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise Unavailable(f"{self._address.host} cannot be reached: {said}") from error
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for one in idle:
+            one.close()
+
+    def _request(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        told = {"Host": f"{host}:{self._address.port}", "User-Agent": "headrace", **headers}
+        if self._token:
+            told["Authorization"] = f"Bearer {self._token}"
+        if body:
+            told["Content-Length"] = str(len(body))
+        lines = [f"{'POST' if body else 'GET'} {self._address.prefix}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in told.items()]
+        return "\r\n".join([*lines, "", ""]).encode("ascii") + body
+
+    def _kept(self) -> socket.socket | None:
+        with self._lock:
+            return self._idle.pop() if self._idle else None
+
+    def _connected(self, deadline: float) -> socket.socket:
+        address = (self._address.host, self._address.port)
+        connected = socket.create_connection(address, timeout=remaining(deadline))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is None:
+            return connected
+        try:
+            return self._tls.wrap_socket(connected, server_hostname=self._address.host)
+        except BaseException:
+            connected.close()
+            raise
+
+    def _once(
+        self, connected: socket.socket, request: bytes, deadline: float, most_bytes: int, *, is_kept: bool
+    ) -> Reply:
+        connection, is_whole = Connection(connected, deadline), False
+        # HTTPResponse calls only ``makefile`` of a socket.
+        response = http.client.HTTPResponse(cast("socket.socket", connection))
+        try:
+            try:
+                connection.send(request)
+                response.begin()
+            except (ConnectionError, http.client.RemoteDisconnected) as error:
+                if is_kept:  # the server may have closed the idle connection before the request arrived
+                    raise _BrokenOff from error
+                raise
+            if response.status != _OK:
+                raise _refusal(response, _read(response, _LARGEST_ERROR_BYTES, cut=True))
+            reply = Reply(response.headers, _read(response, most_bytes))
+            is_whole = not response.will_close
+            return reply
+        finally:
+            response.close()
+            with self._lock:
+                stays = is_whole and len(self._idle) < _MOST_IDLE
+                if stays:
+                    self._idle.append(connected)
+            if not stays:
+                connected.close()
+
+
+def _read(response: http.client.HTTPResponse, most_bytes: int, *, cut: bool = False) -> bytes:
+    body = bytearray()
+    while piece := response.read1(_PIECE_BYTES):
+        body += piece
+        if len(body) > most_bytes:
+            if cut:
+                break
+            raise ModelError(f"expected an answer of at most {most_bytes} bytes from the server, got more")
+    if response.length and not cut:
+        raise http.client.IncompleteRead(bytes(body[:0]), response.length)
+    return bytes(body)
+
+
+def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
+    """Return the error for a response with a status other than 200."""
+    status = response.status
+    said = f"the server answered {status}: {shown(body.decode(errors='replace'))}"
+    if status in (408, 429, 502, 503, 504):
+        kind = Overloaded if status == 429 else Unavailable
+        return kind(said, retry_after_seconds=_seconds(response.headers.get("Retry-After")))
+    if status == 404:
+        return NotFound(said)
+    if status == 413:
+        return TooLarge(said)
+    if status in (400, 422):
+        return InvalidRequest(said)
+    return ModelError(said) if status >= _NO_SERVER_ERROR else FailedPrecondition(said)
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return min(max(float(text or 1), 0.0), _LONGEST_WAIT_SECONDS)
+    except ValueError:  # an HTTP date
+        return 1.0

@@ -1,0 +1,137 @@
+"""Metrics as Prometheus' protobuf messages, the only format in which it reads native histograms."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from headrace.frontends.metrics.histograms import LatencySeries, fill_native, latency_series
+from headrace.frontends.wire import protos
+from headrace.frontends.wire.protobuf_fields import varint
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric as Family
+    from prometheus_client.samples import Sample
+
+CONTENT_TYPE = b"application/vnd.google.protobuf; proto=io.prometheus.client.MetricFamily; encoding=delimited"
+
+_ASKED = re.compile(
+    r"application/vnd\.google\.protobuf\s*;(?=[^,]*proto=io\.prometheus\.client\.MetricFamily)"
+    r"(?=[^,]*encoding=delimited)[^,]*"
+)
+_WEIGHT = re.compile(r";\s*q=([01](?:\.\d{0,3})?)\s*(?:;|,|$)")
+_TEXT = re.compile(r"text/plain[^,]*")
+_MOST_HEADER_BYTES = 4096
+_COUNTER, _GAUGE, _UNTYPED, _HISTOGRAM = 0, 1, 3, 4
+_STEP_SAMPLES = 100
+
+
+def wanted(accept: bytes) -> bool:
+    """Return whether a scraper prefers protobuf to text, or takes both alike.
+
+    Args:
+        accept: The header ``Accept``.
+    """
+    said = accept[:_MOST_HEADER_BYTES].decode("latin-1")
+    asked = _ASKED.search(said)
+    if asked is None:
+        return False
+    text = _TEXT.search(said)
+    return text is None or _weight(asked[0]) >= _weight(text[0])
+
+
+def _weight(media_range: str) -> float:
+    found = _WEIGHT.search(media_range)
+    return float(found[1]) if found else 1.0
+
+
+def pieces(families: Iterable[Family | None]) -> Iterator[bytes]:
+    """Serialize each family as a message with its length in front.
+
+    Args:
+        families: Families, as yielded by ``metrics.families``.
+
+    Yields:
+        The messages, with ``b""`` where other work may run.
+    """
+    for family in families:
+        for message in _messages(family) if family is not None else (None,):
+            if message is None:
+                yield b""
+            else:
+                data = message.SerializeToString()
+                yield varint(len(data)) + data
+
+
+def _messages(family: Family) -> Iterator[protos.Message | None]:
+    """Yield the messages of a family, with None where other work may run."""
+    if series := latency_series(family):
+        made = _family(family.name, family.documentation, _HISTOGRAM)
+        for one in series:
+            _put_latencies(made.metric.add(), one)
+            yield None
+        yield made
+    elif family.type == "histogram":
+        if family.samples:
+            yield from _histograms(family)
+    else:
+        yield from _numbers(family)
+
+
+def _numbers(family: Family) -> Iterator[protos.Message | None]:
+    kind, field = {"counter": (_COUNTER, "counter"), "gauge": (_GAUGE, "gauge")}.get(
+        family.type, (_UNTYPED, "untyped")
+    )
+    by_name: dict[str, protos.Message] = {}
+    for index, sample in enumerate(family.samples, 1):
+        if sample.name not in by_name:
+            by_name[sample.name] = _family(sample.name, family.documentation, kind)
+        metric = by_name[sample.name].metric.add()
+        _label(metric, sample.labels)
+        getattr(metric, field).value = sample.value
+        if index % _STEP_SAMPLES == 0:
+            yield None
+    yield from by_name.values()
+
+
+def _put_latencies(metric: protos.Message, series: LatencySeries) -> None:
+    _label(metric, series.labels)
+    histogram = metric.histogram
+    for bound, count in zip(series.bounds, series.below(), strict=True):
+        histogram.bucket.add(cumulative_count=count, upper_bound=float(bound))
+    fill_native(histogram, series)
+
+
+def _family(name: str, documentation: str, kind: int) -> protos.Message:
+    return protos.message("io.prometheus.client.MetricFamily")(name=name, help=documentation, type=kind)
+
+
+def _label(metric: protos.Message, labels: Mapping[str, str]) -> None:
+    for name, value in sorted(labels.items()):
+        metric.label.add(name=name, value=value)
+
+
+def _histograms(family: Family) -> Iterator[protos.Message | None]:
+    made = _family(family.name, family.documentation, _HISTOGRAM)
+    metrics: dict[tuple[tuple[str, str], ...], protos.Message] = {}
+    for index, sample in enumerate(family.samples, 1):
+        labels = {name: value for name, value in sample.labels.items() if name != "le"}
+        key = tuple(sorted(labels.items()))
+        if key not in metrics:
+            metrics[key] = made.metric.add()
+            _label(metrics[key], labels)
+        _put(metrics[key].histogram, sample, family.name)
+        if index % _STEP_SAMPLES == 0:
+            yield None
+    yield made
+
+
+def _put(histogram: protos.Message, sample: Sample, name: str) -> None:
+    part = sample.name.removeprefix(name)
+    if part == "_bucket":
+        histogram.bucket.add(cumulative_count=int(sample.value), upper_bound=float(sample.labels["le"]))
+    elif part == "_count":
+        histogram.sample_count = int(sample.value)
+    elif part == "_sum":
+        histogram.sample_sum = sample.value

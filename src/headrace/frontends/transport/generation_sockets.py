@@ -1,0 +1,145 @@
+"""The listening sockets of generations: each has its own set, so that new connections can be steered away."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from headrace.frontends.transport.connection_steering import program, steer
+from headrace.frontends.transport.listening_sockets import join, listen_no_more, until_settled
+
+
+class Listeners:
+    """Sets of listening sockets, one socket per port in each, numbered from 0 as in the kernel.
+
+    The kernel is told which sets get new connections. Sockets stay open when nobody accepts on them any more,
+    and the next generation reuses them. So their numbers in the kernel never change, even when another server
+    takes all of them over.
+
+    Where this is unavailable (not Linux; sockets that others have opened, or steer), there is one set, and a
+    new generation accepts on it beside the old one.
+
+    Attributes:
+        sets: All sets.
+        has_many: Whether sets can be added, and connections steered to some of them.
+        leading: Numbers of the sets that get new connections.
+    """
+
+    def __init__(
+        self,
+        sets: Sequence[Sequence[socket.socket]],
+        *,
+        may_join: bool,
+        free: Sequence[int] | None = None,
+        leading: Sequence[int] | None = None,
+    ) -> None:
+        """Start with some sets.
+
+        Args:
+            sets: Bound and listening sockets, one per port in each set. The caller owns the first set.
+            may_join: Whether further sockets may be opened on the same ports.
+            free: Numbers of the sets on which nobody accepts; all of them if omitted.
+            leading: Numbers of the sets to which another server steers connections until ``resume``; None if
+                no other server does.
+        """
+        self.sets = [list(one) for one in sets]
+        self._free = [*range(len(self.sets))] if free is None else list(free)
+        self._paused = leading is not None
+        self.leading = [0] if leading is None else list(leading)
+        self.has_many = may_join and (self._paused or self._steer())
+
+    @property
+    def opened(self) -> list[socket.socket]:
+        """The sockets of all sets but the first."""
+        return [one for several in self.sets[1:] for one in several]
+
+    @property
+    def free(self) -> list[int]:
+        """Numbers of the sets on which nobody accepts."""
+        return list(self._free)
+
+    @property
+    def used(self) -> list[int]:
+        """Numbers of the sets on which somebody may accept."""
+        return [number for number in range(len(self.sets)) if number not in self._free]
+
+    def take(self) -> int:
+        """Reserve a set to accept on, and return its number; it gets no connections yet.
+
+        Raises:
+            OSError: No further socket can be opened.
+        """
+        if self._free:
+            return self._free.pop(0)
+        if not self.has_many:
+            return 0
+        joined: list[socket.socket] = []
+        try:
+            joined.extend(join(one) for one in self.sets[0])
+        except OSError:
+            for one in joined:
+                one.close()
+            self.has_many = False  # numbers in the kernel could differ between the ports from now on
+            raise
+        self.sets.append(joined)
+        return len(self.sets) - 1
+
+    def descriptors(self, number: int) -> list[int]:
+        """Return the descriptors of a set."""
+        return [one.fileno() for one in self.sets[number]]
+
+    def lead_to(self, numbers: Sequence[int]) -> None:
+        """Steer new connections to these sets only."""
+        self.leading = sorted(set(numbers))
+        if not self._paused and (self.has_many or len(self.sets) > 1):
+            self._steer()
+
+    def _steer(self) -> bool:
+        steps = program(self.leading)
+        took = [steer(one, steps) for one in self.sets[0] if one.fileno() >= 0]
+        return all(took)
+
+    def pause(self) -> None:
+        """Leave the steering to another server until ``resume``."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Steer connections again, to the sets requested last."""
+        self._paused = False
+        self.lead_to(self.leading)
+
+    async def until_accepted(self, *numbers: int) -> None:
+        """Wait until sets have accepted the connections they got before new ones were steered elsewhere."""
+        if self.has_many:
+            await until_settled([one for number in numbers for one in self.sets[number]])
+
+    def give_back(self, *numbers: int) -> None:
+        """Return sets for reuse."""
+        if self.has_many:
+            self._free.extend(numbers)
+
+    def listen_no_more(self) -> None:
+        """Free the ports for another server, while connections accepted from them continue."""
+        for several in self.sets:
+            for one in several:
+                listen_no_more(one)
+
+    def close(self) -> None:
+        """Close the sockets of all sets but the first."""
+        for one in self.opened:
+            one.close()
+
+
+class Ports(NamedTuple):
+    """Listening sockets that a server has not opened itself.
+
+    Attributes:
+        listeners: Sockets for REST and gRPC.
+        is_lent: Whether another process keeps listening on the same sockets; no filter may remain on them.
+        admin: Sockets for administration.
+    """
+
+    listeners: Listeners
+    is_lent: bool
+    admin: tuple[socket.socket, ...] = ()

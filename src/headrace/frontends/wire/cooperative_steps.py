@@ -1,0 +1,56 @@
+"""Work in small steps: run at once if there are few, or in the lane with other requests in between."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
+
+if TYPE_CHECKING:
+    from headrace.frontends.wire.time_slicer import Lane
+
+Result = TypeVar("Result")
+Steps: TypeAlias = Generator[None, None, Result]
+"""Work in small steps, between which other tasks may run; ``run`` does it at once."""
+
+_STEPS_AT_ONCE = 8  # half a millisecond, where the work exceeds the message itself
+
+
+def run(steps: Generator[object, None, Result]) -> Result:
+    """Run all steps at once, and return their result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Result", end.value)
+
+
+def at_once(steps: Generator[object, None, Result]) -> Result | None:
+    """Run the first steps; most work has no more of them.
+
+    Args:
+        steps: Steps to run; if some remain, continue them in the lane.
+
+    Returns:
+        Result of the steps; None if some remain.
+    """
+    for _ in range(_STEPS_AT_ONCE):
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Result", end.value)
+    return None
+
+
+async def in_steps(steps: Generator[object, None, Result], lane: Lane) -> Result:
+    """Run steps with other requests served in between, and return their result.
+
+    Args:
+        steps: Steps to run.
+        lane: Lane, entered by the caller.
+    """
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast("Result", end.value)
+        await lane.breathe()

@@ -1,0 +1,131 @@
+"""Attempts to load versions: how many run, which are slow, and which have been abandoned.
+
+A thread that hangs cannot be ended. An attempt that exceeds its timeout is abandoned: its thread is left
+running and counted, other attempts may start, and a late result is discarded. Serving thread only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Generic
+
+from headrace.base.clock import Clock, Timer
+from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.model_records import ModelRecord, VersionRecord
+
+SLOW_SECONDS = 10.0
+"""Time after which an attempt no longer delays loads of other models, because it may never end."""
+
+MOST_HANGING = 3
+"""Hanging threads of one model after which no more of it is loaded: the next load would hang as well."""
+
+TOO_MANY_HANG = (
+    f"{MOST_HANGING} loads of this model hang: no further load of it is started until one of them returns "
+    "or the server is restarted"
+)
+
+
+class Attempt(Generic[LoadedT]):
+    """One attempt to load a version and warm it up.
+
+    Attributes:
+        model: The model.
+        version: The version.
+        limit_seconds: Timeout in seconds.
+        loaded: The loaded version; None until it has loaded.
+        awaited: Whether it has not been abandoned.
+        slow: Whether it has taken so long that it no longer delays others.
+        timers: Timers for ``slow`` and for the timeout.
+    """
+
+    __slots__ = ("awaited", "limit_seconds", "loaded", "model", "slow", "timers", "version")
+
+    def __init__(self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT]) -> None:
+        """Create the attempt without timers."""
+        self.model = model
+        self.version = version
+        self.limit_seconds = version.place.config.versions.load_timeout_seconds
+        self.loaded: LoadedT | None = None
+        self.awaited = True
+        self.slow = False
+        self.timers: tuple[Timer, ...] = ()
+
+
+class Attempts(Generic[LoadedT]):
+    """The running attempts of all models."""
+
+    def __init__(self, clock: Clock, at_once: int) -> None:
+        """Begin without attempts.
+
+        Args:
+            clock: The serving thread's clock.
+            at_once: The most attempts that may run concurrently, not counting slow ones.
+        """
+        self._clock = clock
+        self._at_once = at_once
+        self._awaited: set[Attempt[LoadedT]] = set()
+        self._hanging: Counter[str] = Counter()
+
+    @property
+    def is_room(self) -> bool:
+        """Whether one more attempt may begin."""
+        return sum(not attempt.slow for attempt in self._awaited) < self._at_once
+
+    @property
+    def hanging(self) -> int:
+        """Number of abandoned attempts that are still running."""
+        return self._hanging.total()
+
+    def too_many_hang(self, model: str) -> bool:
+        """Return whether too many attempts of a model hang to load more of it."""
+        return self._hanging[model] >= MOST_HANGING
+
+    def awaited(self) -> list[Attempt[LoadedT]]:
+        """Return the attempts that have not been abandoned."""
+        return list(self._awaited)
+
+    def begin(
+        self,
+        model: ModelRecord[LoadedT],
+        version: VersionRecord[LoadedT],
+        on_slow: Callable[[], object],
+        on_too_long: Callable[[Attempt[LoadedT]], object],
+    ) -> Attempt[LoadedT]:
+        """Begin an attempt and start its timers.
+
+        Args:
+            model: The model.
+            version: Its version.
+            on_slow: Called when the attempt has become slow, so that another may begin.
+            on_too_long: Called when the attempt has exceeded its timeout.
+        """
+        attempt = Attempt(model, version)
+        self._awaited.add(attempt)
+        attempt.timers = (
+            self._clock.call_later(SLOW_SECONDS, self._make_room, attempt, on_slow),
+            self._clock.call_later(attempt.limit_seconds, on_too_long, attempt),
+        )
+        return attempt
+
+    def end(self, attempt: Attempt[LoadedT]) -> None:
+        """Record that an attempt has succeeded or failed."""
+        self._awaited.discard(attempt)
+        for timer in attempt.timers:
+            timer.cancel()
+
+    def abandon(self, attempt: Attempt[LoadedT]) -> None:
+        """Stop waiting for an attempt and count it as hanging."""
+        self.end(attempt)
+        attempt.awaited = False
+        self._hanging[attempt.model.name] += 1
+
+    def come_back(self, attempt: Attempt[LoadedT]) -> None:
+        """Record that an abandoned attempt has ended."""
+        self._hanging[attempt.model.name] -= 1
+        if not self._hanging[attempt.model.name]:
+            del self._hanging[attempt.model.name]
+
+    def _make_room(self, attempt: Attempt[LoadedT], on_slow: Callable[[], object]) -> None:
+        attempt.slow = True
+        on_slow()

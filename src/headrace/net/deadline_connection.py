@@ -1,0 +1,177 @@
+"""Connections with one deadline for all data sent and received, and only to allowed addresses."""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from headrace.base.errors import shown
+from headrace.net.failures import never, not_now
+from headrace.net.public_addresses import Network, forbidden
+from headrace.net.urls import Target
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+Resolve = Callable[[str, int], Sequence[str]]
+"""Resolves a host name and port to addresses, the best first; raises OSError if there are none."""
+
+_MOST_ADDRESSES = 8
+
+
+def system_addresses(host: str, port: int) -> Sequence[str]:
+    """Resolve a host name with the system's resolver."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+class Connection:
+    """A socket with a deadline, as ``http.client`` reads from one."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        """Take over a socket.
+
+        Args:
+            connected: The socket; ``close`` closes it.
+            deadline: Deadline on the monotonic clock.
+        """
+        self._socket = connected
+        self._deadline = deadline
+
+    def send(self, request: bytes) -> None:
+        """Send all of a request.
+
+        Raises:
+            OSError: The other side does not accept the data, or not in time.
+        """
+        self._socket.settimeout(remaining(self._deadline))
+        self._socket.sendall(request)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """Return a reader of the socket, as ``http.client`` requires."""
+        return io.BufferedReader(_Reading(self._socket, self._deadline))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+
+class _Reading(io.RawIOBase):
+    """Reads whose waits end at one deadline, even if bytes arrive one at a time."""
+
+    def __init__(self, connected: socket.socket, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        self._socket.settimeout(remaining(self._deadline))
+        return self._socket.recv_into(buffer)
+
+
+def remaining(deadline: float) -> float:
+    """Return the seconds until a deadline.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
+class Connector:
+    """Opens connections. Thread-safe."""
+
+    def __init__(self, resolve: Resolve, allowed: Sequence[Network], ca_file: str, most_lookups: int) -> None:
+        """Prepare the state shared by all connections.
+
+        Args:
+            resolve: Function that resolves host names.
+            allowed: Networks that are allowed in addition to public addresses.
+            ca_file: Trusted CA certificates; "" for those of the system.
+            most_lookups: Maximum number of concurrent name lookups, including hanging ones.
+
+        Raises:
+            OSError: The file cannot be read, or holds no certificates.
+        """
+        self._resolve = resolve
+        self._allowed = allowed
+        self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._lookups = threading.BoundedSemaphore(most_lookups)
+
+    def open(self, target: Target, deadline: float) -> Connection:
+        """Connect to the first allowed address of a host that answers.
+
+        Raises:
+            Failing: No address is allowed, or the certificate is invalid (final); no address answers in time.
+        """
+        addresses = self._addresses(target, deadline)
+        found = {address: forbidden(address, self._allowed) for address in addresses}
+        good = [address for address, reason in found.items() if not reason]
+        if not good:
+            address, reason = next(iter(found.items()))
+            raise never(f"{shown(target.host)} resolves to {address}, {reason}, which is not allowed")
+        error: OSError = OSError("no address")
+        for tried, address in enumerate(good):
+            try:
+                return self._connected(target, address, deadline, len(good) - tried)
+            except ssl.SSLCertVerificationError as failed:
+                raise never(f"{shown(target.host)}: {failed.verify_message}") from failed
+            except OSError as failed:
+                error = failed
+        raise not_now(f"cannot connect to {shown(target.host)}: {error}") from error
+
+    def _connected(self, target: Target, address: str, deadline: float, shares: int) -> Connection:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        connected = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(remaining(deadline) / shares)
+            connected.connect((address, target.port))
+            if target.scheme == "https":
+                connected.settimeout(remaining(deadline))
+                connected = self._tls.wrap_socket(connected, server_hostname=target.host)
+        except BaseException:
+            connected.close()
+            raise
+        return Connection(connected, deadline)
+
+    def _addresses(self, target: Target, deadline: float) -> Sequence[str]:
+        """Resolve a host name in a separate thread, as the resolver has no timeout of its own."""
+        if not self._lookups.acquire(timeout=remaining(deadline)):
+            raise not_now("too many host names are being resolved")
+        answers: SimpleQueue[Sequence[str] | OSError] = SimpleQueue()
+        lookup = threading.Thread(target=self._look_up, args=(target, answers), daemon=True)
+        try:
+            lookup.start()
+        except BaseException:
+            self._lookups.release()
+            raise
+        try:
+            answer = answers.get(timeout=remaining(deadline))
+        except Empty:
+            raise not_now(f"cannot resolve {shown(target.host)}: timed out") from None
+        if isinstance(answer, OSError):
+            raise not_now(f"cannot resolve {shown(target.host)}: {answer}") from answer
+        if not answer:
+            raise not_now(f"cannot resolve {shown(target.host)}: no addresses")
+        return list(answer)[:_MOST_ADDRESSES]
+
+    def _look_up(self, target: Target, answers: SimpleQueue[Sequence[str] | OSError]) -> None:
+        try:
+            answers.put(self._resolve(target.host, target.port))
+        except OSError as error:
+            answers.put(error)
+        except Exception as error:  # noqa: BLE001 - a resolver may raise anything; a thread waits for it
+            answers.put(OSError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._lookups.release()

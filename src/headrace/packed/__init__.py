@@ -1,1 +1,0 @@
-"""Packed texts: the positions of a request's texts in its message, instead of a Python object for each."""

@@ -1,0 +1,180 @@
+"""Ask a keeper for sealed copies and checksums, with a timeout for one that hangs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+
+from headrace.sealed_memory import messages
+from headrace.sealed_memory.copies import SealedCopy
+from headrace.sealed_memory.file_copying import Content, NotCopied, Refusal
+from headrace.sealed_memory.messages import FORMAT, Copied, Digested, Question, Reply, Working
+
+_log = logging.getLogger(__name__)
+
+SILENT_SECONDS = 10.0
+"""A keeper that is silent for so long is considered hung: it reports progress every second."""
+
+_LEFT_ALONE_SECONDS = 60.0
+# Only after a timeout: a keeper that has ended is restarted soon, so it is asked for the next file.
+
+
+class Door:
+    """The asking end of a keeper's socket; may be shared by many threads and processes."""
+
+    def __init__(self, descriptor: int) -> None:
+        """Duplicate a descriptor; the given one remains the caller's.
+
+        Args:
+            descriptor: The socket's descriptor.
+
+        Raises:
+            OSError: No descriptor is left.
+        """
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._asked_again = -float("inf")
+
+    def copy(self, file: int, content: Content, patch: int | None = None) -> SealedCopy | None:
+        """Ask for a sealed copy of a file.
+
+        Args:
+            file: The file's descriptor.
+            content: Its expected content.
+            patch: Descriptor of the row numbers and values that ``content.patch`` describes.
+
+        Returns:
+            The copy; None if the keeper is away, which is logged.
+
+        Raises:
+            NotCopied: The file has other content, or changed meanwhile.
+            OSError: The keeper could not read it, or lacks memory for it.
+        """
+        given = (file,) if patch is None else (file, patch)
+        asked = self._ask(given, Question(FORMAT, "copy", content))
+        if asked is None:
+            return None
+        reply, descriptors, lifeline = asked
+        if isinstance(reply, Copied) and len(descriptors) == 1:
+            try:
+                return SealedCopy.received(descriptors[0], content.size_bytes, lifeline.detach())
+            except OSError as error:
+                _say_away(f"its copy is not sealed ({error.strerror})")
+                return None
+        messages.close(descriptors)
+        lifeline.close()
+        if isinstance(reply, Refusal):
+            raise _error(reply)
+        _say_away("it sent an unknown answer")
+        return None
+
+    def checksum(
+        self, file: int, size_bytes: int, between: Callable[[], object] = lambda: None
+    ) -> str | None:
+        """Ask for the SHA-256 of a file, in hexadecimal digits; return None if the keeper is away.
+
+        Args:
+            file: The file's descriptor.
+            size_bytes: Its size.
+            between: Called at each progress report of the keeper; an exception from it ends the wait.
+
+        Raises:
+            NotCopied: The file changed meanwhile.
+            OSError: The keeper could not read it.
+        """
+        asked = self._ask((file,), Question(FORMAT, "checksum", Content(size_bytes)), between)
+        if asked is None:
+            return None
+        reply, descriptors, lifeline = asked
+        messages.close(descriptors)
+        lifeline.close()
+        if isinstance(reply, Refusal):
+            raise _error(reply)
+        if isinstance(reply, Digested):
+            return reply.checksum
+        _say_away("it sent an unknown answer")
+        return None
+
+    def _ask(
+        self, given: Sequence[int], question: Question, between: Callable[[], object] = lambda: None
+    ) -> tuple[Reply, list[int], socket.socket] | None:
+        if time.monotonic() < self._asked_again:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs, socket.socket(fileno=os.dup(self._descriptor)) as door:
+                _send(door, question, theirs.fileno(), *given)
+            reply, descriptors = _answer(ours, between)
+        except TimeoutError:
+            ours.close()
+            self._asked_again = time.monotonic() + _LEFT_ALONE_SECONDS
+            _say_away(f"it has not answered for {SILENT_SECONDS:.0f} s")
+            return None
+        except OSError as error:
+            ours.close()
+            _say_away(f"it has ended ({error.strerror or error})")
+            return None
+        except BaseException:
+            ours.close()
+            raise
+        return reply, descriptors, ours
+
+
+def _send(door: socket.socket, question: Question, *descriptors: int) -> None:
+    """Send a question, waiting until the socket has room for it.
+
+    Raises:
+        TimeoutError: The keeper has not read earlier questions in time.
+        OSError: The keeper has ended.
+    """
+    ends = time.monotonic() + SILENT_SECONDS
+    while True:
+        try:
+            return messages.send(door, question, *descriptors)
+        except BlockingIOError:
+            left = ends - time.monotonic()
+            if left <= 0:
+                raise TimeoutError from None
+            _wait(door, select.POLLOUT, left)
+
+
+def _say_away(why: str) -> None:
+    _log.warning("the keeper of shared memory is unavailable; this process makes its own copy: %s", why)
+
+
+def _answer(ours: socket.socket, between: Callable[[], object]) -> tuple[Reply, list[int]]:
+    """Wait for the last reply to a question.
+
+    Raises:
+        TimeoutError: No reply came in time.
+        OSError: The keeper has ended.
+    """
+    while True:
+        if not _wait(ours, select.POLLIN, SILENT_SECONDS):
+            raise TimeoutError
+        received = messages.receive(ours, 1)
+        reply = None if received is None else messages.reply(received[0])
+        if received is None or reply is None:
+            messages.close([] if received is None else received[1])
+            raise OSError(errno.ECONNRESET, "the connection is closed")
+        if not isinstance(reply, Working):
+            return reply, received[1]
+        between()
+
+
+def _wait(end: socket.socket, event: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(end, event)
+    return bool(poll.poll(seconds * 1000))
+
+
+def _error(refusal: Refusal) -> Exception:
+    if refusal.reason == "system":
+        return OSError(refusal.errno, refusal.said)
+    return NotCopied(refusal)

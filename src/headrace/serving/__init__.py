@@ -1,0 +1,1 @@
+"""Models in service: the engine, loaded versions, and their loader."""

@@ -1,0 +1,201 @@
+"""A loaded version being served: its Servable, its Batcher, and the caches of codecs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.base.clock import Clock
+from headrace.batching.batcher import Batcher
+from headrace.batching.calling_threads import Callers
+from headrace.batching.capacity import Fit
+from headrace.batching.lone_call import AtOnce
+from headrace.batching.policy_defaults import inline_seconds, instances
+from headrace.batching.request import Origin
+from headrace.batching.statistics import VersionStatistics
+from headrace.config import ModelConfig
+from headrace.model.servable import Servable, Signature
+from headrace.predictors.cached_predictor import Cached
+from headrace.predictors.predictor import Predictor
+from headrace.versions.manifest import published
+
+if TYPE_CHECKING:
+    from headrace.isolation.servable import IsolatedServable
+
+
+class LoadedVersion:
+    """One loaded version of a model, as ``Service.loaded`` returns it to a front end during a request.
+
+    It is valid until the serving thread runs something else. The caller must check and submit at once,
+    without awaiting anything in between, or hold a Lease. From then on, the Batcher's count of outstanding
+    requests keeps the version loaded.
+
+    Attributes:
+        name: The model's name.
+        version: The version's number.
+        servable: The Servable that computes it.
+        signatures: The signatures by name.
+        platform: Name of the platform that runs it, in Triton's terms.
+        config: The model's settings.
+        batcher: Merges its requests.
+        predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
+        at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
+        callers: Answers calling threads directly. None if only the serving thread can answer: a Predictor
+            stands around the Batcher, requests wait for others, or a model's own code (also an object passed
+            in process) needs one call at a time.
+        cache: The prediction cache; None without one.
+        codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
+        warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.
+        published: Publication time in its manifest; None without a manifest.
+        origin: The Origin of its answers.
+        bare: The model itself if ``servable`` looks up its inputs; otherwise the same as ``servable``.
+        load_seconds: Time that loading took, in seconds.
+        answers: Whether it answered generated requests at warm-up.
+        isolated: The Servable in processes of its own; None if it runs in this process.
+        runs_code: Whether it runs code unknown to headrace in this process.
+    """
+
+    __slots__ = (
+        "__weakref__", "_clock", "_leases", "_on_idle", "answers", "at_once", "bare", "batcher", "cache",
+        "callers", "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
+        "predictor", "published", "runs_code", "servable", "signatures", "version", "warmed",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        servable: Servable,
+        config: ModelConfig,
+        clock: Clock,
+        path: Path | None = None,
+    ) -> None:
+        """Put a Batcher in front of a Servable.
+
+        Args:
+            name: The model's name.
+            version: The version's number.
+            servable: The loaded model.
+            config: The model's settings.
+            clock: The serving thread's Clock.
+            path: The version directory, if there is one.
+        """
+        self.name, self.version = name, version
+        self.servable = self.bare = servable
+        self.load_seconds, self.answers = 0.0, False
+        self.signatures: Mapping[str, Signature] = servable.signatures
+        self.platform = servable.platform
+        self.config = config
+        self.path = path
+        self.published = None if path is None else published(path)
+        self.codec_cache: dict[object, object] = {}
+        self.warmed: Fit | None = None
+        self.origin = Origin(name, version)
+        policy = config.batching
+        self.batcher = Batcher(
+            servable,
+            policy,
+            clock,
+            instances=instances(policy),
+            inline_seconds=inline_seconds(policy, servable),
+            origin=self.origin,
+        )
+        self.predictor: Predictor = self.batcher
+        self.at_once: AtOnce | None = AtOnce(self.batcher, clock)
+        self.callers: Callers | None = None
+        self.cache: Cached | None = None
+        self.isolated: IsolatedServable | None = None
+        self.runs_code = path is None
+        # One instance of a model's own code means one call at a time, so there must be only one Batcher.
+        one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
+        if not policy.max_wait_seconds and not one_at_a_time:
+            self.callers = Callers(
+                servable,
+                policy,
+                self.batcher.cost,
+                instances=instances(policy),
+                inline_seconds=inline_seconds(policy, servable),
+                origin=self.origin,
+            )
+        self._count_objective(config.objective.latency_seconds)
+        self._clock = clock
+        self._leases = 0
+        self._on_idle: Callable[[], object] | None = None
+
+    def _count_objective(self, seconds: float) -> None:
+        if not seconds:
+            return
+        self.batcher.statistics = VersionStatistics(seconds)
+        if self.callers is not None:
+            self.callers.statistics = VersionStatistics(seconds)
+
+    @property
+    def statistics(self) -> VersionStatistics:
+        """Statistics of the version over all threads."""
+        if self.callers is None:
+            return self.batcher.statistics
+        return VersionStatistics.together(self.all_statistics())
+
+    def all_statistics(self) -> tuple[VersionStatistics, ...]:
+        """Return the statistics of the serving thread, and those of calling threads."""
+        if self.callers is None:
+            return (self.batcher.statistics,)
+        return self.batcher.statistics, self.callers.statistics
+
+    @property
+    def trouble(self) -> str:
+        """Why the loaded version currently cannot answer; "" if it can."""
+        return self.isolated.trouble if self.isolated is not None else ""
+
+    @property
+    def outstanding(self) -> int:
+        """Number of requests and Leases that still need it; it is unloaded only at zero."""
+        inside = self.callers.outstanding if self.callers is not None else 0
+        return self.batcher.outstanding + self._leases + inside
+
+    @property
+    def queued_rows(self) -> int:
+        """Number of queued rows."""
+        return self.batcher.queued_rows + (self.callers.queued_rows if self.callers is not None else 0)
+
+    @property
+    def on_idle(self) -> Callable[[], object] | None:
+        """Callback that is called once, then cleared, when ``outstanding`` has reached zero."""
+        return self._on_idle
+
+    @on_idle.setter
+    def on_idle(self, callback: Callable[[], object] | None) -> None:
+        self._on_idle = callback
+        self.batcher.on_idle = self._look_whether_idle
+        if self.callers is not None:
+            self.callers.on_idle = self._look_soon
+            self._clock.call_soon(self._look_whether_idle)  # the last request may have ended just before
+
+    def _look_soon(self) -> None:
+        """Check from any thread: schedule the check in the serving thread, unless that has ended."""
+        with suppress(RuntimeError):
+            self._clock.call_soon_threadsafe(self._look_whether_idle)
+
+    def acquire(self) -> None:
+        """Keep the version loaded until ``release``."""
+        self._leases += 1
+
+    def release(self) -> None:
+        """Release the version, once; requests submitted in the same turn of the loop are still answered."""
+        self._leases -= 1
+        if self._on_idle is not None:
+            self._clock.call_soon(self._look_whether_idle)
+
+    def _look_whether_idle(self) -> None:
+        callback = self._on_idle
+        if callback is None:
+            return
+        if self.outstanding:
+            self.batcher.on_idle = self._look_whether_idle
+            return
+        self._on_idle = self.batcher.on_idle = None
+        if self.callers is not None:
+            self.callers.on_idle = None
+        callback()

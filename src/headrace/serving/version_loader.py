@@ -1,0 +1,313 @@
+"""Loading of versions: from a directory or a Python object to a version that is ready to serve."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from headrace.base.clock import Clock
+from headrace.base.errors import NotLoadable
+from headrace.base.tensors import Tensors
+from headrace.batching.capacity import fit_of
+from headrace.batching.model_totals import ModelTotals
+from headrace.batching.policy_defaults import threads_per_instance, with_instances
+from headrace.batching.request import VERSION, WRITTEN, Origin
+from headrace.config import MODEL_CONFIG_FILE, ModelConfig
+from headrace.lifecycle.idle_time import stop_if_dropped
+from headrace.lifecycle.loader_threads import LoaderThreads
+from headrace.lifecycle.readiness_checks import probe
+from headrace.lifecycle.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.predictors.cached_predictor import Cached
+from headrace.predictors.default_model import DefaultModel
+from headrace.predictors.default_values import DefaultValues, default_rows
+from headrace.runtimes import registry
+from headrace.serving.loaded_version import LoadedVersion
+from headrace.versions.file_trust import TrustedFiles
+from headrace.versions.manifest import Manifest, check_manifest, space_versions
+
+if TYPE_CHECKING:
+    from headrace.archive.lookup.archive import Archive
+    from headrace.isolation.servable import IsolatedServable
+    from headrace.versions.signatures import Verifier
+
+_log = logging.getLogger(__name__)
+
+_NO_ARCHIVE = (
+    "inputs: they come from an archive, but there is none; start with --archive FILE, "
+    "or in process with Engine(archive=…)"
+)
+
+
+def _inputs(signatures: Mapping[str, Signature]) -> tuple[TensorSpec, ...]:
+    found = signatures.get(DEFAULT_SIGNATURE)
+    return found.inputs if found is not None else ()
+
+
+def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
+    """Return the default values of the outputs that report on inputs looked up in the archive."""
+    names = [name for name, source in config.inputs.items() if source.answer]
+    return {name + kind: 0 for name in names for kind in (WRITTEN, VERSION)}
+
+
+def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
+    """Attach the isolated Servable, and disable calling threads, which would block while it hangs."""
+    loaded.isolated = cast("IsolatedServable", runs)
+    loaded.callers = loaded.at_once = None
+    return loaded
+
+
+@dataclass(frozen=True)
+class VersionLoader:
+    """Loads version directories, or returns objects passed in process; the Manager's Loader.
+
+    Attributes:
+        clock: The serving thread's Clock.
+        threads: The loader threads.
+        allow_code: Whether Python code in version directories may run.
+        call: Lets a Python model call another model, from the Python model's own thread.
+        find: Returns the default version of another model, in the serving thread.
+        ready: Returns a model's version that serves, in any thread; None if there is none.
+        objects: Servables passed in process, by model and version.
+        totals: Totals of each model over all its versions.
+        archive: Returns the archive that model inputs come from, if there is one.
+        verifier: Verifies the signatures of versions; None if any version is served.
+        trusted: The files that may be loaded.
+        fair: Whether callers take turns when several wait.
+        isolate: Whether versions run in processes of their own, unless the model's settings say otherwise.
+    """
+
+    clock: Clock
+    threads: LoaderThreads
+    allow_code: bool = False
+    call: Callable[[str, Tensors], Tensors] | None = None
+    find: Callable[[str], LoadedVersion] | None = None
+    ready: Callable[[str], LoadedVersion | None] | None = None
+    objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
+    totals: ModelTotals = field(default_factory=ModelTotals)
+    archive: Callable[[], Archive | None] = lambda: None
+    verifier: Verifier | None = None
+    trusted: TrustedFiles = field(default_factory=lambda: TrustedFiles((), follow_links=True))
+    fair: bool = False
+    isolate: bool = False
+
+    def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedVersion:
+        """Load one version, in a loader thread.
+
+        Raises:
+            LoadError: The version does not match its manifest, lacks a valid signature, or no runtime can
+                load it.
+            Unavailable: A space that its inputs come from is not known yet.
+        """
+        began, given = time.monotonic(), self.objects.get((model, version))
+        if given is not None:
+            return self._surrounded(LoadedVersion(model, version, given, config, self.clock))
+        if (path / MODEL_CONFIG_FILE).exists():
+            _log.warning(
+                "%s version %d: the %s in the version's directory is not read; move it to %s/%s",
+                *(model, version, MODEL_CONFIG_FILE, path.parent.name, MODEL_CONFIG_FILE),
+            )
+        if config.inputs and self.archive() is None:
+            raise NotLoadable(_NO_ARCHIVE)
+        runtime = registry.recognised(path, config.runtime.kind)
+        self.trusted.check(path, is_code=runtime is not None and runtime.is_code)
+        its_own = registry.checks_itself(path, runtime)
+        vouch = None if self.verifier is None else partial(self.verifier.check, path, model, version)
+        manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
+        if runtime is None:
+            registry.expect(path, config.runtime.kind)
+        config = with_instances(config, runtime.instances)
+        files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
+        # Pinned to its kind: files that appear later must not make it look like another.
+        options = replace(self._options(config), kind=runtime.kind, checksums=files)
+        run = partial(self._run, options=options)
+        isolates = self.isolate if config.isolate is None else config.isolate
+        isolates = isolates or config.batching.instance_processes is not None
+        if isolates:
+            check = partial(self.trusted.check_again, path, manifest, is_code=runtime.is_code)
+            run = partial(self._isolated, (model, version, path), config, options, check)
+        if vouch is None or manifest is None:
+            runs = servable = run(path)
+        else:
+            runs = servable = self._load_copy(path, manifest, run, runtime)
+        if config.inputs:
+            servable = self._featured(model, servable, config, manifest)
+        loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
+        loaded.bare, loaded.load_seconds = runs, time.monotonic() - began
+        loaded.runs_code = runtime.is_code and not isolates
+        return _in_its_own_process(loaded, runs) if isolates else loaded
+
+    def _isolated(
+        self,
+        of: tuple[str, int, Path],
+        config: ModelConfig,
+        options: registry.RuntimeOptions,
+        check: Callable[[], object],
+        path: Path,
+    ) -> Servable:
+        # Imported late: only isolated models need it.
+        from headrace.isolation.isolated_loading import Which, load  # noqa: PLC0415
+
+        model, version, recorded_in = of
+        # A signed version is reloaded from its private copy, which nobody else can write.
+        which = Which(model, version, path, check) if path == recorded_in else Which(model, version, path)
+        return load(which, recorded_in, options, config)
+
+    def _run(self, path: Path, options: registry.RuntimeOptions) -> Servable:
+        if options.threads > 1:
+            # A runtime's threads keep the priority of the thread that creates them; the loader's is too low.
+            return self.threads.at_serving_priority(registry.load, path, options)
+        return registry.load(path, options)
+
+    def _load_copy(
+        self,
+        path: Path,
+        manifest: Manifest,
+        run: Callable[[Path], Servable],
+        runtime: registry.Runtime,
+    ) -> Servable:
+        """Load a signed version so that no file can be replaced after it was verified."""
+        if runtime.checks:  # the runtime computes with the bytes that it has verified
+            return run(path)
+        # Imported late: only signed versions need it.
+        from headrace.versions.private_copies import StagedVersion  # noqa: PLC0415
+
+        staged = self.threads.when_idle(lambda: StagedVersion(path, manifest, stop_if_dropped))
+        try:
+            servable = run(staged.path)
+        except BaseException:
+            staged.close()
+            raise
+        weakref.finalize(servable, staged.close)  # a model's own code may read its files later
+        return servable
+
+    def _featured(
+        self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
+    ) -> Servable:
+        """Look inputs up in the archive, in the space versions that the model was trained on."""
+        # Imported late: only models with archive inputs need it.
+        from headrace.archive.model_inputs.lookup_servable import FeaturedServable  # noqa: PLC0415
+
+        try:
+            archive = self.archive()
+            if archive is None:
+                raise NotLoadable(_NO_ARCHIVE)
+            return FeaturedServable(servable, archive, model, config, space_versions(manifest))
+        except BaseException:
+            servable.close()
+            raise
+
+    def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
+        """Wrap a version according to its settings: in a cache, and that in a Predictor of defaults."""
+        policy = loaded.config.default
+        if self.fair:
+            loaded.batcher.share_fairly()
+        if policy.values or policy.model or loaded.config.cache.size_bytes:
+            loaded.callers = loaded.at_once = None
+        if loaded.config.cache.size_bytes:
+            loaded.predictor = loaded.cache = Cached(
+                loaded.batcher,
+                loaded.config.cache,
+                origin=loaded.origin,
+                statistics=loaded.batcher.statistics,
+                clock=self.clock,
+                most_waiting_rows=loaded.config.batching.max_queue_rows,
+            )
+        if policy.values:
+            loaded.predictor = DefaultValues(
+                loaded.predictor,
+                default_rows(_nothing_looked_up(loaded.config) | policy.values, loaded.signatures),
+                origin=Origin(loaded.name, 0, is_default=True),
+                statistics=loaded.batcher.statistics,
+                clock=self.clock,
+                after_seconds=policy.after_seconds,
+            )
+        elif policy.model:
+            if policy.model == loaded.name or self.find is None:
+                raise NotLoadable(f"default.model: expected another model's name, got {policy.model!r}")
+            loaded.predictor = DefaultModel(
+                loaded.predictor,
+                loaded.signatures,
+                policy,
+                self.find,
+                statistics=loaded.batcher.statistics,
+                clock=self.clock,
+            )
+        return loaded
+
+    def _options(self, config: ModelConfig) -> registry.RuntimeOptions:
+        runtime, signature = config.runtime, config.signature
+        return registry.RuntimeOptions(
+            kind=runtime.kind,
+            threads=threads_per_instance(config.batching),
+            trusted=runtime.trusted,
+            allow_code=self.allow_code,
+            options=runtime.options,
+            signature=registry.SignatureSettings(
+                kind=signature.kind,
+                scores=signature.scores,
+                classes=signature.classes,
+                labels=signature.labels,
+            ),
+            call=self.call,
+            native=self.threads.when_idle,
+            share=self.threads.share,
+        )
+
+    def warm_up(self, loaded: LoadedVersion) -> None:
+        """Run recorded requests, or generated ones, and measure the cost of batches.
+
+        They run in a loader thread. A model's own code runs in the threads that will serve it.
+
+        Raises:
+            LoadError: A recorded request failed, or one of the version's processes did not start.
+        """
+        servable, config, path = loaded.servable, loaded.config, loaded.path
+        serving, own = self.ready(loaded.name) if self.ready is not None else None, loaded.bare.signatures
+        must_answer = (
+            serving is not None and serving.answers and _inputs(serving.bare.signatures) == _inputs(own)
+        )
+
+        def checks(recorded: Sequence[WarmUpBatch]) -> None:
+            of = loaded.name, loaded.version
+            loaded.answers = probe(loaded.bare, config, of, loaded.load_seconds, must_answer, recorded)
+
+        if loaded.runs_code:
+            batcher, clock = loaded.batcher, self.clock
+            warm = partial(warm_up_serving_threads, servable, config, path, batcher, clock, checks)
+            self.threads.at_serving_priority(warm)
+        else:
+            warm_up(servable, config, path, loaded.batcher.cost, self.threads.when_idle, checks)
+        if loaded.isolated is not None:
+            loaded.isolated.start_others()
+        loaded.warmed = fit_of(loaded.batcher.cost) if loaded.batcher.cost.known else None
+
+    def attach(self, loaded: LoadedVersion) -> None:
+        """Prepare the version to serve, in the serving thread, and include it in the totals.
+
+        Raises:
+            LoadError: A process of the version has ended.
+        """
+        if loaded.isolated is not None:
+            loaded.isolated.serve()
+        self.totals.include(loaded)
+
+    def close(self, loaded: LoadedVersion) -> None:
+        """Free a version that is no longer used, in a loader thread."""
+        if loaded.cache is not None and (share := loaded.statistics.cached_share) is not None:
+            _log.info(
+                "its prediction cache answered %.1f %% of the requests without the model",
+                share * 100,
+                extra={"model": loaded.name, "version": loaded.version},
+            )
+        try:
+            self.clock.call_soon_threadsafe(loaded.batcher.close)
+        except RuntimeError:  # the event loop has ended, and all requests with it
+            loaded.batcher.instances.stop()
+        loaded.servable.close()

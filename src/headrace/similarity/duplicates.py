@@ -1,0 +1,285 @@
+"""Near-duplicates: groups of rows whose similarity reaches a threshold.
+
+Equal vectors are found first, by a hash of their bytes. The other rows are compared within cells: each row
+with the rows of its nearest cells, in block products. That takes a fraction of the time to build any index
+(docs/decisions/0019). Comparisons are exact, but pairs whose cells are not near each other are missed. Each
+run measures the share of missed pairs on a sample that it compares with all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.similarity.cells import Cells, make_cells
+from headrace.similarity.equal_vectors import first_equal
+from headrace.similarity.grouping import Grouping
+from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, scores, unwatched
+
+EXACT_ROWS = 10_000
+"""Up to this many different vectors, all pairs are compared, which is as fast."""
+
+_PROBES = 4
+_QUERIES_AT_ONCE = 1024
+_MEMBERS_AT_ONCE = 4096
+_ROUNDING = 2e-5
+_EXACT = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """Limits and quality of a search for duplicates.
+
+    Attributes:
+        exact: Whether to compare all pairs; None to do so up to ``EXACT_ROWS`` different vectors.
+        probes: Number of cells that a row is compared with; more find more pairs in proportionally more time.
+        most_groups: Maximum number of groups to return, the largest first.
+        most_comparisons: Maximum number of pairs to compare.
+        checked_rows: Number of sampled rows to measure the recall on; 0 for none.
+        seed: Seed of the samples.
+    """
+
+    exact: bool | None = None
+    probes: int = _PROBES
+    most_groups: int = 1000
+    most_comparisons: int = 10**12
+    checked_rows: int = 200
+    seed: int = 0
+
+
+DEFAULT_EFFORT = Effort()
+"""Default limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows that similar pairs join: each row is similar to another one of the group, not necessarily to all.
+
+    Attributes:
+        rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
+        similarities: float64 ``[n]``: similarity to the first row, computed in float64; the distance for
+            ``l2``.
+    """
+
+    rows: Numbers
+    similarities: Doubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duplicates:
+    """The result of a search for duplicates.
+
+    Attributes:
+        groups: Groups, the largest first, up to ``Effort.most_groups``.
+        group_count: Number of all groups.
+        row_count: Number of rows compared.
+        equal_rows: Number of rows that equal an earlier row exactly.
+        extra_rows: Number of rows in groups, not counting one row of each.
+        pair_count: Number of similar pairs.
+        recall: Share of similar pairs found, measured on a sample; 1 if all pairs were compared, None if the
+            sample had no pair.
+    """
+
+    groups: tuple[Group, ...]
+    group_count: int
+    row_count: int
+    equal_rows: int
+    extra_rows: int
+    pair_count: int
+    recall: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The threshold of similarity, with the margin of float32.
+
+    Attributes:
+        threshold: Threshold as requested.
+        floor: Least score, as computed in float32.
+        edge: Distance from ``floor`` within which float32 scores are not reliable.
+    """
+
+    threshold: float
+    floor: float
+    edge: float
+
+    @classmethod
+    def of(cls, rows: Rows, threshold: float) -> _Cut:
+        if rows.metric == "cosine":
+            return cls(threshold, threshold, _ROUNDING)
+        return cls(threshold, -(threshold**2), _ROUNDING * rows.dimension * rows.largest**2)
+
+    def similar(self, rows: Rows, some: Numbers, there: Numbers, made: Floats) -> tuple[Numbers, Numbers]:
+        """Return the similar pairs of a block; scores near the threshold are recomputed in float64."""
+        one, other = np.nonzero(made >= np.float32(self.floor - self.edge))
+        left, right = some[one], there[other]
+        kept = left != right
+        unsure = np.flatnonzero(kept & (made[one, other] <= np.float32(self.floor + self.edge)))
+        exact = rows.exactly(left[unsure], right[unsure])
+        if rows.metric == "cosine":
+            kept[unsure] = exact >= self.threshold - _EXACT
+        else:
+            kept[unsure] = exact <= self.threshold * (1 + _EXACT)
+        return left[kept], right[kept]
+
+
+def duplicates(
+    rows: Rows, threshold: float, effort: Effort = DEFAULT_EFFORT, progress: Progress = unwatched
+) -> Duplicates:
+    """Find near-duplicates.
+
+    Args:
+        rows: Rows to compare, by ``cosine`` or ``l2``.
+        threshold: Least cosine, or largest distance, of a similar pair.
+        effort: Limits of the search.
+        progress: Called with the progress.
+
+    Raises:
+        InvalidRequest: The threshold is not valid for the metric, or the metric is ``dot``.
+        TooLarge: The search would exceed ``effort.most_comparisons``.
+    """
+    _check(rows, threshold)
+    first = first_equal(rows)
+    distinct = np.flatnonzero(first == np.arange(rows.count))
+    different = rows.only(distinct)
+    cells = _cells(different, effort, progress)
+    copies = np.bincount(first, minlength=rows.count)[distinct]
+    cut = _Cut.of(rows, threshold)
+    grouping = Grouping(different.count)
+    pair_count = int((copies * (copies - 1) // 2).sum())
+    for left, right in _pairs(different, cells, cut, progress):
+        grouping.join(left, right)
+        pair_count += int((copies[left] * copies[right]).sum())
+    root = np.empty(rows.count, np.int64)
+    root[distinct] = distinct[grouping.roots()]
+    root = root[first]
+    sizes = np.bincount(root, minlength=rows.count)
+    recall = _recall(different, cells, cut, effort)
+    return Duplicates(
+        groups=_groups(rows, root, sizes, effort.most_groups, progress),
+        group_count=int(np.count_nonzero(sizes > 1)),
+        row_count=rows.count,
+        equal_rows=rows.count - len(distinct),
+        extra_rows=int((sizes[sizes > 1] - 1).sum()),
+        pair_count=pair_count,
+        recall=recall,
+    )
+
+
+def _check(rows: Rows, threshold: float) -> None:
+    if rows.metric == "dot":
+        expected = "expected cosine or l2: by dot, a vector may be nearer to others than to itself"
+        raise InvalidRequest(expected, field="metric")
+    if rows.metric == "cosine" and not 0 < threshold <= 1:
+        raise InvalidRequest(f"expected a cosine above 0, up to 1, got {threshold}", field="threshold")
+    if rows.metric == "l2" and not (math.isfinite(threshold) and threshold >= 0):
+        raise InvalidRequest(f"expected a distance, 0 or more, got {threshold}", field="threshold")
+
+
+def _cells(rows: Rows, effort: Effort, progress: Progress) -> Cells:
+    exact = rows.count <= EXACT_ROWS if effort.exact is None else effort.exact
+    probes = max(1, effort.probes)
+    # With this number, finding the cells of a row takes about as long as comparing it with their rows.
+    count = 1 if exact else round(1.5 * math.sqrt(probes * rows.count))
+    cells = make_cells(rows, count, probes, effort.seed, progress)
+    comparisons = _comparisons(cells)
+    if comparisons > effort.most_comparisons:
+        raise TooLarge(
+            f"expected at most {effort.most_comparisons:.10g} comparisons, but {rows.count} different "
+            f"vectors take {comparisons:.3g}; allow more, or look at some of the keys",
+            field="most_comparisons",
+        )
+    return cells
+
+
+def _comparisons(cells: Cells) -> int:
+    members = np.bincount(cells.home, minlength=len(cells.centres))
+    visitors = np.bincount(cells.nearest.ravel(), minlength=len(cells.centres))
+    return int((members * visitors).sum())
+
+
+def _pairs(rows: Rows, cells: Cells, cut: _Cut, progress: Progress) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield all similar pairs, each once, in batches."""
+    members, starts = cells.members()
+    visitors, visits = cells.visitors()
+    done, total = 0, _comparisons(cells)
+    for cell in range(len(cells.centres)):
+        inside = members[starts[cell] : starts[cell + 1]]
+        asking = visitors[visits[cell] : visits[cell + 1]]
+        if not len(inside):
+            continue
+        for at in range(0, len(inside), _MEMBERS_AT_ONCE):
+            there = inside[at : at + _MEMBERS_AT_ONCE]
+            taken = rows.take(there)
+            for start in range(0, len(asking), _QUERIES_AT_ONCE):
+                some = asking[start : start + _QUERIES_AT_ONCE]
+                done += len(some) * len(there)
+                if some[0] < there[-1] or len(cells.centres) > 1:
+                    made = scores(rows.metric, rows.take(some), taken)
+                    left, right = cut.similar(rows, some, there, made)
+                    once = _once(cells, left, right)
+                    yield left[once], right[once]
+                progress("comparing", done, total)
+
+
+def _once(cells: Cells, left: Numbers, right: Numbers) -> npt.NDArray[np.bool_]:
+    """Return which pairs (visitor, member) to keep, as a pair may also occur the other way round."""
+    both_ways = _visits(cells, right, left)
+    return np.asarray((left < right) | ~both_ways)
+
+
+def _visits(cells: Cells, visitor: Numbers, member: Numbers) -> npt.NDArray[np.bool_]:
+    return np.asarray((cells.nearest[visitor] == cells.home[member][:, None]).any(axis=1))
+
+
+def _recall(rows: Rows, cells: Cells, cut: _Cut, effort: Effort) -> float | None:
+    """Return the share of the similar pairs of sampled rows that cells find; None if there are none."""
+    if len(cells.centres) == 1:
+        return 1.0
+    random = np.random.default_rng(effort.seed)
+    asked = np.sort(random.choice(rows.count, min(rows.count, effort.checked_rows), replace=False))
+    found = total = 0
+    for block in rows.blocks():
+        there = np.arange(block.start, block.stop)
+        if not len(asked):
+            break
+        made = scores(rows.metric, rows.take(asked), rows.take(there))
+        left, right = cut.similar(rows, asked, there, made)
+        total += len(left)
+        found += int(np.count_nonzero(_visits(cells, left, right) | _visits(cells, right, left)))
+    return found / total if total else None
+
+
+def _groups(rows: Rows, root: Numbers, sizes: Numbers, most: int, progress: Progress) -> tuple[Group, ...]:
+    roots = np.flatnonzero(sizes > 1)
+    largest = roots[np.argsort(-sizes[roots], kind="stable")[:most]]
+    if not len(largest):
+        return ()
+    # Sort by group once, so that each group is a slice.
+    wanted = np.zeros(len(sizes), bool)
+    wanted[largest] = True
+    grouped = np.flatnonzero(wanted[root])
+    grouped = grouped[np.argsort(root[grouped], kind="stable")]
+    starts = np.searchsorted(root[grouped], largest)
+    made = []
+    for number, (start, size) in enumerate(zip(starts, sizes[largest], strict=True)):
+        made.append(_group(rows, grouped[start : start + size]))
+        progress("ordering groups", number + 1, len(largest))
+    return tuple(made)
+
+
+def _group(rows: Rows, members: Numbers) -> Group:
+    """Return a group, starting with the row nearest to its mean."""
+    blocks = [members[start : start + rows.block] for start in range(0, len(members), rows.block)]
+    middle = sum(rows.take(some).sum(axis=0, dtype=np.float64) for some in blocks)
+    mean = np.asarray(middle / len(members), np.float32)[None]
+    near = np.concatenate([scores(rows.metric, rows.take(some), mean)[:, 0] for some in blocks])
+    central = members[int(np.argmax(near))]
+    similar = rows.exactly(np.full(len(members), central), members)
+    order = np.lexsort((members, similar if rows.metric == "l2" else -similar, members != central))
+    return Group(members[order], similar[order])

@@ -1,0 +1,229 @@
+"""Rows: vectors as they are stored, converted to float32 a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import Array
+
+Metric = Literal["cosine", "dot", "l2"]
+"""Metric: cosine of the angle, dot product (both larger for nearer vectors), or Euclidean distance."""
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
+Which = slice | Numbers
+
+Progress = Callable[[str, int, int], None]
+"""Called with the current step, the amount done, and the total amount."""
+
+_BLOCK_NUMBERS = 4_000_000
+_LARGEST = 1e15
+_SMALLEST_NORM = 1e-300
+
+
+def unwatched(what: str, done: int, total: int) -> None:
+    """Ignore the progress."""
+
+
+class Rows:
+    """Vectors to compare; not copied.
+
+    Attributes:
+        count: Number of vectors.
+        dimension: Length of a vector.
+        metric: Metric to compare by.
+        block: Number of vectors in a block, which is about 16 MB as float32.
+        largest: Largest absolute value of all numbers.
+    """
+
+    def __init__(self, vectors: Array, metric: Metric = "cosine", *, scales: Array | None = None) -> None:
+        """Check the vectors.
+
+        Args:
+            vectors: float32, float16 or int8 ``[N, D]``; may be a memory map.
+            metric: Metric to compare by.
+            scales: Scale of each int8 vector, ``[N]``; not needed for ``cosine``.
+
+        Raises:
+            InvalidRequest: The metric, shape or dtype is not supported, int8 vectors lack scales, or a number
+                is not finite or too large to compute with (1e15 for ``dot`` and ``l2``).
+        """
+        if metric not in get_args(Metric):
+            raise InvalidRequest(f"expected {', '.join(get_args(Metric))}, got {metric!r}", field="metric")
+        if vectors.ndim != 2 or vectors.shape[1] == 0:
+            raise InvalidRequest(f"expected the shape [N, D], got {list(vectors.shape)}", field="vectors")
+        if vectors.dtype not in (np.float32, np.float16, np.int8):
+            raise InvalidRequest(f"expected float32, float16 or int8, got {vectors.dtype}", field="vectors")
+        if vectors.dtype == np.int8 and scales is None and metric != "cosine":
+            raise InvalidRequest(f"int8 vectors need their scales for {metric}", field="scales")
+        if scales is not None and scales.shape != vectors.shape[:1]:
+            expected = f"expected one per vector, {vectors.shape[0]}"
+            raise InvalidRequest(f"{expected}, got the shape {list(scales.shape)}", field="scales")
+        self.count, self.dimension = int(vectors.shape[0]), int(vectors.shape[1])
+        self.metric: Metric = metric
+        self.block = max(1, _BLOCK_NUMBERS // self.dimension)
+        self._vectors, self._scales = vectors, scales
+        self._places: Numbers | None = None
+        self.largest = 0.0
+        self._check_finite()
+
+    def take(self, which: Which) -> Floats:
+        """Return some rows to compute with.
+
+        Args:
+            which: Numbers of the rows, or a slice.
+
+        Returns:
+            float32 ``[n, D]``; for ``cosine`` scaled to length 1, or all zeros for zero vectors.
+        """
+        places = self._placed(which)
+        taken = self._scaled(self._vectors[places].astype(np.float32), places)
+        if self.metric != "cosine":
+            return taken
+        return unit(taken, may_overflow=self._vectors.dtype == np.float32 or self._scales is not None)
+
+    def doubles(self, which: Which) -> Doubles:
+        """Return some rows in float64, not normalized."""
+        places = self._placed(which)
+        taken: Doubles = self._vectors[places].astype(np.float64)
+        if self._scales is not None:
+            taken *= self._scales[places][:, None]
+        return taken
+
+    def stored(self, which: Which) -> tuple[Array, Array | None]:
+        """Return some rows as stored, and their scales, if there are any."""
+        places = self._placed(which)
+        return self._vectors[places], None if self._scales is None else self._scales[places]
+
+    def only(self, which: Numbers) -> Rows:
+        """Return a subset of the rows, renumbered; nothing is copied."""
+        made = copy(self)
+        made._places = self._placed(which)
+        made.count = len(which)
+        return made
+
+    def like(self, vectors: Array, *, scales: Array | None = None) -> Rows:
+        """Return other vectors as rows that can be compared with these.
+
+        Raises:
+            InvalidRequest: The vectors are invalid, or have another dimension.
+        """
+        if vectors.ndim == 1:
+            vectors = vectors[None]
+        others = Rows(vectors, self.metric, scales=scales)
+        if others.dimension != self.dimension:
+            raise InvalidRequest(
+                f"expected {self.dimension} numbers a vector, got {others.dimension}", field="vectors"
+            )
+        return others
+
+    def blocks(self, rows: int | None = None) -> list[slice]:
+        """Return slices that cover all rows, in order."""
+        step = rows or self.block
+        return [slice(start, min(start + step, self.count)) for start in range(0, self.count, step)]
+
+    def exactly(self, left: Numbers, right: Numbers) -> Doubles:
+        """Return the similarities of pairs of rows in float64, as shown to users; distances for ``l2``.
+
+        Args:
+            left: First row of each pair.
+            right: Second row of each pair.
+        """
+        made = np.empty(len(left), np.float64)
+        for start in range(0, len(left), self.block):
+            some = slice(start, start + self.block)
+            made[some] = similarities(self.metric, self.doubles(left[some]), self.doubles(right[some]))
+        return made
+
+    def _placed(self, which: Which) -> Any:
+        return which if self._places is None else self._places[which]
+
+    def _check_finite(self) -> None:
+        largest = np.finfo(np.float32).max if self.metric == "cosine" else _LARGEST
+        for some in self.blocks():
+            peaks = self._peaks(some)
+            sound = peaks <= largest  # False for NaN
+            if not sound.all():
+                row = some.start + int(np.argmin(sound))
+                came = f"expected finite numbers up to {largest:.3g}, got {peaks[row - some.start]}"
+                raise InvalidRequest(came, field=f"vectors[{row}]")
+            self.largest = max(self.largest, float(peaks.max(initial=0)))
+
+    def _peaks(self, some: slice) -> Floats:
+        """Return the largest absolute value of each row; not finite if any number of the row is not."""
+        if self._vectors.dtype == np.float16:
+            # Without the sign, the bits of float16 numbers sort like the numbers, so need no conversion.
+            bits = self._vectors[some].view(np.uint16) & np.uint16(0x7FFF)
+            peaks = bits.max(axis=1).view(np.float16).astype(np.float32)
+        else:
+            peaks = np.abs(self._vectors[some].astype(np.float32)).max(axis=1)
+        return self._scaled(peaks[:, None], some)[:, 0]
+
+    def _scaled(self, taken: Floats, places: Any) -> Floats:
+        if self._scales is not None:
+            taken *= self._scales[places].astype(np.float32)[:, None]
+        return taken
+
+
+def unit(vectors: Floats, *, may_overflow: bool = True) -> Floats:
+    """Scale vectors to length 1 in place; zero vectors are unchanged.
+
+    Args:
+        vectors: float32 ``[n, D]``.
+        may_overflow: Whether squares of numbers may overflow or underflow float32.
+    """
+    if may_overflow:  # scale them near 1 first
+        peaks = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
+        vectors /= np.where(peaks > 0, peaks, 1)
+    norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))[:, None]
+    vectors /= np.where(norms > 0, norms, 1)
+    return vectors
+
+
+def scores(metric: Metric, one: Floats, other: Floats) -> Floats:
+    """Return the score of each pair of vectors of two arrays; larger is nearer.
+
+    Args:
+        metric: Metric to compare by.
+        one: ``[n, D]``, from ``Rows.take``.
+        other: ``[m, D]``.
+
+    Returns:
+        float32 ``[n, m]``; for ``l2`` the negative squared distance.
+    """
+    with np.errstate(invalid="ignore"):  # OpenBLAS also computes with memory beside small arrays
+        made = one @ other.T
+    if metric == "l2":
+        made *= 2
+        made -= np.einsum("ij,ij->i", one, one)[:, None]
+        made -= np.einsum("ij,ij->i", other, other)[None]
+        np.minimum(made, 0, out=made)
+    return made
+
+
+def similarities(metric: Metric, one: Doubles, other: Doubles) -> Doubles:
+    """Return the similarities of two arrays of vectors, row by row, as shown to users.
+
+    Args:
+        metric: Metric to compare by.
+        one: ``[n, D]``, or ``[1, D]`` to compare one vector with all.
+        other: ``[n, D]``.
+
+    Returns:
+        float64 ``[n]``: the cosine (0 for zero vectors), the dot product, or the distance.
+    """
+    if metric == "l2":
+        return np.asarray(np.linalg.norm(one - other, axis=1))
+    product = np.asarray((one * other).sum(axis=1))
+    if metric == "dot":
+        return product
+    # Take one root of the product, so that the cosine of equal vectors is exactly 1.
+    norms = np.sqrt((one * one).sum(axis=1) * (other * other).sum(axis=1))
+    return np.asarray(np.clip(product / np.maximum(norms, _SMALLEST_NORM), -1.0, 1.0))

@@ -1,0 +1,249 @@
+"""The Queue in an Apache Kafka topic.
+
+The key of a message selects its partition, and one receiver at a time has a partition, so a key has one
+receiver. A published message is on all brokers that must have it. The queue does not know the waiting
+messages: it drops no duplicates, and ``remove`` does nothing.
+
+No broker is contacted before the first call that needs one. So a process starts and keeps running while Kafka
+is down, and every call raises ``Unavailable`` in time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from threading import Event, Lock
+from typing import Any
+from weakref import WeakSet
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Message as KafkaMessage
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from headrace.base.errors import Overloaded, Unavailable
+from headrace.storage.queues.kafka_clients import Refusal, client_settings, made, reason, unavailable
+from headrace.storage.queues.kafka_depth import KafkaDepth
+from headrace.storage.queues.kafka_receiver import KafkaReceiver, closed
+from headrace.storage.queues.queue import Depth, Message, Receiver, check_messages
+from headrace.storage.queues.queue_settings import KafkaQueue
+
+_LARGEST_WAITING_MESSAGES = 100_000  # buffered in a producer until a broker accepts them
+_PREFETCHED_MESSAGES = 10_000
+_PREFETCHED_KILOBYTES = 16_384
+_POLL_SECONDS = 0.01
+_REPLICATION_THAT_MAY_LOSE_ONE = 3
+
+
+class KafkaMessages:
+    """A Queue that several machines share."""
+
+    def __init__(self, settings: KafkaQueue) -> None:
+        """Keep the settings; no broker is contacted yet.
+
+        Args:
+            settings: Addresses of brokers, and settings of the topic.
+
+        Raises:
+            ConfigError: A file named in the settings cannot be read.
+        """
+        self._settings = settings
+        self._client = client_settings(settings)
+        self._producer: Producer | None = None
+        self._making = Lock()
+        self._polling = Lock()
+        self._has_topic = not settings.create
+        self._depth = KafkaDepth(self._client, settings)
+        self._receivers: WeakSet[KafkaReceiver] = WeakSet()
+
+    def publish(self, messages: Sequence[Message]) -> None:
+        """See Queue."""
+        check_messages(messages)
+        if not messages:
+            return
+        deadline = time.monotonic() + self._settings.timeout_seconds
+        self._make_topic(deadline)
+        self._check_room(len(messages))
+        producer = self._made_producer()
+        batch = _Batch(len(messages))
+        for number, message in enumerate(messages):
+            if not self._produced(producer, message, batch, deadline):
+                batch.give_up(len(messages) - number)
+                break
+        self._await(producer, batch, deadline)
+
+    def receiver(self) -> Receiver:
+        """See Queue."""
+        settings = self._settings
+        milliseconds = int(settings.visibility_seconds * 1000)
+        client = {
+            **self._client,
+            "group.id": settings.group,
+            "session.timeout.ms": milliseconds,
+            "max.poll.interval.ms": milliseconds,
+            "heartbeat.interval.ms": max(100, milliseconds // 10),
+            "partition.assignment.strategy": "cooperative-sticky",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "queued.min.messages": _PREFETCHED_MESSAGES,
+            "queued.max.messages.kbytes": _PREFETCHED_KILOBYTES,
+        }
+        receiver = _TopicFirst(self._make_topic, client, settings)
+        self._receivers.add(receiver)
+        return receiver
+
+    def remove(self, keys: Collection[bytes]) -> bool:  # the signature is Queue's
+        """See Queue. Returns False, as Kafka cannot remove messages."""
+        return False
+
+    def depth(self) -> Depth:
+        """See Queue. The result is up to a second old, and 0 if the topic does not exist."""
+        self._make_topic(time.monotonic() + self._settings.timeout_seconds)
+        return self._depth.read()
+
+    def close(self) -> None:
+        """See Queue."""
+        closed(list(self._receivers))
+        self._depth.close()
+        self._producer = None
+
+    # ---- publishing -------------------------------------------------------------------------------
+
+    def _check_room(self, more: int) -> None:
+        most, waiting = self._settings.max_messages, self._depth.read().messages
+        if waiting + more > most:
+            raise Overloaded(
+                f"the queue holds {waiting} of at most {most} messages: add fillers, or raise "
+                "queue.max_messages"
+            )
+
+    def _made_producer(self) -> Producer:
+        with self._making:
+            if self._producer is None:
+                milliseconds = int(self._settings.timeout_seconds * 1000)
+                self._producer = made(
+                    Producer,
+                    {
+                        **self._client,
+                        "acks": "all",
+                        "enable.idempotence": True,
+                        "message.timeout.ms": max(10, milliseconds),
+                        "linger.ms": 0,
+                        "compression.type": "lz4",
+                        "partitioner": "murmur2_random",  # the default of Kafka's Java clients
+                        "queue.buffering.max.messages": _LARGEST_WAITING_MESSAGES,
+                    },
+                )
+            return self._producer
+
+    def _produced(self, producer: Producer, message: Message, batch: _Batch, deadline: float) -> bool:
+        """Pass a message to the producer; return False if it fails or its buffer stays full."""
+        while True:
+            try:
+                producer.produce(self._settings.topic, message[1], message[0], on_delivery=batch.delivered)
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    return False
+                producer.poll(_POLL_SECONDS)
+            except KafkaException as error:
+                batch.error = error.args[0]
+                return False
+            else:
+                return True
+
+    def _await(self, producer: Producer, batch: _Batch, deadline: float) -> None:
+        while not batch.is_settled.is_set() and time.monotonic() < deadline:
+            if self._polling.acquire(blocking=False):  # one thread polls for all
+                try:
+                    producer.poll(_POLL_SECONDS)
+                finally:
+                    self._polling.release()
+            else:
+                batch.is_settled.wait(_POLL_SECONDS)
+        error = batch.error
+        if error is not None and error.fatal():
+            with self._making:
+                if self._producer is producer:  # unusable after a fatal error: the next call makes another
+                    self._producer = None
+        if error is not None:
+            raise unavailable("cannot publish", error.str())
+        if not batch.is_settled.is_set():
+            raise unavailable("cannot publish", "no broker accepted all messages in time")
+
+    def _make_topic(self, deadline: float) -> None:
+        """Create the topic, once.
+
+        Raises:
+            Unavailable: No broker answered, or the topic cannot be created.
+        """
+        if self._has_topic:
+            return
+        settings = self._settings
+        within_sync = max(1, settings.replication - 1)
+        if settings.replication < _REPLICATION_THAT_MAY_LOSE_ONE:
+            within_sync = 1
+        topic = NewTopic(
+            settings.topic,
+            num_partitions=settings.partitions,
+            replication_factor=settings.replication,
+            config={"min.insync.replicas": str(within_sync)},
+        )
+        left = max(0.1, deadline - time.monotonic())
+        refusal = Refusal()
+        admin = made(AdminClient, {**self._client, "error_cb": refusal})
+        try:
+            future = admin.create_topics([topic], operation_timeout=left, request_timeout=left)[
+                settings.topic
+            ]
+            future.result(left + 1)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                admin.poll(0)  # runs the error callback
+                why = refusal.said or reason(error)
+                raise unavailable(f"cannot create the topic {settings.topic}", why) from error
+        except TimeoutError as error:
+            raise Unavailable("Kafka: no broker created the topic in time") from error
+        self._has_topic = True
+
+
+class _Batch:
+    """Messages of one call that wait for a broker to accept them.
+
+    Attributes:
+        error: First error, if any.
+        is_settled: Set once all messages were accepted or have failed.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.error: KafkaError | None = None
+        self.is_settled = Event()
+        self._left = count
+        self._lock = Lock()
+
+    def delivered(self, error: KafkaError | None, _: KafkaMessage) -> None:
+        """Note a message as accepted or failed; called by the client."""
+        if error is not None:
+            self.error = self.error or error
+        self.give_up(1)
+
+    def give_up(self, count: int) -> None:
+        """Count messages as settled."""
+        with self._lock:
+            self._left -= count
+            if self._left == 0:
+                self.is_settled.set()
+
+
+class _TopicFirst(KafkaReceiver):
+    """A receiver that creates the topic first, as the client rarely checks for a missing one."""
+
+    def __init__(
+        self, make_topic: Callable[[float], None], client: dict[str, Any], settings: KafkaQueue
+    ) -> None:
+        super().__init__(client, settings.topic, settings.timeout_seconds)
+        self._make_topic = make_topic
+
+    def receive(self, limit: int, wait_seconds: float) -> Any:
+        self._make_topic(time.monotonic() + self._timeout_seconds)
+        return super().receive(limit, wait_seconds)

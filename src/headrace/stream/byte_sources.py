@@ -1,0 +1,181 @@
+"""Sources of bytes: a file, a pipe or a socket, read as far as data is available."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+
+from headrace.base.errors import StreamError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.stream.arrow_ipc_parser import Position, StreamParser
+
+_PIPE_BYTES = 2**20
+"""Requested capacity of a pipe, so that the writer and the reader block less often."""
+
+
+class Readable(Protocol):
+    """A binary file. If it has ``fileno``, its descriptor is read directly, bypassing its buffer."""
+
+    def readinto(self, room: Any, /) -> int | None:
+        """Read into a buffer; return the number of bytes, 0 at the end."""
+
+
+class Woken(Exception):
+    """Reading was interrupted by ``wake``."""
+
+
+class Source(Protocol):
+    """A source of bytes. ``wakes`` tells whether ``wake`` can interrupt a read that waits."""
+
+    wakes: bool
+
+    def read(self, room: memoryview, timeout: float | None) -> int | None:
+        """Read into a buffer; return 0 at the end, None after the timeout in seconds."""
+
+    def wake(self) -> None:
+        """Make the current read, if any, and all later ones raise ``Woken``."""
+
+    def close(self) -> None:
+        """Release the resources that reading needed."""
+
+
+class FileSource:
+    """A file without a descriptor, such as one in memory."""
+
+    wakes = False
+
+    def __init__(self, file: Readable) -> None:
+        """Wrap a file; nothing is read yet."""
+        self._file = file
+        self._woken = False
+
+    def read(self, room: memoryview, timeout: float | None) -> int | None:
+        """See ``Source``; it blocks as long as the file does."""
+        del timeout
+        if self._woken:
+            raise Woken
+        try:
+            return self._file.readinto(room)
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def wake(self) -> None:
+        """See ``Source``."""
+        self._woken = True
+
+    def close(self) -> None:
+        """See ``Source``."""
+        self._woken = True
+
+
+class DescriptorSource:
+    """A descriptor, polled together with a pipe for ``wake``."""
+
+    wakes = True
+
+    def __init__(self, descriptor: int) -> None:
+        """Register for polling; nothing is read yet."""
+        self._descriptor = descriptor
+        self._listen, self._ring = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._poll.register(self._listen, select.POLLIN)
+        self._open = True
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            _widen(descriptor)
+
+    def read(self, room: memoryview, timeout: float | None) -> int | None:
+        """See ``Source``."""
+        ready = self._poll.poll(None if timeout is None else timeout * 1000)
+        if any(descriptor == self._listen for descriptor, _ in ready):
+            raise Woken
+        if not ready:
+            return None
+        try:
+            return os.readv(self._descriptor, [room])
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise _unreadable(error) from error
+
+    def wake(self) -> None:
+        """See ``Source``."""
+        if self._open:
+            os.write(self._ring, b"x")
+
+    def close(self) -> None:
+        """See ``Source``."""
+        if self._open:
+            self._open = False
+            os.close(self._listen)
+            os.close(self._ring)
+
+
+class Streams(Protocol):
+    """A reader of consecutive streams, such as a ``StreamParser``."""
+
+    @property
+    def position(self) -> Position:
+        """The current position."""
+
+    def next_stream(self) -> None:
+        """End a stream; raise ``StreamError`` if it is incomplete."""
+
+
+class Pieces(Source, Protocol):
+    """A Source whose bytes come in pieces, each a whole stream. No read crosses the end of a piece."""
+
+    def attach(self, streams: Streams) -> None:
+        """Set the reader to notify of the end of each stream."""
+
+    def located(self, error: StreamError) -> StreamError:
+        """Return the error with the piece that contains its row."""
+
+
+def is_pieces(file: object) -> TypeGuard[Pieces]:
+    """Whether an object is a source of pieces, and not a file."""
+    return hasattr(file, "attach")
+
+
+def source_of(file: Readable | Pieces) -> Source:
+    """Return a Source that reads a file, by its descriptor if it has one."""
+    if is_pieces(file):
+        return file
+    readable = cast("Readable", file)
+    try:
+        descriptor = readable.fileno()  # type: ignore[attr-defined]  # Not every file has one.
+    except (AttributeError, OSError):
+        return FileSource(readable)
+    return DescriptorSource(descriptor)
+
+
+def read_schema(source: Source, parser: StreamParser) -> pa.Schema:
+    """Read as far as the Arrow schema, and return it.
+
+    Raises:
+        StreamError: The data is not a stream.
+    """
+    while parser.arrow_schema is None:
+        if count := source.read(parser.room(), None):
+            parser.filled(count)
+        else:
+            parser.finish()
+    return parser.arrow_schema
+
+
+def _unreadable(error: OSError) -> StreamError:
+    return StreamError(f"it cannot be read: {error.strerror or error}")
+
+
+def _widen(descriptor: int) -> None:
+    with contextlib.suppress(ImportError, AttributeError, OSError):
+        # Only on Linux, and it may be forbidden: then the pipe keeps its size.
+        import fcntl  # noqa: PLC0415
+
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -1,0 +1,131 @@
+"""Record the timing-dependent picks in the order of messages on disk, before any message is learnt from.
+
+``DIR/order-TOPIC-NUMBER.log`` has a line for each message that did not wait for a silent partition, and for
+each partition that was added to the topic later. A checkpoint begins a new file. Files that no kept
+checkpoint needs are deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+from headrace.base.files import saying
+
+_PICKED, _JOINED = "picked", "joined"
+_log = logging.getLogger(__name__)
+
+
+class Known(NamedTuple):
+    """The recorded decisions.
+
+    Attributes:
+        picked: The partitions of messages, by their number in the order.
+        joined: The number in the order from which a partition takes part, by partition.
+    """
+
+    picked: dict[int, int]
+    joined: dict[int, int]
+
+
+class OrderLog:
+    """The log files; nothing is written without a directory.
+
+    Attributes:
+        known: The recorded decisions about messages from a number on.
+    """
+
+    def __init__(self, directory: Path | None, topic: str, since: int, kept: int = 2) -> None:
+        """Read the existing files.
+
+        Args:
+            directory: The directory of checkpoints; None to record nothing.
+            topic: The topic; files of other topics are ignored.
+            since: The first number in the order that matters.
+            kept: Number of checkpoints kept.
+
+        Raises:
+            FailedPrecondition: A file cannot be read.
+        """
+        self._directory = directory
+        self._kept = kept
+        self._name = f"order-{topic}-"
+        self._saved = [since]
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        self._told = False
+        self._last: dict[Path, int] = {}
+        self.known = Known({}, {})
+        if directory is not None:
+            with saying(f"the order of messages in {directory} cannot be read"):
+                for path in sorted(directory.glob(f"{self._name}[0-9]*.log"), key=_age):
+                    self._read(path, since)
+
+    def picked(self, number: int, partition: int) -> None:
+        """Record the partition that a message was picked from."""
+        self._write(_PICKED, number, partition)
+
+    def joined(self, number: int, partition: int) -> None:
+        """Record the number from which a partition takes part."""
+        self._write(_JOINED, number, partition)
+
+    def saved(self, number: int) -> None:
+        """Begin a new file: a checkpoint was saved before the message with this number."""
+        with self._lock:
+            self._close()
+            self._saved = [*self._saved, number][-self._kept :]
+            for path in [one for one, last in self._last.items() if last < self._saved[0]]:
+                path.unlink(missing_ok=True)
+                del self._last[path]
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, what: str, number: int, partition: int) -> None:
+        if self._directory is None:
+            return
+        with self._lock:
+            path = self._directory / f"{self._name}{self._saved[-1]}.log"
+            try:
+                if self._descriptor < 0:
+                    self._directory.mkdir(parents=True, exist_ok=True)
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    self._descriptor = os.open(path, flags, 0o644)
+                os.write(self._descriptor, f"{what} {number} {partition}\n".encode())
+            except OSError as error:
+                if not self._told:
+                    self._told = True
+                    _log.warning(
+                        "the order of messages cannot be written to %s (%s): each row is learnt once, but "
+                        "a run that is killed may resume in another order",
+                        path,
+                        error.strerror or error,
+                    )
+                return
+            self._last[path] = max(self._last.get(path, -1), number)
+
+    def _read(self, path: Path, since: int) -> None:
+        for line in path.read_text("ascii", "replace").splitlines():
+            what, _, rest = line.partition(" ")
+            number, _, partition = rest.partition(" ")
+            if what not in (_PICKED, _JOINED) or not (number.isdigit() and partition.isdigit()):
+                continue  # the last line of a file on a disk that was full
+            self._last[path] = max(self._last.get(path, -1), int(number))
+            if what == _JOINED:
+                self.known.joined[int(partition)] = int(number)
+            elif int(number) >= since:
+                self.known.picked[int(number)] = int(partition)
+
+
+def _age(path: Path) -> int:
+    return path.stat().st_mtime_ns

@@ -1,0 +1,141 @@
+"""Write a stream to a file or a pipe, with a progress line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import pyarrow as pa
+
+from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.files import whole_file
+from headrace.base.terminal import Line
+
+BUFFER_BYTES = 2**20
+"""Bytes per write: a column of a batch is small, and system calls are expensive."""
+
+_MESSAGE_FOLLOWS = b"\xff\xff\xff\xff"
+
+Progress = Callable[[int], None]
+"""Called with the number of rows written so far."""
+
+
+def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
+    """Write record batches as a stream.
+
+    Each batch is flushed before the next one is requested. If an error ends the rows, the stream ends within
+    a message, so that no reader takes it for complete.
+
+    Args:
+        file: The file to write to.
+        schema: Their Arrow schema, with headrace's schema in its metadata.
+        batches: The rows.
+        told: Called after each batch.
+
+    Returns:
+        Number of rows written.
+
+    Raises:
+        BrokenPipeError: The reader has closed the pipe.
+    """
+    rows = 0
+    writer = pa.ipc.new_stream(file, schema)
+    file.flush()
+    try:
+        for batch in batches:
+            writer.write_batch(batch)
+            file.flush()
+            rows += batch.num_rows
+            told(rows)
+    except HeadraceError:
+        file.write(_MESSAGE_FOLLOWS)
+        file.flush()
+        raise
+    writer.close()
+    file.flush()
+    return rows
+
+
+@contextlib.contextmanager
+def open_output(path: Path | None) -> Iterator[BinaryIO]:
+    """Open the file to write to, or standard output if ``path`` is None or ``-``.
+
+    A file gets its name when it is complete. Until then, and if writing fails, an existing file is kept.
+
+    Raises:
+        ConfigError: Standard output is a terminal, or the file cannot be created.
+    """
+    if path is None or str(path) == "-":
+        with _standard_output() as file:
+            yield file
+        return
+    if path.exists() and not path.is_file():  # A named pipe or a device cannot be replaced by renaming.
+        with _unbroken(path) as file:
+            yield file
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(whole_file(path, synced=False))
+        except OSError as error:
+            raise ConfigError(f"--out: {path}: {error.strerror}") from error
+        yield file
+
+
+@contextlib.contextmanager
+def _standard_output() -> Iterator[BinaryIO]:
+    if sys.stdout.isatty():
+        raise ConfigError(
+            "standard output is a terminal, and a stream is binary: it would garble the screen; "
+            "pipe it (… | headrace stream inspect) or name a file (--out rows.arrows)"
+        )
+    with _unbroken(os.dup(sys.stdout.fileno())) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _unbroken(where: Path | int) -> Iterator[BinaryIO]:
+    """Open an output that may be a pipe, whose reader may have closed it or may never read again."""
+    raw = io.FileIO(where, "wb")
+    try:
+        file = io.BufferedWriter(raw, BUFFER_BYTES)
+        yield file
+        file.flush()
+    finally:
+        raw.close()  # Bypasses the buffer, which would retry what could not be written.
+
+
+class ProgressLine:
+    """A progress line on a terminal; writes nothing elsewhere."""
+
+    def __init__(self, file: TextIO, total_rows: int | None = None, *, shown: bool | None = None) -> None:
+        """Start counting.
+
+        Args:
+            file: The terminal, mostly standard error.
+            total_rows: Expected number of rows, if known.
+            shown: Whether to draw; by default, if ``file`` is a terminal.
+        """
+        self._line = Line(file, shown=shown)
+        self._total = total_rows
+        self._started = time.monotonic()
+
+    def __call__(self, rows: int) -> None:
+        """Show the number of rows so far."""
+        if not self._line.due:
+            return
+        pace = rows / max(time.monotonic() - self._started, 1e-9)
+        text = f"{rows:,} rows, {pace:,.0f} rows/s"
+        if self._total:
+            share = min(1.0, rows / self._total)
+            text = f"[{'#' * round(30 * share):<30}] {share:4.0%}  {text}"
+        self._line.show(text)
+
+    def close(self) -> None:
+        """Clear the line."""
+        self._line.clear()

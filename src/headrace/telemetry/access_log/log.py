@@ -1,0 +1,126 @@
+"""Select the calls to log in the serving thread, and write their lines in another one."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from headrace.base.background_queue import BackgroundQueue
+from headrace.base.clock import unix_offset_nanoseconds
+from headrace.base.errors import ConfigError
+from headrace.config import AccessLog as Settings
+from headrace.telemetry.access_log.lines import is_always_told, line
+from headrace.telemetry.access_log.log_file import LineFile
+from headrace.telemetry.outcomes import Door, Outcome, Outcomes
+
+_log = logging.getLogger(__name__)
+
+_MOST_WAITING, _AT_ONCE = 16_384, 256
+_EVERY_SECONDS = 0.2
+_LOOKED_AFTER_SECONDS = 1.0
+
+
+class AccessLog:
+    """Writes a line for each selected call from the network.
+
+    Attributes:
+        written: Number of lines written.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        outcomes: Outcomes,
+        *,
+        draw: Callable[[], float] = random.random,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
+        """Open the log, and log calls that begin from now on.
+
+        Args:
+            settings: Path of the log, and which calls to log.
+            outcomes: Records of how calls end.
+            draw: Function that returns a random number from 0 to below 1.
+            most_waiting: Largest number of lines waiting to be written.
+
+        Raises:
+            ConfigError: The log cannot be opened.
+        """
+        if settings.path is None:
+            raise ConfigError("access_log.path: expected a file, or - for standard output, got nothing")
+        self.written = self._lost = 0
+        self._sample, self._slow_seconds, self._draw = settings.sample, settings.slow_seconds, draw
+        self._file = LineFile(settings.path)
+        self._works, self._reopen, self._looked = True, False, time.monotonic()
+        self._queue = BackgroundQueue(
+            "headrace-access-log",
+            self._write,
+            most=most_waiting,
+            at_once=_AT_ONCE,
+            every_seconds=_EVERY_SECONDS,
+        )
+        outcomes.observe(self._hear, names=True)
+
+    @property
+    def dropped(self) -> int:
+        """Number of lines never written: too many waited, or the file could not be written."""
+        return self._queue.dropped + self._lost
+
+    def reopen(self) -> None:
+        """Reopen the file soon: it may have been moved away."""
+        self._reopen = True
+        self._queue.hurry()
+
+    def close(self, seconds: float) -> bool:
+        """Write the waiting lines, and end.
+
+        Args:
+            seconds: Longest wait in seconds.
+
+        Returns:
+            Whether all lines were written, or at least attempted.
+        """
+        if not self._queue.close(seconds):
+            _log.warning("the access log was not written completely", extra={"seconds": seconds})
+            return False  # the thread may still write; the file is closed with the process
+        self._file.close()
+        return True
+
+    def _hear(self, outcome: Outcome) -> None:
+        if outcome.door is Door.IN_PROCESS:
+            return
+        if self._sample >= 1 or is_always_told(outcome, self._slow_seconds) or self._draw() < self._sample:
+            self._queue.put(outcome)
+
+    def _write(self, outcomes: list[Outcome]) -> None:
+        offset = unix_offset_nanoseconds() / 1e9
+        lines = b"".join([line(outcome, offset) for outcome in outcomes])
+        try:
+            self._follow()
+            self._file.write(lines)
+        except OSError as error:
+            self._lost += len(outcomes)
+            self._say(works=False, why=error.strerror or type(error).__name__)
+        else:
+            self.written += len(outcomes)
+            if lines:
+                self._say(works=True)
+
+    def _follow(self) -> None:
+        now, always = time.monotonic(), self._reopen
+        if always or now - self._looked >= _LOOKED_AFTER_SECONDS:
+            self._looked, self._reopen = now, False
+            self._file.follow(always=always)
+
+    def _say(self, *, works: bool, why: str = "") -> None:
+        if works is self._works:
+            return
+        self._works = works
+        if works:
+            _log.info("the access log can be written again", extra={"lost": self._lost})
+        else:
+            _log.warning(
+                "cannot write the access log; lines are being dropped and counted", extra={"why": why}
+            )

@@ -1,0 +1,79 @@
+"""The spans of batches: each links the recorded requests in the batch, which arrive one after another."""
+
+from __future__ import annotations
+
+from headrace.base.trace_context import TraceContext
+from headrace.batching.request import Origin, Timings
+
+MOST_LINKS = 128
+"""Largest number of requests linked by the span of a batch; OpenTelemetry's own limit of links."""
+
+_MOST_HELD = 4096
+
+
+class BatchSpan:
+    """A batch with at least one recorded request; it has a trace of its own.
+
+    Attributes:
+        context: Trace context of its span.
+        origin: Model and version that computed it.
+        timings: Times of the batch, and its numbers of rows and requests.
+        links: Trace contexts of its recorded requests.
+        since: Arrival of the first of them, on the monotonic clock.
+    """
+
+    __slots__ = ("context", "links", "origin", "since", "timings")
+
+    def __init__(self, origin: Origin, timings: Timings, since: float) -> None:
+        """Start without requests."""
+        self.context = TraceContext(None, is_recorded=True)
+        self.origin = origin
+        self.timings = timings
+        self.links: list[TraceContext] = []
+        self.since = since
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no further request can arrive."""
+        return len(self.links) >= self.timings.requests
+
+
+class Batches:
+    """The batches that wait for further requests."""
+
+    def __init__(self, wait_seconds: float) -> None:
+        """Start without batches.
+
+        Args:
+            wait_seconds: How long a batch waits for other requests; it is unknown which are recorded.
+        """
+        self._wait_seconds = wait_seconds
+        self._held: dict[Timings, BatchSpan] = {}
+
+    def join(self, origin: Origin, timings: Timings, request: TraceContext, now: float) -> BatchSpan:
+        """Add a request to its batch, and return the batch.
+
+        Args:
+            origin: Model and version that computed the batch.
+            timings: Timings object of the batch, which identifies it.
+            request: Trace context of the request.
+            now: Current time on the monotonic clock.
+        """
+        batch = self._held.get(timings)
+        if batch is None:
+            batch = self._held[timings] = BatchSpan(origin, timings, now)
+        if len(batch.links) < MOST_LINKS:
+            batch.links.append(request)
+        return batch
+
+    def due(self, now: float, *, is_last: bool = False) -> list[BatchSpan]:
+        """Remove and return the batches that need not wait any longer, or all of them."""
+        too_many = len(self._held) - _MOST_HELD
+        found = [
+            batch
+            for place, batch in enumerate(self._held.values())
+            if is_last or place < too_many or batch.is_whole or now - batch.since >= self._wait_seconds
+        ]
+        for batch in found:
+            del self._held[batch.timings]
+        return found

@@ -1,0 +1,204 @@
+"""Send spans by OpenTelemetry's own exporters (the extra ``tracing``).
+
+An exporter takes OpenTelemetry's own spans and encodes them. The gRPC exporter can be given an encoded
+message instead (``otlp_encoding``). If a later release does not ask for it, it gets spans.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+from urllib.parse import urlsplit
+
+from headrace.base.clock import unix_offset_nanoseconds
+from headrace.base.errors import ConfigError
+from headrace.base.trace_context import TraceContext
+from headrace.telemetry.tracing.otel_settings import Settings
+from headrace.telemetry.tracing.spans import SpanData
+
+try:
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
+except ImportError as error:
+    raise ConfigError("tracing needs an extra: pip install 'headrace[tracing]'") from error
+
+if TYPE_CHECKING:
+    from headrace.telemetry.tracing.otlp_encoding import Encoder
+
+_log = logging.getLogger(__name__)
+
+_PATH = "/v1/traces"
+_UNSET, _ERROR = Status(StatusCode.UNSET), StatusCode.ERROR
+
+
+class Export:
+    """Sends spans; logs once that sending fails, and once that it works again.
+
+    Attributes:
+        endpoint: Endpoint for log messages; "" if OpenTelemetry's own variables or defaults determine it.
+    """
+
+    def __init__(self, settings: Settings, version: str) -> None:
+        """Create the exporter; nothing is sent yet.
+
+        Args:
+            settings: Settings of tracing.
+            version: Version of headrace.
+
+        Raises:
+            ConfigError: A package or a file is missing, or one of OpenTelemetry's variables is invalid.
+        """
+        attributes = {"service.version": version}
+        if settings.service_name:
+            attributes[SERVICE_NAME] = settings.service_name
+        self._resource = Resource.create(attributes)
+        self._scope = InstrumentationScope("headrace", version)
+        self.endpoint = settings.endpoint or ""
+        self._why = _Remembered()
+        try:
+            self._exporter = _exporter(settings, self._sender())
+        except (ValueError, OSError, RuntimeError) as error:
+            raise ConfigError(f"tracing: cannot create the exporter: {error}") from error
+        self._works = True
+        self._is_closing = False
+
+    def _sender(self) -> ReadableSpan:
+        context = SpanContext(1, 1, is_remote=False)
+        return ReadableSpan(
+            name="", context=context, resource=self._resource, instrumentation_scope=self._scope
+        )
+
+    def send(self, spans: Sequence[SpanData]) -> bool:
+        """Send spans; takes up to the exporter's timeout.
+
+        Returns:
+            Whether the collector has accepted them.
+        """
+        sent = Sent(spans, unix_offset_nanoseconds(), self._resource, self._scope)
+        is_sent = self._exporter.export(sent) is SpanExportResult.SUCCESS
+        if is_sent is not self._works and not self._is_closing:
+            self._works = is_sent
+            where = {"endpoint": self.endpoint} if self.endpoint else {}
+            if is_sent:
+                _log.info("traces are sent again", extra=where)
+            else:
+                why = {"why": self._why.last} if self._why.last else {}
+                _log.warning(
+                    "traces cannot be sent; until they can, they are dropped and counted", extra=where | why
+                )
+        return is_sent
+
+    def close(self) -> None:
+        """Abort sending; called from another thread."""
+        self._is_closing = True
+        self._exporter.shutdown()
+
+
+class Sent(Sequence[ReadableSpan]):
+    """Spans that are sent together, converted to OpenTelemetry's on demand.
+
+    Attributes:
+        spans: Spans to convert.
+        offset: Offset from the monotonic clock to Unix time in nanoseconds.
+    """
+
+    def __init__(
+        self, spans: Sequence[SpanData], offset: int, resource: Resource, scope: InstrumentationScope
+    ) -> None:
+        """Start without converting anything."""
+        self.spans, self.offset = spans, offset
+        self._resource, self._scope = resource, scope
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[ReadableSpan]:
+        return map(self._made, self.spans)
+
+    @overload
+    def __getitem__(self, place: int) -> ReadableSpan: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[ReadableSpan]: ...
+    def __getitem__(self, place: int | slice) -> ReadableSpan | Sequence[ReadableSpan]:
+        if isinstance(place, slice):
+            return [self._made(one) for one in self.spans[place]]
+        return self._made(self.spans[place])
+
+    def _made(self, span: SpanData) -> ReadableSpan:
+        context = span.context
+        parent = None
+        if context.parent_id:
+            parent = _context(context, context.parent_id, is_remote=context.is_remote)
+        return ReadableSpan(
+            name=span.name,
+            context=_context(context, context.span_id, is_remote=False),
+            parent=parent,
+            resource=self._resource,
+            attributes=span.attributes,
+            links=[Link(_context(one, one.span_id, is_remote=False)) for one in span.links],
+            kind=SpanKind.SERVER if span.is_server else SpanKind.INTERNAL,
+            status=_UNSET if span.error is None else Status(_ERROR, span.error),
+            start_time=self.offset + int(span.start * 1e9),
+            end_time=self.offset + int(span.end * 1e9),
+            instrumentation_scope=self._scope,
+        )
+
+
+def _context(one: TraceContext, span_id: str, *, is_remote: bool) -> SpanContext:
+    return SpanContext(
+        int(one.trace_id, 16),
+        int(span_id, 16),
+        is_remote,
+        TraceFlags(one.flags | TraceFlags.SAMPLED),
+        TraceState.from_header([one.state]) if one.state else None,
+    )
+
+
+def _exporter(settings: Settings, sender: ReadableSpan) -> SpanExporter:
+    endpoint = settings.endpoint
+    try:
+        if settings.protocol == "http":
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
+
+            if endpoint and urlsplit(endpoint).path in {"", "/"}:
+                endpoint = endpoint.rstrip("/") + _PATH
+            return OTLPSpanExporter(endpoint=endpoint)
+        from headrace.telemetry.tracing.otlp_encoding import Encoder  # noqa: PLC0415 - as above
+
+        return _quick_exporter(Encoder(sender), endpoint)
+    except ImportError as error:
+        raise ConfigError("tracing needs an extra: pip install 'headrace[tracing]'") from error
+
+
+def _quick_exporter(encoder: Encoder, endpoint: str | None) -> SpanExporter:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - as above
+
+    class QuickExporter(OTLPSpanExporter):
+        def _translate_data(self, data: Sequence[ReadableSpan]) -> Any:
+            if isinstance(data, Sent):
+                return encoder.message(data.spans, data.offset)
+            return super()._translate_data(data)
+
+    return QuickExporter(endpoint=endpoint)
+
+
+class _Remembered(logging.Handler):
+    """Collects the exporters' log messages, so that one of them is logged instead of one per attempt.
+
+    Attributes:
+        last: Last message.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = ""
+        theirs = logging.getLogger("opentelemetry")
+        theirs.propagate = False
+        theirs.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = f"{record.getMessage():.300}"

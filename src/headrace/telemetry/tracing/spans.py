@@ -1,0 +1,217 @@
+"""Describe the spans of a call: its Outcome in terms of OpenTelemetry's semantic conventions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from headrace.base.status_codes import OK
+from headrace.base.trace_context import TraceContext
+from headrace.batching.request import Timings
+from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.tracing.batch_spans import BatchSpan
+
+Value = str | int | float | bool
+
+QUEUE, BATCH, COMPUTE = "queue", "batch", "compute"
+"""Parts of a request: until a batch is formed, until the model is called, until it has returned."""
+
+# gRPC codes that are server errors by OpenTelemetry's semantic conventions.
+_SERVER_ERRORS = frozenset(
+    {"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+)
+_LONGEST_PATH, _LONGEST_ERROR = 256, 512
+_OTHER = "_OTHER"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
+
+
+class SpanData(NamedTuple):
+    """One span.
+
+    Attributes:
+        name: Name of the operation, without details that differ between calls.
+        context: Trace context, which names the trace, the span and its parent.
+        start: Start on the monotonic clock.
+        end: End on the monotonic clock.
+        attributes: Attributes of the span.
+        is_server: Whether the span is a call from the network.
+        error: Error message; None unless the server is at fault.
+        links: Spans of other traces.
+    """
+
+    name: str
+    context: TraceContext
+    start: float
+    end: float
+    attributes: Mapping[str, Value]
+    is_server: bool = False
+    error: str | None = None
+    links: Sequence[TraceContext] = ()
+
+
+class Routes:
+    """Names REST calls by their routes, so that names do not differ between similar calls."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        """Compile the routes.
+
+        Args:
+            patterns: Paths with ``{names}``; the first match is a path's route.
+        """
+        self._routes = [(pattern, _compiled(pattern)) for pattern in patterns]
+
+    def of(self, path: str) -> str:
+        """Return the route of a path; "" if it has none."""
+        if len(path) <= _LONGEST_PATH:
+            for pattern, compiled in self._routes:
+                if compiled.fullmatch(path):
+                    return pattern
+        return ""
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    pieces = re.split(r"\{\w+\}", pattern)
+    return re.compile("[^/:]+".join(map(re.escape, pieces)), re.IGNORECASE)
+
+
+class Describer:
+    """Makes the spans of calls."""
+
+    def __init__(self, routes: Routes, methods: Iterable[str], scheme: str = "http") -> None:
+        """Describe the calls of a server.
+
+        Args:
+            routes: Routes of REST.
+            methods: Paths of the gRPC methods.
+            scheme: ``http`` or ``https``.
+        """
+        self._routes, self._methods, self._scheme = routes, frozenset(methods), scheme
+
+    def call(self, outcome: Outcome, context: TraceContext) -> SpanData:
+        """Return the span of the call itself."""
+        attributes: dict[str, Value] = {"headrace.request_id": outcome.request_id}
+        if outcome.door is Door.GRPC:
+            name, error = self._grpc(outcome, attributes)
+        else:
+            name, error = self._http(outcome, attributes)
+        host, _, port = outcome.caller.rpartition(":")
+        if host:
+            attributes |= {"client.address": host.strip("[]"), "client.port": int(port)}
+        if outcome.key_of:
+            attributes["enduser.id"] = outcome.key_of
+        if outcome.code is not OK:
+            attributes["error.type"] = outcome.error_type
+        attributes |= _who(outcome)
+        return SpanData(
+            name,
+            context,
+            outcome.arrived,
+            outcome.ended,
+            attributes,
+            is_server=True,
+            error=outcome.error[:_LONGEST_ERROR] if error else None,
+        )
+
+    def _grpc(self, outcome: Outcome, attributes: dict[str, Value]) -> tuple[str, bool]:
+        is_known = outcome.path in self._methods
+        method = outcome.path.lstrip("/") if is_known else _OTHER
+        attributes |= {
+            "rpc.system.name": "grpc",
+            "rpc.method": method,
+            "rpc.response.status_code": outcome.code.name,
+        }
+        if not is_known:
+            attributes["rpc.method_original"] = outcome.path.lstrip("/")[:_LONGEST_PATH]
+        return method if is_known else "grpc", outcome.code.name in _SERVER_ERRORS
+
+    def _http(self, outcome: Outcome, attributes: dict[str, Value]) -> tuple[str, bool]:
+        method = outcome.method if outcome.method in _METHODS else _OTHER
+        status = outcome.status or outcome.code.http
+        attributes |= {
+            "http.request.method": method,
+            "url.path": outcome.path[:_LONGEST_PATH],
+            "url.scheme": self._scheme,
+            "http.response.status_code": status,
+        }
+        route = self._routes.of(outcome.path)
+        if route:
+            attributes["http.route"] = route
+        for name, size in (("request", outcome.request_bytes), ("response", outcome.response_bytes)):
+            if size >= 0:
+                attributes[f"http.{name}.body.size"] = size
+        verb = "HTTP" if method == _OTHER else method
+        return f"{verb} {route}" if route else verb, status >= 500
+
+
+def _who(outcome: Outcome) -> dict[str, Value]:
+    """Return the attributes for the model requested, and for the origin of the answer."""
+    found: dict[str, Value] = {}
+    if outcome.asked is not None:
+        found |= {"headrace.model.name": outcome.asked.model, "headrace.model.version": outcome.asked.version}
+    source, timings = outcome.source, outcome.timings
+    if source is None:
+        return found
+    found["headrace.rows"] = outcome.rows
+    found["headrace.answered_by"] = outcome.answered_by
+    if source.is_default and source.version:
+        found |= {
+            "headrace.default.model.name": source.model,
+            "headrace.default.model.version": source.version,
+        }
+    if timings is not None and outcome.is_computed:
+        found |= {"headrace.batch.rows": timings.rows, "headrace.batch.requests": timings.requests}
+    return found
+
+
+def parts(outcome: Outcome, context: TraceContext, batch: BatchSpan) -> list[SpanData]:
+    """Return the spans of the parts of a computed call, in order.
+
+    A call that joined an equal one in flight may have arrived after these parts began. They are cut to begin
+    no earlier than the call.
+
+    Args:
+        outcome: Outcome of the call.
+        context: Trace context of the call.
+        batch: Batch that computed it.
+    """
+    timings = batch.timings
+    bounds = (
+        (QUEUE, outcome.handed, timings.formed),
+        (BATCH, timings.formed, timings.started),
+        (COMPUTE, timings.started, timings.finished),
+    )
+    return [
+        SpanData(
+            name,
+            context.child(),
+            max(start, outcome.handed),
+            max(end, outcome.handed),
+            {},
+            links=(batch.context,) if name == COMPUTE else (),
+        )
+        for name, start, end in bounds
+    ]
+
+
+def batch_span(batch: BatchSpan) -> SpanData:
+    """Return the span of a batch."""
+    origin, timings = batch.origin, batch.timings
+    return SpanData(
+        f"batch {origin.model}",
+        batch.context,
+        timings.formed,
+        timings.finished,
+        {
+            "headrace.model.name": origin.model,
+            "headrace.model.version": origin.version,
+            "headrace.batch.rows": timings.rows,
+            "headrace.batch.requests": timings.requests,
+            "headrace.batch.compute_seconds": _rounded(timings),
+        },
+        links=tuple(batch.links),
+    )
+
+
+def _rounded(timings: Timings) -> float:
+    return round(timings.finished - timings.started, 9)

@@ -1,0 +1,78 @@
+"""Handover of ports between servers with workers and running servers of one or several processes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from headrace import __version__
+from headrace.config import ServerConfig
+from headrace.frontends.transport.generation_sockets import Ports
+from headrace.lifecycle.version_states import VersionStatus
+from headrace.server.handover.giving import Side
+from headrace.server.handover.startup import Handover
+from headrace.workers.pool import Pool
+
+
+def handover(begin: Callable[[Ports | None], Pool], config: ServerConfig) -> Handover:
+    """Return the Handover that starts workers in place of a running server.
+
+    Args:
+        begin: Starts the workers with the running server's sockets, or with new ones.
+        config: The server's settings.
+    """
+    return Handover(_Candidate(begin), config, __version__)
+
+
+class _Candidate:
+    """Workers that are about to start."""
+
+    def __init__(self, begin: Callable[[Ports | None], Pool]) -> None:
+        self._begin = begin
+        self._pool: Pool | None = None
+
+    @property
+    def _started(self) -> Pool:
+        if self._pool is None:
+            raise ValueError("no worker has been started")
+        return self._pool
+
+    async def prepare(self, ports: Ports | None) -> None:
+        for one in () if ports is None else ports.admin:
+            one.close()
+        self._pool = self._begin(ports)
+
+    def here(self) -> Mapping[str, Sequence[VersionStatus]] | None:
+        pool = self._started
+        if pool.failed.done():
+            raise pool.failed.result()
+        return pool.statuses
+
+    async def serve(self) -> None:
+        """Do nothing: each worker accepts connections as soon as it can."""
+
+    def side(self) -> Side:
+        return _Side(self._started)
+
+
+class _Side:
+    """The giving side of a handover: the supervisor's sockets."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.listeners = pool.listeners
+        self.admin: list[socket.socket] = []
+
+    def ready(self) -> Mapping[str, tuple[int, ...]]:
+        told = (self._pool.statuses or {}).items()
+        found = {model: tuple(one.version for one in many if one.answers) for model, many in told}
+        return {model: numbers for model, numbers in found.items() if numbers}
+
+    async def hold(self) -> None:
+        """Do nothing: no set is taken or returned while workers serve."""
+
+    def release(self) -> None:
+        """Do nothing; see ``hold``."""
+
+    def leave(self) -> None:
+        self._pool.drain(is_followed=True)

@@ -1,0 +1,218 @@
+"""State shared by all workers, kept by the supervisor: wanted state, model states, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+
+from headrace.base.clock import LoopClock
+from headrace.config import ServerConfig
+from headrace.lifecycle.loader_threads import LoaderThreads
+from headrace.lifecycle.source import DirectorySource
+from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.lifecycle.wanted_model import Wanted
+from headrace.workers import wanted_state
+from headrace.workers.count_collection import Counting
+from headrace.workers.merged_states import Together
+from headrace.workers.messages import Act, Count, Counted, Message, Scrape, Scraped, States, Wants
+from headrace.workers.metrics_collection import Scraping, own_families
+from headrace.workers.metrics_merge import Version
+from headrace.workers.worker_slot import Place
+
+_GATHER_SECONDS = 0.005
+"""Time for which changes are collected before they are sent to all workers."""
+
+
+class Commons:
+    """Merges the messages of the workers, and sends the result to all of them.
+
+    Attributes:
+        restarts: Number of worker restarts.
+        was_ready: Whether the server has ever been ready.
+    """
+
+    def __init__(self, models: Path | None, config: ServerConfig, places: Sequence[Place]) -> None:
+        """Create the Source, if there are models, without starting it.
+
+        Args:
+            models: The directory of models.
+            config: The server's settings.
+            places: The workers' places.
+        """
+        self._places = places
+        self._together = Together()
+        self._scraping = Scraping(self._ask)
+        self._counting = Counting(self._ask_others)
+        self._wants: Wants | None = None
+        self._known: set[Version] | None = None  # None: to be compared with the kept counts
+        self._unloaded: set[str] = set()
+        self._answering: set[asyncio.Task[None]] = set()
+        self._telling: asyncio.TimerHandle | None = None
+        self._is_over = False
+        self.restarts = 0
+        self.was_ready = False
+        self._source: DirectorySource | None = None
+        if models is not None or config.models:
+            clock = LoopClock()
+            clock.bind(asyncio.get_running_loop())
+            threads = LoaderThreads(clock, lambda: False)  # no requests to give way to
+            self._source = DirectorySource(models, self._want, clock, threads, config)
+
+    def start(self) -> None:
+        """Start scanning the model directories; no other process does so."""
+        if self._source is None:
+            self._want({}, {})
+        else:
+            self._source.start()
+
+    def stop(self) -> None:
+        """Stop scanning, and freeze the shared view: a worker that ends early makes no other unready."""
+        self._is_over = True
+        if self._telling is not None:
+            self._telling.cancel()
+        if self._source is not None:
+            self._source.stop()
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether each wanted version is ready in all workers, or has failed in one."""
+        if self._wants is None or not self._wants.models.keys() <= self._together.view.keys():
+            return False
+        wanted = (one for told in self._together.view.values() for one in told.versions if one.wanted)
+        return all(one.state in (State.READY, State.FAILED) for one in wanted)
+
+    @property
+    def statuses(self) -> dict[str, Sequence[VersionStatus]]:
+        """Merged status of the versions of all models."""
+        return {name: told.versions for name, told in self._together.view.items()}
+
+    # --- starts and ends of workers ---
+
+    def is_ready(self, place: Place) -> bool:
+        """Return whether a worker's models have been tried and one is ready."""
+        return self._together.is_ready(place.number)
+
+    def began(self, place: Place) -> None:
+        """Send a new process the current state."""
+        self._together.begin(place.number)
+        if self._wants is not None:
+            place.send(self._wants)
+        place.send(self._together.whole())
+        for model in sorted(self._unloaded):
+            place.send(Act(model, unload=True))
+
+    def ended(self, place: Place) -> None:
+        """Record that a process has ended."""
+        self._together.end(place.number)
+        self._scraping.end(place.number)
+        self._counting.pass_over(place.number)
+        self.changed()
+
+    def silent(self, place: Place) -> None:
+        """Record that a worker does not answer."""
+        self._scraping.pass_over(place.number)
+        self._counting.pass_over(place.number)
+        self.changed()
+
+    def changed(self) -> None:
+        """Schedule an update of the shared view, for example after a worker has begun to serve."""
+        if self._telling is None and not self._is_over:
+            self._telling = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
+
+    def _tell(self) -> None:
+        self._telling = None
+        standings = {
+            place.number: standing
+            for place in self._places
+            if (standing := place.standing(ready=self._together.is_ready(place.number))) is not None
+        }
+        view = self._together.changes(standings)
+        self.was_ready = self.was_ready or self._together.ready
+        if view is not None:
+            self._forget()
+            for place in self._places:
+                place.send(view)
+
+    # --- messages ---
+
+    def told(self, place: Place, message: Message) -> None:
+        """Handle a message of a worker."""
+        if isinstance(message, States):
+            self._together.take(place.number, message)
+            self.changed()
+        elif isinstance(message, Act):
+            self._act(place, message)
+        elif isinstance(message, Scraped):
+            self._scraping.told(place.number, message)
+        elif isinstance(message, Counted):
+            self._counting.told(place.number, message)
+        elif isinstance(message, Scrape):
+            self._answer(self._scrape(place, message))
+        elif isinstance(message, Count):
+            self._answer(self._count(place, message))
+
+    def _answer(self, answering: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(answering)
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    def _act(self, asked: Place, message: Act) -> None:
+        if message.unload:
+            self._unloaded.add(message.model)
+        else:
+            self._unloaded.discard(message.model)
+        for place in self._places:  # all in the same order
+            place.send(Act(message.model, message.unload, is_own=place is asked))
+
+    def _want(self, models: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
+        self._wants = wanted_state.told(models, unusable, len(self._places))
+        self._unloaded &= models.keys()
+        self._forget()
+        for place in self._places:
+            place.send(self._wants)
+
+    def _forget(self) -> None:
+        """Drop the kept counts of versions that are no longer wanted, and that no worker has any more."""
+        if not self._scraping.keeps:  # then the versions of all models need not be collected
+            self._known = None
+            return
+        wants = {} if self._wants is None else self._wants.models
+        known = {(name, str(number)) for name, one in wants.items() for number in one.versions}
+        for name, told in self._together.view.items():
+            known.update((name, str(one.version)) for one in told.versions)
+        if self._known is None or not self._known <= known:
+            self._scraping.forget_but(known)
+        self._known = known
+
+    # --- metrics and counts ---
+
+    async def look_after(self) -> None:
+        """Collect the metrics if due, so that few counts are lost when a worker is killed."""
+        await self._scraping.round_if_due()
+
+    def _ask(self, message: Scrape) -> list[int]:
+        asked = [place for place in self._places if place.answers]
+        for place in asked:
+            place.send(message)
+        return [place.number for place in asked]
+
+    async def _scrape(self, place: Place, message: Scrape) -> None:
+        await self._scraping.round()
+        added = own_families(
+            self._together.view,
+            ready=self._together.ready,
+            workers=len(self._places),
+            workers_ready=sum(one.answers and self.is_ready(one) for one in self._places),
+            restarts=self.restarts,
+        )
+        place.send(Scraped(message.number, await self._scraping.text(added)))
+
+    def _ask_others(self, message: Count, asker: int) -> list[int]:
+        asked = [place for place in self._places if place.answers and place.number != asker]
+        for place in asked:
+            place.send(message)
+        return [place.number for place in asked]
+
+    async def _count(self, place: Place, message: Count) -> None:
+        place.send(await self._counting.others(place.number, message))

@@ -1,0 +1,191 @@
+"""The Service of a worker: answers come from its own engine, reports on the server from all workers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from headrace.base.errors import FailedPrecondition, NotFound, Unavailable
+from headrace.batching.capacity import LoadReport
+from headrace.batching.version_counts import VersionCounts, added_up
+from headrace.frontends.service import Service
+from headrace.lifecycle.version_states import VersionStatus
+from headrace.serving.engine import Engine
+from headrace.workers import state_merge
+from headrace.workers.messages import Act, Beat, Count, Counted, Message, ModelTold, Scrape, Scraped, View
+from headrace.workers.state_reports import model_told
+
+_ANSWER_SECONDS = 5.0
+"""Less than Prometheus' scrape timeout of ten seconds."""
+_MOST_QUESTIONS = 64
+
+
+class WorkerService(Service):
+    """A Service that reports on all workers. Serving thread only.
+
+    Attributes:
+        engine: This worker's engine.
+        as_protobuf: Always False: the metrics of several processes are not available as protobuf.
+    """
+
+    as_protobuf = False
+
+    def __init__(self, engine: Engine, send: Callable[[Message], object]) -> None:
+        """Serve from a worker's engine.
+
+        Args:
+            engine: The engine.
+            send: Sends a message to the supervisor.
+        """
+        super().__init__(engine)
+        self.engine = engine
+        self._send = send
+        self._view: dict[str, ModelTold] = {}
+        self._all_ready = False
+        self._report: LoadReport | None = None
+        self._on_report: Callable[[LoadReport], object] | None = None
+        self._questions: dict[int, asyncio.Future[Scraped | Counted]] = {}
+        self._numbers = itertools.count()
+        self._acting: Counter[str] = Counter()
+
+    # --- from the supervisor ---
+
+    def see(self, view: View) -> None:
+        """Apply changes to the merged state of all workers."""
+        for name, told in view.models.items():
+            if told is None:
+                self._view.pop(name, None)
+            else:
+                self._view[name] = told
+        self._all_ready = view.ready
+
+    def told(self, message: Scraped | Counted) -> None:
+        """Pass a response to the call that waits for it."""
+        waiting = self._questions.pop(message.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(message)
+
+    def counted(self, message: Count) -> Counted:
+        """Return this worker's counts for another worker, without models that it does not serve."""
+        found: list[VersionCounts] = []
+        for model in message.models:
+            with suppress(NotFound, Unavailable, FailedPrecondition):
+                found += self._own_counts([model], message.version)
+        return Counted(message.number, tuple(found))
+
+    def beat(self, beat: Beat) -> Beat:
+        """Report the load of all workers, and return a beat with this worker's load."""
+        if beat.report is not None and self._on_report is not None:
+            self._on_report(beat.report)
+        return Beat(self._report)
+
+    def act(self, message: Act) -> None:
+        """Load or unload a model, as another worker has done, unless a later act of this one is on its way.
+
+        The supervisor sends all acts to all workers in the same order, and the last one holds. An act of this
+        worker was applied at once; those of others that arrive before it returns came earlier in that order.
+        """
+        model = message.model
+        if message.is_own:
+            self._acting -= Counter((model,))  # drops what is not positive
+        elif self._acting[model] or not self._engine.manager.knows(model):
+            return
+        elif message.unload:
+            self._engine.manager.unload(model)
+        else:
+            self._engine.manager.reload(model)
+
+    # --- from clients ---
+
+    def ready(self) -> bool:
+        """Return whether the server is ready for requests, whichever worker gets them."""
+        return self._all_ready and super().ready()
+
+    def answers(self, model: str) -> bool:
+        """Return whether a model answers in every worker."""
+        seen = self._view.get(model)
+        return seen is not None and seen.answers and any(one.answers for one in super().status(model))
+
+    def status(self, model: str) -> list[VersionStatus]:
+        """Return the status of each of a model's versions, merged over all workers, newest first.
+
+        Raises:
+            NotFound: There is no such model.
+        """
+        super().status(model)
+        merged = state_merge.model([model_told(self._engine, model), self._view.get(model)])
+        return [] if merged is None else list(merged.versions)
+
+    def report_load(self, on_report: Callable[[LoadReport], object]) -> None:
+        """Report the load of all workers each time the supervisor sends it."""
+        self._on_report = on_report
+        super().report_load(self._keep)
+
+    def _keep(self, report: LoadReport) -> None:
+        self._report = report
+
+    async def metrics(self) -> bytes:
+        """Return the merged metrics of all workers.
+
+        Raises:
+            Unavailable: The supervisor does not answer.
+        """
+        told: Scraped = await self._answer(Scrape)
+        return told.text
+
+    async def counts(self, model: str = "", version: int | None = None) -> list[VersionCounts]:
+        """Return the counts of versions, summed over all workers that answer.
+
+        Raises:
+            HeadraceError: There is no such model or version, or it is not ready.
+            Unavailable: The supervisor does not answer.
+        """
+        models = [model] if model else self.models()
+        mine = self._own_counts(models, version)
+        others: Counted = await self._answer(lambda number: Count(number, tuple(models), version))
+        return added_up((*mine, *others.counts))
+
+    async def _answer(self, question: Callable[[int], Scrape | Count]) -> Any:
+        """Send a numbered request to the supervisor, and return the response."""
+        if len(self._questions) >= _MOST_QUESTIONS:
+            raise Unavailable(
+                f"{_MOST_QUESTIONS} callers already wait for metrics or statistics; retry later"
+            )
+        number = next(self._numbers)
+        waiting = self._questions[number] = asyncio.get_running_loop().create_future()
+        self._send(question(number))
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                return await waiting
+        except TimeoutError:
+            raise Unavailable("the supervisor of this server does not answer; retry later") from None
+        finally:
+            self._questions.pop(number, None)
+
+    def reload(self, model: str) -> None:
+        """Load a model and retry its failed versions, in every worker.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        super().reload(model)
+        self._act(model, unload=False)
+
+    def unload(self, model: str) -> None:
+        """Unload all versions of a model in every worker, until it is loaded again.
+
+        Raises:
+            FailedPrecondition: The operator has not opened the administration.
+            NotFound: There is no such model.
+        """
+        super().unload(model)
+        self._act(model, unload=True)
+
+    def _act(self, model: str, *, unload: bool) -> None:
+        self._acting[model] += 1
+        self._send(Act(model, unload))

@@ -1,0 +1,136 @@
+"""A worker's place: its permanent sockets, and its current process."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Sequence
+
+from headrace.base.errors import ConfigError, Unavailable
+from headrace.batching.capacity import LoadReport
+from headrace.config import ServerConfig
+from headrace.frontends.transport.generation_sockets import Listeners
+from headrace.frontends.transport.listening_sockets import listen_together
+from headrace.workers.channel import Channel
+from headrace.workers.child_processes import Process
+from headrace.workers.messages import Message
+from headrace.workers.state_merge import Standing
+
+
+class Place:
+    """One worker's place.
+
+    Attributes:
+        number: Index of the place, from 0.
+        set: Index of its set of listening sockets in the steering program.
+        sockets: Listening sockets for REST and for gRPC; they stay open while the server runs.
+        channel: Channel to the process; None without a process.
+        process: The process; None without a process.
+        serving: Whether it accepts connections.
+        suspect: Whether it has not answered recent beats.
+        late: Whether it began to accept after shutdown had begun.
+        missed: Number of consecutive unanswered beats.
+        starts: Number of processes started here.
+        report: The load that the process last reported; None for none.
+    """
+
+    def __init__(self, number: int, sockets: Sequence[socket.socket], among: int | None = None) -> None:
+        """Begin without a process.
+
+        Args:
+            number: Index of the place.
+            sockets: Listening sockets for REST and for gRPC.
+            among: Index of their set; ``number`` by default.
+        """
+        self.number = number
+        self.set = number if among is None else among
+        self.sockets = sockets
+        self.channel: Channel | None = None
+        self.process: Process | None = None
+        self.serving = self.suspect = self.late = False
+        self.missed = self.starts = 0
+        self.report: LoadReport | None = None
+
+    def send(self, message: Message) -> None:
+        """Send the process a message, if there is one."""
+        if self.channel is not None:
+            self.channel.send(message)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send the process a signal, if there is one that has not ended."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process, if there is one."""
+        self.send_signal(signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Reset the place after its process has ended."""
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = self.process = self.report = None
+        self.serving = self.suspect = False
+
+    @property
+    def answers(self) -> bool:
+        """Whether there is a process that serves and answers beats."""
+        return self.serving and not self.suspect
+
+    def standing(self, *, ready: bool) -> Standing | None:
+        """Return the state of the process; None if there is none or it does not answer beats.
+
+        Args:
+            ready: Whether it has reported that its models have been tried and one is ready.
+        """
+        if self.channel is None or self.suspect:
+            return None
+        return Standing(self.starts == 1, self.serving, ready)
+
+
+def open_places(config: ServerConfig, workers: int) -> list[Place]:
+    """Open the ports, with one socket per worker at each.
+
+    Args:
+        config: The settings.
+        workers: Number of workers.
+
+    Raises:
+        ConfigError: A port or an address is not available.
+    """
+    http = listen_together(config.host, config.http_port, "http_port", workers)
+    try:
+        # grpcio opens listening sockets of its own at the same port.
+        grpc = listen_together(
+            *(config.host, config.grpc_port, "grpc_port", workers),
+            listening=config.grpc_server != "grpcio",
+        )
+    except ConfigError:
+        for one in http:
+            one.close()
+        raise
+    return [Place(number, pair) for number, pair in enumerate(zip(http, grpc, strict=True))]
+
+
+def places_at(listeners: Listeners, workers: int) -> list[Place]:
+    """Take one set of a running server's listening sockets per worker.
+
+    Args:
+        listeners: All of its listening sockets.
+        workers: Number of workers.
+
+    Raises:
+        Unavailable: There is one set only, which the running server also accepts on, or no further one can be
+            opened.
+    """
+    if not listeners.has_many:
+        raise Unavailable(
+            "handover: workers cannot take over these sockets: nothing can steer new connections away from "
+            "workers whose models still load (a service manager has opened the sockets, or Linux refuses "
+            "BPF). Start this server with --workers 1, or stop the running one first"
+        )
+    try:
+        numbers = [listeners.take() for _ in range(workers)]
+    except OSError as error:
+        raise Unavailable(f"cannot open another socket on the ports: {error.strerror or error}") from error
+    return [Place(place, listeners.sets[number], number) for place, number in enumerate(numbers)]

@@ -1,0 +1,229 @@
+"""Image files to pixels, and to what an encoder takes."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from headrace.archive.embedders.images.image_decoding import FORMATS, ImageLimits, centre, decoded, webp_size
+from headrace.archive.embedders.images.recipe import METADATA, Recipe, read_recipe
+from headrace.base.errors import ConfigError
+from headrace.net.failures import Failing
+from tests.image_encoder import encoded, photograph, picture, png
+
+SMALL = Recipe(size=(8, 8))
+LIMITS = ImageLimits(FORMATS, 1_000_000)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format_gives_its_colours(kind: str) -> None:
+    made = decoded(picture((250, 10, 10), kind=kind), SMALL, LIMITS)
+    assert made.shape == (8, 8, 3)
+    assert np.abs(made.astype(int) - (250, 10, 10)).max() < 12
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photograph_is_turned_as_it_was_taken(orientation: int) -> None:
+    image = Image.new("RGB", (16, 8), "black")
+    image.paste("white", (0, 0, 4, 4))
+    turned = np.asarray(image)  # what EXIF's numbers mean, in NumPy
+    back = {
+        1: turned,
+        2: turned[:, ::-1],
+        3: turned[::-1, ::-1],
+        4: turned[::-1],
+        5: turned.transpose(1, 0, 2),
+        6: turned.transpose(1, 0, 2)[::-1],
+        7: turned[::-1, ::-1].transpose(1, 0, 2),
+        8: turned.transpose(1, 0, 2)[:, ::-1],
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = encoded(Image.fromarray(np.ascontiguousarray(back)), "PNG", exif=exif)
+    made = decoded(file, Recipe(size=(8, 16)), LIMITS)
+    np.testing.assert_array_equal(made, turned)
+
+
+def test_the_centre_is_resized_as_pillow_resizes_the_whole() -> None:
+    image = photograph(300).crop((0, 0, 300, 240))
+    made = decoded(encoded(image), Recipe(size=(224, 224), resize=256), LIMITS)
+    whole = image.resize((320, 256), Image.Resampling.BICUBIC).crop((48, 16, 272, 240))
+    assert np.abs(made.astype(int) - np.asarray(whole)).mean() < 1
+
+
+def test_the_centre_lies_within_the_image() -> None:
+    assert centre((100, 50), Recipe(size=(10, 10))) == (25, 0, 75, 50)
+    assert centre((100, 50), Recipe(size=(10, 10), resize=20)) == (37.5, 12.5, 62.5, 37.5)
+    assert centre((1, 1000), Recipe(size=(224, 224), resize=256)) == pytest.approx(
+        (0.0625, 499.5625, 0.9375, 500.4375)
+    )
+
+
+def test_large_jpegs_are_decoded_small_and_look_the_same() -> None:
+    image = photograph(1024).resize((3000, 3000))
+    limits = ImageLimits(FORMATS, 10_000_000)
+    small = decoded(encoded(image, "JPEG", quality=95), Recipe(size=(224, 224)), limits)
+    large = decoded(encoded(image, "PNG"), Recipe(size=(224, 224)), limits)
+    assert np.abs(small.astype(int) - large).mean() < 4
+
+
+def test_what_is_transparent_is_white() -> None:
+    made = decoded(picture((10, 20, 30, 0)), SMALL, LIMITS)
+    assert (made == 255).all()
+    palette = Image.new("P", (16, 16), 1)
+    palette.putpalette([0, 0, 0, 200, 0, 0])
+    assert (decoded(encoded(palette, transparency=1), SMALL, LIMITS) == 255).all()
+    assert (decoded(encoded(palette), SMALL, LIMITS) == (200, 0, 0)).all()
+
+
+def test_numbers_of_16_bits_keep_their_brightness() -> None:
+    image = Image.fromarray(np.full((16, 16), 0x8000, np.uint16))
+    assert (decoded(encoded(image), SMALL, LIMITS) == 128).all()
+
+
+def test_grey_and_cmyk_become_red_green_and_blue() -> None:
+    assert (decoded(picture((100,)), SMALL, LIMITS) == 100).all()
+    cmyk = encoded(Image.new("CMYK", (16, 16), (0, 0, 0, 0)), "JPEG")
+    assert (decoded(cmyk, SMALL, LIMITS) > 250).all()
+
+
+def test_a_moving_image_is_its_first_picture() -> None:
+    pictures = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    for kind in ("GIF", "WEBP", "PNG"):
+        file = encoded(pictures[0], kind, save_all=True, append_images=pictures[1:], duration=10)
+        assert np.abs(decoded(file, SMALL, LIMITS).astype(int) - (255, 0, 0)).max() < 12
+
+
+# ---- What is refused -------------------------------------------------------------------------------
+
+
+def webp(width: int, height: int) -> bytes:
+    head = b"\0\0\0\0" + (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    body = b"WEBPVP8X" + struct.pack("<I", len(head)) + head
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def gif(width: int, height: int) -> bytes:
+    """A screen of one pixel, and a picture that is larger."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0x80, 0, 0) + b"\0\0\0\xff\xff\xff"
+    return screen + b"," + struct.pack("<HHHHB", 0, 0, width, height, 0) + b"\x02\x02\x44\x01\x00;"
+
+
+def reason(content: bytes, limits: ImageLimits = LIMITS) -> str:
+    with pytest.raises(Failing) as caught:
+        decoded(content, SMALL, limits)
+    assert caught.value.failure.is_final
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        png(60_000, 60_000, zlib.compress(b"\0" * 1_000_000)),
+        png(2**31 - 1, 2**31 - 1),
+        webp(16_383, 16_383),
+        webp(2**24, 2**24),
+        gif(60_000, 60_000),
+        gif(2_000, 2_000),
+        encoded(Image.new("L", (1001, 1000)), "JPEG"),
+    ],
+    ids=["png", "largest png", "webp", "largest webp", "gif", "small gif", "one row more"],
+)
+def test_pixel_bombs_are_refused_by_what_they_say(bomb: bytes) -> None:
+    assert reason(bomb).startswith("too large: ")
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    image = encoded(photograph(64), "JPEG", progressive=True)
+    start = image.rindex(b"\xff\xda")
+    scan = image[start:-2]
+    assert reason(image[:-2] + scan * 1000 + b"\xff\xd9") == "a broken image: a JPEG of more than 100 scans"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_cut_and_every_damage_is_an_image_or_a_reason(kind: str) -> None:
+    whole = encoded(photograph(64), kind)
+    random = np.random.default_rng(7)
+    for cut in range(0, len(whole), max(1, len(whole) // 60)):
+        try_one(whole[:cut])
+    for _ in range(200):
+        damaged = bytearray(whole)
+        for place in random.integers(0, len(whole), 8):
+            damaged[place] = random.integers(0, 256)
+        try_one(bytes(damaged))
+
+
+def try_one(content: bytes) -> None:
+    with suppress(Failing):
+        assert decoded(content, SMALL, LIMITS).shape == (8, 8, 3)
+
+
+def test_only_listed_formats_are_decoded() -> None:
+    assert reason(encoded(photograph(16), "BMP")).startswith(
+        "not an image: expected JPEG, PNG, WEBP, GIF, got b'BM"
+    )
+    assert decoded(encoded(photograph(16), "BMP"), SMALL, ImageLimits(("BMP",), 1000)).shape == (8, 8, 3)
+    assert "not an image" in reason(b"<svg xmlns='http://www.w3.org/2000/svg'/>")
+    assert "not an image" in reason(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
+    assert "not an image" in reason(b"")
+
+
+def test_sizes_of_webp_files_are_read_from_their_heads() -> None:
+    for side, settings in ((33, {}), (47, {"lossless": True}), (21, {"exif": b"Exif\0\0", "lossless": True})):
+        assert webp_size(encoded(Image.new("RGB", (side, 2 * side)), "WEBP", **settings)) == (side, 2 * side)
+    assert webp_size(b"RIFF") == (0, 0)
+
+
+# ---- Recipes ---------------------------------------------------------------------------------------
+
+
+def test_numbers_are_as_the_recipe_says() -> None:
+    image = np.random.default_rng(1).integers(0, 256, (8, 9, 3)).astype(np.uint8)
+    float32 = np.dtype(np.float32)
+    lite = Recipe(size=(8, 9), white=255, mean=(127, 127, 127), std=(128, 128, 128))
+    made = lite.applied(image, float32)
+    assert made.shape == lite.shape == (3, 8, 9)
+    np.testing.assert_allclose(made.transpose(1, 2, 0), (image - 127.0) / 128.0, atol=1e-6)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    usual = Recipe(size=(8, 9), mean=mean, std=std, layout="NHWC", channels="BGR")
+    expected = (image[..., ::-1] / 255.0 - mean) / std
+    np.testing.assert_allclose(usual.applied(image, float32), expected, atol=1e-6)
+    plain = Recipe(size=(8, 9), white=255, layout="NHWC")
+    np.testing.assert_array_equal(plain.applied(image, np.dtype(np.uint8)), image)
+
+
+def test_recipes_are_found_beside_the_encoder_or_in_its_metadata(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    told = r"recipe: expected a recipe that prepares images for model.onnx, got none.*encoder.toml"
+    with pytest.raises(ConfigError, match=told):
+        read_recipe(None, model, {})
+    assert read_recipe(None, model, {METADATA: "size = [4, 4]"}).size == (4, 4)
+    (tmp_path / "encoder.toml").write_text("size = [5, 5]")
+    assert read_recipe(None, model, {METADATA: "size = [4, 4]"}).size == (5, 5)
+    (tmp_path / "other.toml").write_text("size = [6, 6]\nsizes = 1")
+    with pytest.raises(ConfigError, match=r"other.toml: sizes: unknown setting; did you mean size\?"):
+        read_recipe(tmp_path / "other.toml", model, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "size"),
+        ("size = [0, 1]", "size: expected a whole number, 1 or more"),
+        ("size = [9, 9]\nresize = 8", "resize: expected at least 9"),
+        ("size = [9, 9]\nstd = [1, 0, 1]", "std: expected finite numbers other than 0"),
+        ("size = [9, 9]\nmean = [nan, 0, 1]", "std: expected"),
+        ("size = [9, 9]\nwhite = 0", "white: expected a number above 0"),
+        ("size = [9, 9]\nlayout = 'CHW'", "layout: expected one of 'NCHW', 'NHWC'"),
+    ],
+)
+def test_wrong_recipes_are_told(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "encoder.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(None, tmp_path / "model.onnx", {})

@@ -1,0 +1,74 @@
+"""A filler's thread asks an embedder that takes long: nothing is embedded twice, nothing waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.archive.filling.embedder_pool import Away, Call, Supplier, Where
+from headrace.archive.filling.space_encoders import Asking, Encoder, Filled, Stop
+from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
+from tests.waiting import until
+
+WHERE: Where = ("texts", 1)
+SOON, LATER = [b"one", b"two"], [b"three"]
+
+
+class Thread:
+    """One that asks an embedder, and is not willing to wait."""
+
+    def __init__(self) -> None:
+        self.embedder = LengthEmbedder()
+        supplier = Supplier("ill", ["texts"], embedder=self.embedder)
+        supplier.is_ready = True
+        self.encoder = Encoder(supplier, self.embedder, 1)
+        other = Supplier("well", ["films"], embedder=LengthEmbedder())
+        self.asking = Asking(Filled({"texts": [self.encoder]}, {"films": other}), Stop())
+
+    def asks(self, contents: Sequence[bytes], patience: float = 60.0) -> list[list[float]]:
+        found: list[list[float]] = self.asking.ask(self.encoder, WHERE, contents, patience).vectors.tolist()
+        return found
+
+    def is_told_to_wait(self, contents: Sequence[bytes], patience: float = 60.0) -> Call | None:
+        with pytest.raises(Away) as raised:
+            self.asks(contents, patience)
+        return raised.value.call
+
+    def has_left_a_call(self) -> Call:
+        """Ask what hangs, wait no longer, and have it answered then."""
+        self.embedder.hold.clear()
+        call = self.is_told_to_wait(SOON, 0.0)
+        assert call is not None
+        assert self.is_told_to_wait(LATER) is None
+        assert self.is_told_to_wait(SOON[:1]) is call
+        self.embedder.hold.set()
+        until(call.ended.is_set)
+        return call
+
+
+def vectors(contents: Sequence[bytes]) -> list[list[float]]:
+    return [vector_of(content.decode()) for content in contents]
+
+
+def test_what_a_call_has_made_is_kept_for_the_messages_that_wait_for_it() -> None:
+    thread = Thread()
+    call = thread.has_left_a_call()
+    assert thread.is_told_to_wait(LATER) is None, "others come after those who were there before"
+    thread.asking.come([call, None])
+    assert thread.asks([*SOON, *LATER]) == vectors([*SOON, *LATER])
+    assert thread.asks(LATER) == vectors(LATER)
+    assert thread.embedder.embedded == {"one": 1, "two": 1, "three": 2}
+
+
+@pytest.mark.parametrize("how", ["its messages are not wanted any more", "its messages are received anew"])
+def test_what_nobody_waits_for_is_dropped_and_holds_nobody_up(how: str) -> None:
+    thread = Thread()
+    call = thread.has_left_a_call()
+    if how == "its messages are received anew":
+        thread.asking.nobody_waits()
+    else:
+        thread.asking.come([call])
+    assert thread.asks(LATER) == vectors(LATER)
+    assert thread.asks(SOON) == vectors(SOON)
+    assert thread.embedder.embedded == {"one": 2, "two": 2, "three": 1}

@@ -1,0 +1,36 @@
+"""A keeper lives on, whatever it is asked; processes that die: tests/faults/test_keeper_killed.py."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headrace.sealed_memory.copies import _BUSY_SECONDS
+from headrace.sealed_memory.file_copying import Content, Numbers
+from headrace.sealed_memory.keeper import _WORKERS
+from headrace.sealed_memory.keeper_client import SILENT_SECONDS, Door
+from headrace.sealed_memory.keeper_process import KeeperProcess
+
+
+def test_questions_that_make_no_sense_are_refused_and_others_are_answered(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "table").write_bytes(bytes(4096))
+    with closing(KeeperProcess()) as keeper, (tmp_path / "table").open("rb") as file:
+        door = Door(keeper.descriptor)
+        for number in range(2 * _WORKERS):  # each would have ended a thread
+            with pytest.raises(OSError, match="TypeError") as refused:
+                door.copy(file.fileno(), Content(4096, finite=Numbers(f"nonsense{number}", 0)))
+            assert refused.value.errno == errno.EIO
+        copy = door.copy(file.fileno(), Content(4096, hashlib.sha256(bytes(4096)).hexdigest()))
+        assert copy is not None
+        assert copy.size_bytes == 4096
+    assert "processing a file failed" in capfd.readouterr().err
+
+
+def test_a_keeper_that_waits_for_the_kernel_is_not_taken_for_one_that_hangs() -> None:
+    assert 2 * _BUSY_SECONDS <= SILENT_SECONDS

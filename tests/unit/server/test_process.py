@@ -1,0 +1,23 @@
+"""How a server ends where a model is still at work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROGRAM = "from headrace.server.process import end_at_once; print('x'); end_at_once(3)"
+
+
+def test_a_process_ends_with_its_code_though_what_it_printed_cannot_be_written() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment,
+            check=False,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (3, b"")

@@ -1,0 +1,136 @@
+"""The audit log: whole lines of several processes, and nothing is done that is not told."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.base.errors import ConfigError, NotFound, Unavailable
+from headrace.telemetry.audit_log import AuditLog
+
+BY: dict[str, str | int] = {"caller": "ops", "address": "10.0.0.1:5"}
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text("utf-8").splitlines()]
+
+
+def test_an_action_is_told_before_it_is_done_and_afterwards(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    with log.telling("unload", "ctr", BY):
+        (asked,) = lines(tmp_path / "audit")
+    first, last = lines(tmp_path / "audit")
+    assert first == asked
+    assert first["id"] == last["id"]
+    assert (first["stage"], last["stage"], last["result"]) == ("asked", "ended", "done")
+    for line in (first, last):
+        assert (line["action"], line["on"], line["by"], line["pid"]) == ("unload", "ctr", BY, os.getpid())
+        assert line["time"].endswith("Z")
+
+
+def test_an_action_that_fails_says_why(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    with pytest.raises(NotFound), log.telling("load", "x\n{}" * 500, BY):
+        raise NotFound("no model")
+    assert lines(tmp_path / "audit")[1]["result"] == "failed: NotFound: no model"
+    assert len(lines(tmp_path / "audit")[1]["on"]) == 500
+
+
+def test_what_cannot_be_told_is_not_done(tmp_path: Path) -> None:
+    file = tmp_path / "audit"
+    log = AuditLog(file)
+    file.unlink()
+    file.mkdir()
+    done = False
+    with pytest.raises(Unavailable, match="cannot be written") as raised, log.telling("load", "m", BY):
+        done = True
+    assert not done
+    assert str(tmp_path) in raised.value.message
+    assert str(tmp_path) not in raised.value.told
+
+
+def test_a_disk_that_is_full_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = AuditLog(tmp_path / "audit")
+    log.note("reload-keys", "keys.toml")
+    before = (tmp_path / "audit").read_bytes()
+    write = os.write
+
+    def short(descriptor: int, content: Any) -> int:
+        if len(content) < 30:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, bytes(content)[:20])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", short)
+        with pytest.raises(Unavailable, match="No space left"):
+            log.begin("load", "m", BY)
+    assert (tmp_path / "audit").read_bytes() == before
+    log.note("reload-keys", "keys.toml")
+    assert len(lines(tmp_path / "audit")) == 2
+
+
+def test_what_was_done_and_cannot_be_told_is_in_the_log_of_the_process(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "there").mkdir()
+    log = AuditLog(tmp_path / "there/audit")
+    with log.telling("unload", "ctr", BY):
+        (tmp_path / "there/audit").unlink()
+        (tmp_path / "there").rmdir()
+    assert "could not write the end of an action to the audit log: No such file" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["directory", "missing directory", "link", "pipe"])
+def test_what_is_no_file_is_refused_at_the_start(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "audit"
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "missing directory":
+        file = tmp_path / "nowhere/audit"
+    elif kind == "link":
+        file.symlink_to(tmp_path / "other")
+    else:
+        os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"^audit\.file: "):
+        AuditLog(file)
+
+
+def test_the_file_is_its_owners_and_may_be_moved_away(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    log.note("reload-keys", "a")
+    (tmp_path / "audit").rename(tmp_path / "audit.1")
+    log.note("reload-keys", "b")
+    assert [one["on"] for name in ("audit.1", "audit") for one in lines(tmp_path / name)] == ["a", "b"]
+    assert (tmp_path / "audit").stat().st_mode & 0o007 == 0
+
+
+def test_where_something_else_is_by_now_nothing_is_done(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path / "audit")
+    (tmp_path / "audit").unlink()
+    os.mkfifo(tmp_path / "audit")
+    with pytest.raises(Unavailable, match="expected a file") as refused:
+        log.begin("load", "m", BY)
+    assert str(tmp_path) not in refused.value.told
+
+
+def _write(file: str, number: int) -> None:
+    log = AuditLog(Path(file))
+    for _ in range(50):
+        log.note("reload-keys", f"{number}" * 300)
+
+
+def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(str(tmp_path / "audit"), number)) for number in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+        assert writer.exitcode == 0
+    found = [one["on"] for one in lines(tmp_path / "audit")]
+    assert sorted(found) == sorted([f"{number}" * 300 for number in range(3)] * 50)

@@ -1,0 +1,131 @@
+"""Which worker gets a new connection: the program's steps run here, and by the kernel."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.base.errors import ConfigError
+from headrace.frontends.transport.connection_steering import Step, program, steer
+from headrace.frontends.transport.listening_sockets import listen_together
+from headrace.workers.connection_shares import taking
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux steers")
+
+
+def packet(version: int, port: int) -> bytes:
+    """The headers of a first packet, as far as the program reads them."""
+    head = bytearray(60)
+    head[0] = version << 4 | 5
+    struct.pack_into("!H", head, 20 if version == 4 else 40, port)
+    return bytes(head)
+
+
+def run(steps: Sequence[Step], content: bytes) -> int:
+    """What the kernel does with these operations."""
+    kept = at = 0
+    while True:
+        code, if_so, if_not, value = steps[at]
+        at += 1
+        if code == 0x30:
+            kept = content[value - 0xFFF00000]
+        elif code == 0x28:
+            (kept,) = struct.unpack_from("!H", content, value - 0xFFF00000)
+        elif code == 0x74:
+            kept >>= value
+        elif code == 0x94:
+            kept %= value
+        elif code == 0x05:
+            at += value
+        elif code == 0x15:
+            at += if_so if kept == value else if_not
+        elif code == 0x06:
+            return value
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize("taking_now", [[0], [1], [0, 1], [0, 2], [0, 1, 2, 3], list(range(256))])
+def test_blocks_of_ports_are_dealt_out_in_turn(version: int, taking_now: list[int]) -> None:
+    steps = program(taking_now)
+    for port in (1, 31, 32, 1000, 40_000, 40_032, 65_535):
+        expected = taking_now[port // 32 % len(taking_now)]
+        assert run(steps, packet(version, port)) == expected
+
+
+@pytest.mark.parametrize(
+    ("serving", "suspect", "ready", "expected"),
+    [
+        ([True, True], [False, False], [True, True], [0, 1]),
+        ([True, False], [False, False], [True, False], [0]),
+        ([True, True], [True, False], [True, True], [1]),
+        ([True, True], [False, False], [False, True], [1]),  # one loads: it would refuse
+        ([True, True], [False, True], [False, True], [0]),  # rather one that refuses than one that is stuck
+        ([True, True], [False, False], [False, False], [0, 1]),
+        ([True, True], [True, True], [True, True], [0, 1]),  # nobody answers: better they than nobody
+        ([True, False], [True, False], [True, False], [0]),
+        ([False, False], [False, False], [False, False], [0, 1]),  # the start: connections wait
+    ],
+)
+def test_who_gets_new_connections(
+    serving: list[bool], suspect: list[bool], ready: list[bool], expected: list[int]
+) -> None:
+    assert taking(serving, [False, False], suspect, ready) == expected
+
+
+@pytest.mark.parametrize(
+    ("serving", "late", "expected"),
+    [
+        ([True, True], [False, True], [0]),  # it began when all of them were about to end
+        ([False, True], [False, True], [1]),  # the other one is gone
+        ([True, True], [True, True], [0, 1]),
+        ([False, False], [False, False], [0, 1]),
+    ],
+)
+def test_a_worker_that_begins_at_the_end_gets_connections_only_where_no_other_does(
+    serving: list[bool], late: list[bool], expected: list[int]
+) -> None:
+    assert taking(serving, late, [False, False], serving) == expected
+
+
+def accepted(listener: socket.socket) -> int:
+    listener.setblocking(False)
+    count = 0
+    while True:
+        try:
+            listener.accept()[0].close()
+        except BlockingIOError:
+            return count
+        count += 1
+
+
+@linux
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_kernel_steers(host: str) -> None:
+    listeners = listen_together(host, 0, "http_port", 3)
+    address = listeners[0].getsockname()[:2]
+    for expected in ([0, 1, 2], [2], [0, 1]):
+        assert steer(listeners[0], program(expected))
+        callers = [socket.create_connection(address, timeout=30) for _ in range(48)]
+        ports = Counter(expected[one.getsockname()[1] // 32 % len(expected)] for one in callers)
+        found = [0, 0, 0]
+        while sum(found) < len(callers):  # connected here is perhaps not acceptable there yet
+            found = [before + accepted(one) for before, one in zip(found, listeners, strict=True)]
+        assert found == [ports[number] for number in range(3)]
+        for one in callers:
+            one.close()
+    for one in listeners:
+        one.close()
+
+
+def test_a_port_that_others_share_is_taken() -> None:
+    listeners = listen_together("127.0.0.1", 0, "http_port", 2)
+    port = listeners[0].getsockname()[1]
+    with pytest.raises(ConfigError, match=f"http_port: port {port} of 127.0.0.1 is taken"):
+        listen_together("127.0.0.1", port, "http_port", 2)
+    for one in listeners:
+        one.close()

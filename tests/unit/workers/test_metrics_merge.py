@@ -1,0 +1,109 @@
+"""Metrics of several processes as those of one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client import ProcessCollector
+
+from headrace.workers import metrics_merge
+from headrace.workers.metrics_collection import own_families
+from headrace.workers.metrics_merge import Family
+
+ROOT = Path(__file__).resolve().parents[3]
+COUNTER = """# HELP headrace_requests_total Requests answered.
+# TYPE headrace_requests_total counter
+headrace_requests_total{model="m",version="1"} %s
+"""
+
+
+def of(*texts: str, kept: dict[str, Family] | None = None, added: dict[str, Family] | None = None) -> str:
+    return metrics_merge.merged(map(metrics_merge.parse, texts), kept or {}, added or {})
+
+
+def gauge(name: str, value: str) -> str:
+    return f"# HELP {name} It.\n# TYPE {name} gauge\n{name} {value}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected"),
+    [
+        ("headrace_queued_rows", ("2.0", "3.0"), "5.0"),
+        ("process_resident_memory_bytes", ("1.5e+08", "1e+08"), "250000000.0"),
+        ("process_start_time_seconds", ("20.0", "10.0"), "10.0"),
+        ("process_max_fds", ("20000.0", "20000.0"), "20000.0"),
+        ("headrace_model_age_seconds", ("20.0", "10.0"), "20.0"),
+        ("headrace_model_stale", ("0.0", "1.0"), "1.0"),
+        ("headrace_load_attempts", ("3.0", "1.0"), "3.0"),
+        ("headrace_default_version", ("3.0", "2.0"), "2.0"),
+        ("headrace_archive_queued_keys", ("7.0", "8.0"), "8.0"),
+        (":tensorflow:serving:request_count", ("7", "8"), "15"),
+    ],
+)
+def test_gauges_as_fits(name: str, values: tuple[str, str], expected: str) -> None:
+    assert of(*(gauge(name, value) for value in values)) == gauge(name, expected)
+
+
+def test_what_one_worker_alone_has_is_there() -> None:
+    other = COUNTER.replace('version="1"', 'version="2"')
+    text = of(COUNTER % "4.0", other % "1.0")
+    assert text == COUNTER % "4.0" + 'headrace_requests_total{model="m",version="2"} 1.0\n'
+
+
+def test_counts_of_a_worker_that_has_ended_are_kept_as_long_as_their_version_is_there() -> None:
+    kept: dict[str, Family] = {}
+    for count in ("4.0", "2.0"):
+        metrics_merge.keep(kept, metrics_merge.parse(COUNTER % count + gauge("headrace_queued_rows", "9.0")))
+    assert of(COUNTER % "1.0", kept=kept) == COUNTER % "7.0"
+    assert of(gauge("headrace_queued_rows", "0.0"), kept=kept).endswith("counter\n"), "no worker has it now"
+    metrics_merge.forget(kept, {("m", "1")})
+    assert of(COUNTER % "1.0", kept=kept) == COUNTER % "7.0"
+    metrics_merge.forget(kept, {("m", "2")})
+    assert of(COUNTER % "1.0", kept=kept) == COUNTER % "1.0"
+
+
+def test_totals_of_models_are_kept_for_good() -> None:
+    text = '# TYPE headrace_model_requests_total counter\nheadrace_model_requests_total{model="m"} 5.0\n'
+    kept: dict[str, Family] = {}
+    metrics_merge.keep(kept, metrics_merge.parse(text))
+    metrics_merge.forget(kept, set())
+    assert of(kept=kept) == text
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        'x{model="m",version="1"}',
+        'x{le="0.1",model="m",version="1"}',
+        'x{model="m",release="full",version="1"}',
+        'x{model="m",version="1",state="ready"}',
+    ],
+)
+def test_which_version_a_series_is_of(key: str) -> None:
+    assert metrics_merge.versions({"x": Family((), "counter", {key: 1})}) == {("m", "1")}
+
+
+def test_the_supervisor_says_what_no_worker_can() -> None:
+    worker = gauge("headrace_ready", "1.0")
+    own = own_families({}, ready=False, workers=2, workers_ready=1, restarts=3)
+    text = of(worker, worker, added=own)
+    assert text.startswith(gauge("headrace_ready", "0.0"))
+    for line in ("headrace_workers 2.0", "headrace_workers_ready 1.0", "headrace_worker_restarts_total 3.0"):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize("value", ["+Inf", "-Inf", "NaN", "3", "2.5", "1e-07"])
+def test_numbers_are_written_as_they_were(value: str) -> None:
+    assert of(gauge("x", value)) == gauge("x", value)
+
+
+def test_every_gauge_says_how_it_is_put_together() -> None:
+    """The supervisor knows them by name only, so a new one is to be listed; a feed has no workers."""
+    sources = [one for one in (ROOT / "src/headrace").rglob("*.py") if one.name != "feed_metrics.py"]
+    declared = re.compile(r'\bMetric\(\s*"(\w+)",\s*"gauge"')
+    gauges = {name for one in sources for name in declared.findall(one.read_text("utf-8"))}
+    assert {name for name in metrics_merge.GAUGES if not name.startswith("process_")} == gauges
+    of_a_process = ProcessCollector(registry=None).collect()
+    assert {one.name for one in of_a_process if one.type == "gauge"} <= metrics_merge.GAUGES.keys()
