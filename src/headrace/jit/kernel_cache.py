@@ -148,6 +148,13 @@ class _Files(caching.IndexDataCacheFile):
         found: Any = super().load(key)  # type: ignore[no-untyped-call]
         return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
 
+    def _load_index(self) -> Any:
+        """Return the index; an empty one if it names types of another release, which cannot be loaded."""
+        try:
+            return super()._load_index()  # type: ignore[no-untyped-call]
+        except (ImportError, AttributeError):
+            return {}
+
 
 class _Given:
     """Stand-in for a locator class, which numba would otherwise instantiate itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle  # noqa: TID251  # numba's index of a cache is one
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -70,6 +71,21 @@ def test_of_two_processes_that_keep_a_kernel_at_once_none_takes_the_others_machi
         again = imported(file).twice
         assert repr(again(number)) == wanted
         assert sum(again.stats.cache_hits.values()) == 1
+
+
+def test_machine_code_of_a_release_with_other_modules_is_compiled_anew(tmp_path: Path) -> None:
+    file = tmp_path / "kept_kernel.py"
+    file.write_text(SOURCE)
+    assert imported(file).twice(4) == 8
+    (index,) = (tmp_path / "__pycache__").glob("*.nbi")
+    with index.open("rb") as opened:
+        version = pickle.load(opened)
+    gone = b"cheadrace.gone\nStanding\n."  # a pickle that names a module of an older release
+    index.write_bytes(pickle.dumps(version) + gone)
+    assert imported(file).twice(4) == 8
+    again = imported(file).twice
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
 
 
 @pytest.mark.parametrize(
