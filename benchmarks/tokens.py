@@ -116,7 +116,7 @@ async def _measured(
 
 
 def _parts(engine: Engine, service: Service) -> Parts:
-    return http_routes(service), grpc_methods(service), engine.config.limits, engine.outcomes, service.lane
+    return http_routes(service), grpc_methods(service), engine.config.limits, engine.outcomes, service.slicer
 
 
 def _asked(application: Application, headers: Iterator[Header | None]) -> Application:

@@ -24,7 +24,7 @@ from headrace.frontends.transport.grpcio import GrpcioTransport
 from headrace.frontends.wire import protos
 from headrace.server.server import application, grpc_methods
 from headrace.serving.engine import Engine
-from headrace.telemetry.outcomes import Door, Outcome, said
+from headrace.telemetry.outcomes import Channel, Outcome, said
 from tests.models import Doubling
 from tests.unit.frontends.transport.wire import GRPC, Event, Wire, body, message
 from tests.waiting import until_in_loop
@@ -78,21 +78,21 @@ class World:
         """Open the doors."""
         self.application = application(self.engine)
 
-    def codes(self) -> Counter[tuple[Door, str]]:
+    def codes(self) -> Counter[tuple[Channel, str]]:
         """How the calls ended, as the observer was told."""
-        return Counter((one.door, said(one.door, one.code)) for one in self.given)
+        return Counter((one.channel, said(one.channel, one.code)) for one in self.given)
 
-    def tally(self) -> Counter[tuple[Door, str]]:
+    def tally(self) -> Counter[tuple[Channel, str]]:
         """How they ended, as the metrics have it."""
-        found = Counter[tuple[Door, str]]()
-        for door, tally in self.engine.outcomes.tallies.items():
-            found[door, "200" if door is Door.REST else "OK"] = tally.answered
-            found.update({(door, code): count for code, count in tally.failed.items()})
+        found = Counter[tuple[Channel, str]]()
+        for channel, tally in self.engine.outcomes.tallies.items():
+            found[channel, "200" if channel is Channel.REST else "OK"] = tally.answered
+            found.update({(channel, code): count for code, count in tally.failed.items()})
         return +found
 
     async def ask(self, how: str, ask: Ask) -> None:
         """Ask by one of ``DOORS``; what comes of it is the outcomes' to say."""
-        if DOORS[how] is Door.IN_PROCESS:
+        if DOORS[how] is Channel.IN_PROCESS:
             with suppress(HeadraceError, KeyError):
                 by = {"callback": self._by_callback, "thread": self._by_thread}
                 await by.get(how, self._in_process)(ask)
@@ -156,19 +156,19 @@ class World:
         )
 
 
-ASGI_DOORS: Mapping[str, Door] = {
-    "REST": Door.REST,
-    "REST, V2": Door.REST,
-    "gRPC": Door.GRPC,
-    "gRPC, TensorFlow": Door.GRPC,
-    "gRPC stream": Door.GRPC,
+ASGI_DOORS: Mapping[str, Channel] = {
+    "REST": Channel.REST,
+    "REST, V2": Channel.REST,
+    "gRPC": Channel.GRPC,
+    "gRPC, TensorFlow": Channel.GRPC,
+    "gRPC stream": Channel.GRPC,
 }
-DOORS: Mapping[str, Door] = {
+DOORS: Mapping[str, Channel] = {
     **ASGI_DOORS,
-    "grpcio": Door.GRPC,
-    "in process": Door.IN_PROCESS,
-    "callback": Door.IN_PROCESS,
-    "thread": Door.IN_PROCESS,
+    "grpcio": Channel.GRPC,
+    "in process": Channel.IN_PROCESS,
+    "callback": Channel.IN_PROCESS,
+    "thread": Channel.IN_PROCESS,
 }
 
 

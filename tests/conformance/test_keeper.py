@@ -33,7 +33,7 @@ from headrace.sealed_memory.file_copying import (
     sealed_copy,
     use_keeper,
 )
-from headrace.sealed_memory.keeper_client import Door
+from headrace.sealed_memory.keeper_client import KeeperClient
 from headrace.sealed_memory.keeper_process import KeeperProcess
 from headrace.sealed_memory.messages import Copied, Question
 from tests.stopped_processes import stopped
@@ -49,7 +49,7 @@ def running() -> Iterator[KeeperProcess]:
     with contextlib.closing(KeeperProcess(log_level="error")) as process:
         with open(__file__, "rb") as any_file:
             size = os.path.getsize(__file__)  # asked again where it takes longer to start than a door waits
-            until(lambda: Door(process.descriptor).checksum(any_file.fileno(), size) is not None)
+            until(lambda: KeeperClient(process.descriptor).checksum(any_file.fileno(), size) is not None)
         yield process
 
 
@@ -66,8 +66,8 @@ def own() -> Iterator[KeeperProcess]:
 
 
 @pytest.fixture
-def door(keeper: KeeperProcess) -> Door:
-    return Door(keeper.descriptor)
+def client(keeper: KeeperProcess) -> KeeperClient:
+    return KeeperClient(keeper.descriptor)
 
 
 @pytest.fixture
@@ -92,13 +92,13 @@ def memfds(process: int | str, name: str = "headrace") -> int:
     return found
 
 
-def asked(door: Door, file: int, content: Content) -> tuple[threading.Thread, list[object]]:
+def asked(client: KeeperClient, file: int, content: Content) -> tuple[threading.Thread, list[object]]:
     """Ask in a thread; what came of it is put into the list."""
     results: list[object] = []
 
     def ask() -> None:
         try:
-            results.append(door.copy(file, content))
+            results.append(client.copy(file, content))
         except (NotCopied, OSError) as error:
             results.append(error)
 
@@ -114,16 +114,16 @@ def numbers_of(copy: SealedCopy | None) -> np.ndarray[tuple[int, ...], np.dtype[
 
 @pytest.mark.parametrize("checksum", [SUM, None])
 def test_those_who_ask_at_once_and_later_get_one_copy(
-    keeper: KeeperProcess, door: Door, file: int, checksum: str | None
+    keeper: KeeperProcess, client: KeeperClient, file: int, checksum: str | None
 ) -> None:
     content, before = Content(SIZE, checksum), descriptors(keeper.pid)
     with stopped(keeper.pid):
-        threads = [asked(door, file, content) for _ in range(4)]
+        threads = [asked(client, file, content) for _ in range(4)]
     copies = []
     for thread, results in threads:
         thread.join(60)
         copies += results
-    copies.append(Door(keeper.descriptor).copy(file, content))
+    copies.append(KeeperClient(keeper.descriptor).copy(file, content))
     assert all(isinstance(copy, SealedCopy) for copy in copies)
     assert len({os.fstat(copy.descriptor).st_ino for copy in copies if isinstance(copy, SealedCopy)}) == 1
     np.testing.assert_array_equal(numbers_of(copies[0]), NUMBERS)
@@ -131,13 +131,13 @@ def test_those_who_ask_at_once_and_later_get_one_copy(
     until(lambda: descriptors(keeper.pid) <= before)
 
 
-def test_a_file_that_was_changed_is_another_content(door: Door, file: int) -> None:
+def test_a_file_that_was_changed_is_another_content(client: KeeperClient, file: int) -> None:
     content = Content(SIZE)
-    first = door.copy(file, content)
+    first = client.copy(file, content)
     until(lambda: time.time_ns() - os.fstat(file).st_ctime_ns > 10**8)
     os.pwrite(file, np.float32(-1).tobytes(), 0)
     assert numbers_of(first)[0] == 0.0
-    assert numbers_of(door.copy(file, content))[0] == -1.0
+    assert numbers_of(client.copy(file, content))[0] == -1.0
 
 
 @pytest.mark.parametrize(
@@ -149,21 +149,23 @@ def test_a_file_that_was_changed_is_another_content(door: Door, file: int) -> No
     ],
 )
 def test_what_is_damaged_is_told_and_not_kept(
-    keeper: KeeperProcess, door: Door, file: int, damage: bytes, content: Content, reason: str
+    keeper: KeeperProcess, client: KeeperClient, file: int, damage: bytes, content: Content, reason: str
 ) -> None:
     before = descriptors(keeper.pid)
     os.pwrite(file, damage, 400)
     for _ in range(2):
         with pytest.raises(NotCopied) as told:
-            door.copy(file, content)
+            client.copy(file, content)
         assert told.value.refusal.reason == reason
         assert told.value.refusal.place == (100 if reason == "number" else 0)
     until(lambda: descriptors(keeper.pid) <= before)
 
 
-def test_a_file_that_is_cut_before_it_is_copied_is_told(keeper: KeeperProcess, door: Door, file: int) -> None:
+def test_a_file_that_is_cut_before_it_is_copied_is_told(
+    keeper: KeeperProcess, client: KeeperClient, file: int
+) -> None:
     with stopped(keeper.pid):
-        thread, results = asked(door, file, Content(SIZE))
+        thread, results = asked(client, file, Content(SIZE))
         os.ftruncate(file, SIZE // 2 + 1)
     thread.join(60)
     assert isinstance(results[0], NotCopied)
@@ -171,10 +173,10 @@ def test_a_file_that_is_cut_before_it_is_copied_is_told(keeper: KeeperProcess, d
 
 
 def test_a_file_that_is_replaced_before_it_is_copied_is_the_one_that_was_opened(
-    keeper: KeeperProcess, door: Door, file: int, tmp_path: Path
+    keeper: KeeperProcess, client: KeeperClient, file: int, tmp_path: Path
 ) -> None:
     with stopped(keeper.pid):
-        thread, results = asked(door, file, Content(SIZE, SUM))
+        thread, results = asked(client, file, Content(SIZE, SUM))
         (tmp_path / "new").write_bytes(bytes(SIZE))
         (tmp_path / "new").rename(tmp_path / "numbers")
     thread.join(60)
@@ -211,22 +213,24 @@ def test_a_damaged_file_refuses_nobody_who_gave_a_whole_one_of_the_same_checksum
     until(lambda: descriptors(keeper.pid) <= before)
 
 
-def test_what_does_not_fit_into_memory_is_told_with_the_numbers(door: Door, tmp_path: Path) -> None:
+def test_what_does_not_fit_into_memory_is_told_with_the_numbers(client: KeeperClient, tmp_path: Path) -> None:
     with (tmp_path / "huge").open("w+b") as huge:
         huge.truncate(2**42)
         with pytest.raises(OSError, match="it takes 4398046511104 bytes of memory, and only") as told:
-            door.copy(huge.fileno(), Content(2**42))
+            client.copy(huge.fileno(), Content(2**42))
     assert told.value.errno == errno.ENOMEM
 
 
-def test_a_checksum_is_computed_once_as_long_as_the_file_stays_as_it_is(door: Door, file: int) -> None:
-    assert door.checksum(file, SIZE) == SUM
+def test_a_checksum_is_computed_once_as_long_as_the_file_stays_as_it_is(
+    client: KeeperClient, file: int
+) -> None:
+    assert client.checksum(file, SIZE) == SUM
     until(lambda: time.time_ns() - os.fstat(file).st_ctime_ns > 10**9)
     for _ in range(3):
-        assert door.checksum(file, SIZE) == SUM
+        assert client.checksum(file, SIZE) == SUM
     os.pwrite(file, b"!", 0)
     changed = hashlib.sha256(b"!" + NUMBERS.tobytes()[1:]).hexdigest()
-    assert door.checksum(file, SIZE) == changed
+    assert client.checksum(file, SIZE) == changed
 
 
 def test_a_holder_that_is_killed_holds_nothing(own: KeeperProcess, file: int) -> None:
@@ -288,14 +292,14 @@ def test_after_two_hundred_loads_nothing_is_left(keeper: KeeperProcess, tmp_path
     until(lambda: descriptors(keeper.pid) <= before)
 
 
-def test_what_is_no_question_is_ignored(keeper: KeeperProcess, door: Door, file: int) -> None:
+def test_what_is_no_question_is_ignored(keeper: KeeperProcess, client: KeeperClient, file: int) -> None:
     before = descriptors(keeper.pid)
     with socket.socket(fileno=os.dup(keeper.descriptor)) as rough:
         for junk in (b"x", b"\xc1" * 4096, b"\x93\x02\xa4copy\x80", b"\x93\x01\xa4copy\x80"):
             rough.send(junk)
             socket.send_fds(rough, [junk], [file])
             socket.send_fds(rough, [junk], [file, file, file])
-    assert door.copy(file, Content(SIZE, SUM)) is not None
+    assert client.copy(file, Content(SIZE, SUM)) is not None
     until(lambda: descriptors(keeper.pid) <= before)
 
 
@@ -350,13 +354,13 @@ def private_bytes() -> int:
 
 
 @pytest.mark.parametrize("rows", [[0, 2**14], [2**32 - 1]])
-def test_rows_beyond_the_table_are_refused(door: Door, file: int, rows: list[int]) -> None:
+def test_rows_beyond_the_table_are_refused(client: KeeperClient, file: int, rows: list[int]) -> None:
     numbers = np.array(rows, np.uint32).tobytes() + bytes(64 * len(rows))
     packed = SealedCopy.sealed([memoryview(numbers)])
     for patch in (Patch("a", len(rows), 64, 0), Patch("b", len(rows) + 1, 64, 0), Patch("c", 1, 7, 0)):
         with pytest.raises(OSError, match="the patch"):
-            door.copy(file, Content(SIZE, SUM, None, patch), packed.descriptor)
-    assert door.copy(file, Content(SIZE, SUM)) is not None
+            client.copy(file, Content(SIZE, SUM, None, patch), packed.descriptor)
+    assert client.copy(file, Content(SIZE, SUM)) is not None
 
 
 # ---- A keeper that is away ----
@@ -367,15 +371,15 @@ def test_one_that_hangs_is_left_alone_and_frees_what_nobody_waits_for(
 ) -> None:
     before = descriptors(own.pid)
     monkeypatch.setattr(keeper_client, "SILENT_SECONDS", 0.2)
-    door = Door(own.descriptor)
+    client = KeeperClient(own.descriptor)
     with caplog.at_level(logging.WARNING), stopped(own.pid):
-        assert door.copy(file, Content(SIZE, SUM)) is None
+        assert client.copy(file, Content(SIZE, SUM)) is None
         assert "makes its own copy: it has not answered" in caplog.text
         caplog.clear()
-        assert door.copy(file, Content(SIZE, SUM)) is None
+        assert client.copy(file, Content(SIZE, SUM)) is None
         assert not caplog.text
     monkeypatch.undo()
-    assert Door(own.descriptor).checksum(file, SIZE) == SUM
+    assert KeeperClient(own.descriptor).checksum(file, SIZE) == SUM
     until(lambda: descriptors(own.pid) <= before)
 
 
@@ -384,7 +388,7 @@ def test_questions_to_one_that_hangs_do_not_pile_up(
 ) -> None:
     monkeypatch.setattr(keeper_client, "SILENT_SECONDS", 0.2)
     with stopped(own.pid):
-        threads = [asked(Door(own.descriptor), file, Content(SIZE, SUM)) for _ in range(50)]
+        threads = [asked(KeeperClient(own.descriptor), file, Content(SIZE, SUM)) for _ in range(50)]
         for thread, results in threads:
             thread.join(60)
             assert results == [None]
@@ -393,10 +397,10 @@ def test_questions_to_one_that_hangs_do_not_pile_up(
 def test_one_that_is_killed_is_started_again_and_answers_what_was_asked_meanwhile(
     own: KeeperProcess, file: int
 ) -> None:
-    door = Door(own.descriptor)
-    held, first = door.copy(file, Content(SIZE, SUM)), own.pid
+    client = KeeperClient(own.descriptor)
+    held, first = client.copy(file, Content(SIZE, SUM)), own.pid
     os.kill(first, signal.SIGKILL)
-    thread, results = asked(door, file, Content(SIZE, SUM))
+    thread, results = asked(client, file, Content(SIZE, SUM))
     until(lambda: own.look_after() or own.pid != first)
     thread.join(60)
     assert isinstance(results[0], SealedCopy)
@@ -427,7 +431,7 @@ def test_what_is_not_sealed_is_not_taken(file: int, caplog: pytest.LogCaptureFix
     """Whatever sits at the other end: memory that can still be changed is no sealed copy."""
     keeping, askers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with keeping, askers:
-        thread, results = asked(Door(askers.fileno()), file, Content(SIZE))
+        thread, results = asked(KeeperClient(askers.fileno()), file, Content(SIZE))
         until(lambda: bool(_readable(keeping)))
         received = messages.receive(keeping, 2)
         assert received is not None

@@ -27,7 +27,7 @@ from headrace.base.errors import (
 from headrace.base.status_codes import OK, WRONG_METHOD, codes
 from headrace.batching.request import Origin
 from headrace.config import CachePolicy
-from headrace.telemetry.outcomes import Door, Outcome, said
+from headrace.telemetry.outcomes import Channel, Outcome, said
 from tests.outcome_doors import ASGI_DOORS, CLIENT, DOORS, Ask, World, world
 from tests.unit.frontends.transport.wire import GRPC, LEFT, body, message, part
 from tests.waiting import until_in_loop
@@ -76,11 +76,11 @@ def run(
     asyncio.run(within())
 
 
-def of(how: str, error: HeadraceError | None) -> tuple[Door, str]:
+def of(how: str, error: HeadraceError | None) -> tuple[Channel, str]:
     return DOORS[how], said(DOORS[how], OK if error is None else codes(error))
 
 
-def expected(how: str, *ends: HeadraceError | None) -> Counter[tuple[Door, str]]:
+def expected(how: str, *ends: HeadraceError | None) -> Counter[tuple[Channel, str]]:
     """How the calls end, and the streams that they came in: those are answered unless their caller leaves."""
     found = Counter(of(how, end) for end in ends)
     if how == "gRPC stream":
@@ -239,14 +239,14 @@ def test_one_call_too_many_is_one_outcome(how: str) -> None:
 @pytest.mark.parametrize(
     ("path", "method", "headers", "code"),
     [
-        ("/v1/nothing", "GET", [], (Door.REST, "404")),
-        ("/v2/models/m/infer", "GET", [], (Door.REST, str(WRONG_METHOD.http))),
-        ("/v2/health/live", "GET", [], (Door.REST, "200")),
+        ("/v1/nothing", "GET", [], (Channel.REST, "404")),
+        ("/v2/models/m/infer", "GET", [], (Channel.REST, str(WRONG_METHOD.http))),
+        ("/v2/health/live", "GET", [], (Channel.REST, "200")),
         ("/x.Y/Z", "POST", GRPC, of("gRPC", Unsupported(""))),
     ],
 )
 def test_what_no_model_sees_is_one_outcome(
-    path: str, method: str, headers: list[tuple[bytes, bytes]], code: tuple[Door, str]
+    path: str, method: str, headers: list[tuple[bytes, bytes]], code: tuple[Channel, str]
 ) -> None:
     async def scenario(made: World) -> None:
         await made.send(path, body(b""), headers, method)

@@ -20,7 +20,7 @@ from headrace.base.status_codes import OK
 from headrace.config import AccessLog as Settings
 from headrace.telemetry.access_log import AccessLog
 from headrace.telemetry.access_log.log_file import LineFile
-from headrace.telemetry.outcomes import Door, Outcome, Outcomes
+from headrace.telemetry.outcomes import Channel, Outcome, Outcomes
 from tests.outcome_doors import Ask, world
 from tests.running_server import RunningServer
 from tests.waiting import until
@@ -34,7 +34,7 @@ def lines(file: Path) -> list[dict[str, object]]:
 
 
 def ended() -> Outcome:
-    outcome = Outcome(Door.REST, None, "POST", "/x")
+    outcome = Outcome(Channel.REST, None, "POST", "/x")
     outcome.end(OK, None)
     return outcome
 
@@ -166,7 +166,7 @@ def test_a_sample_is_told_of_answers_and_every_error(tmp_path: Path) -> None:
     )
     for _ in range(4):
         access._hear(ended())
-    in_process = Outcome(Door.IN_PROCESS)
+    in_process = Outcome(Channel.IN_PROCESS)
     access._hear(in_process)
     assert access.close(30)
     assert len(lines(tmp_path / "log")) == 2

@@ -87,7 +87,7 @@ class FrontEnds:
         methods += grpc_methods(service)
         self.rest_calls = sorted({call for route in routes for call in _calls(route)})
         self.grpc_paths = sorted(method.path for method in methods if method.path != _ENDLESS)
-        return Application(routes, methods, LIMITS, engine.outcomes, service.lane)
+        return Application(routes, methods, LIMITS, engine.outcomes, service.slicer)
 
     def rest(self, data: bytes) -> None:
         """One REST request: two bytes say where to and how, two where its JSON ends, the rest is the body."""

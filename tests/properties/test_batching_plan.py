@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.batching.plan import Limits, Release, plan
+from headrace.batching.plan import BatchLimits, Release, plan
 
 NOW = 50.0
 
@@ -26,11 +26,11 @@ near = st.floats(NOW - 1, NOW + 1)
 queues = st.lists(
     st.builds(Waiting, st.integers(1, 12), near | st.just(math.inf), st.floats(NOW - 1, NOW), st.booleans())
 ).map(lambda queue: sorted(queue, key=lambda item: item.enqueued))
-limits = st.builds(Limits, st.integers(1, 16), st.just(0.0) | st.floats(0.0, 1.0), st.floats(0.0, 0.5))
+limits = st.builds(BatchLimits, st.integers(1, 16), st.just(0.0) | st.floats(0.0, 1.0), st.floats(0.0, 0.5))
 
 
 @given(queues, limits)
-def test_a_plan_is_pure(queue: list[Waiting], limits: Limits) -> None:
+def test_a_plan_is_pure(queue: list[Waiting], limits: BatchLimits) -> None:
     before = copy.deepcopy(queue)
     made = plan(queue, NOW, limits)
     again = plan(queue, NOW, limits)
@@ -39,7 +39,7 @@ def test_a_plan_is_pure(queue: list[Waiting], limits: Limits) -> None:
 
 
 @given(queues, limits)
-def test_every_item_of_the_head_has_exactly_one_fate(queue: list[Waiting], limits: Limits) -> None:
+def test_every_item_of_the_head_has_exactly_one_fate(queue: list[Waiting], limits: BatchLimits) -> None:
     made = plan(queue, NOW, limits)
     head = [id(item) for item in queue[: made.taken]]
     fates = [id(item) for item in (*made.run, *made.expired, *made.abandoned)]
@@ -53,7 +53,7 @@ def test_every_item_of_the_head_has_exactly_one_fate(queue: list[Waiting], limit
 
 
 @given(queues, limits)
-def test_nothing_overtakes_and_nothing_is_left_that_fits(queue: list[Waiting], limits: Limits) -> None:
+def test_nothing_overtakes_and_nothing_is_left_that_fits(queue: list[Waiting], limits: BatchLimits) -> None:
     made = plan(queue, NOW, limits)
     assert made.rows == sum(item.rows for item in made.run)
     assert made.rows <= limits.max_rows or len(made.run) == 1
@@ -66,7 +66,9 @@ def test_nothing_overtakes_and_nothing_is_left_that_fits(queue: list[Waiting], l
 
 
 @given(queues, limits)
-def test_a_batch_goes_now_or_is_looked_at_later_never_neither(queue: list[Waiting], limits: Limits) -> None:
+def test_a_batch_goes_now_or_is_looked_at_later_never_neither(
+    queue: list[Waiting], limits: BatchLimits
+) -> None:
     made = plan(queue, NOW, limits)
     if not made.run:
         assert made.release is None
@@ -85,5 +87,5 @@ def test_a_batch_goes_now_or_is_looked_at_later_never_neither(queue: list[Waitin
 
 @given(queues, st.integers(1, 16))
 def test_without_a_wait_in_the_policy_what_can_run_runs(queue: list[Waiting], max_rows: int) -> None:
-    made = plan(queue, NOW, Limits(max_rows))
+    made = plan(queue, NOW, BatchLimits(max_rows))
     assert (made.release is not None) == any(item.wanted and item.deadline > NOW for item in queue)

@@ -27,7 +27,7 @@ from headrace.frontends.tfserving.tensor_protos import read_tensor, write_tensor
 from headrace.frontends.wire import json_output, json_text, long_lists
 from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.json_text import parse_at_once
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensors import as_array
 from headrace.model.servable import CheckedInputs, Signature
 from tests.examples import examples
@@ -119,7 +119,7 @@ def test_tensors_survive_the_way_there_and_back(data: st.DataObject, datatype: A
         array = array.reshape(shape)
     else:
         array = data.draw(arrays.arrays(datatype.dtype, shape))
-    back = as_array(run(read_tensor(spec("x", datatype.oip), write_tensor(array), Allowance(Limits()))))
+    back = as_array(run(read_tensor(spec("x", datatype.oip), write_tensor(array), RequestBudget(Limits()))))
     assert back.dtype == array.dtype
     np.testing.assert_array_equal(back, array)
 
@@ -137,7 +137,9 @@ def test_answers_written_raw_read_as_written(data: st.DataObject, one: Any, shap
         response = PredictResponse.FromString(writer.write(answer))
         assert response.model_spec.name == loaded.name
         for name, tensor in tensors.items():
-            back = as_array(run(read_tensor(spec(name, "FP32"), response.outputs[name], Allowance(Limits()))))
+            back = as_array(
+                run(read_tensor(spec(name, "FP32"), response.outputs[name], RequestBudget(Limits())))
+            )
             np.testing.assert_array_equal(back, tensor[start:stop], strict=True)
 
 

@@ -31,7 +31,7 @@ from headrace.batching.blocking_request import WaitingRequest
 from headrace.batching.calling_threads import Callers
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.serving.engine import Engine
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 from tests.calling import (
     PATIENCE_SECONDS,
     POISON,
@@ -364,7 +364,7 @@ def test_calls_of_threads_end_in_outcomes() -> None:
         assert told_in == {engine._serving_thread}
         assert ended[0].source == ended[0].asked == of(engine).origin
         assert ended[0].timings is not None
-        tally = engine.outcomes.tallies[Door.IN_PROCESS]
+        tally = engine.outcomes.tallies[Channel.IN_PROCESS]
         assert (tally.answered, sum(tally.failed.values())) == (1, 1)
 
 

@@ -115,9 +115,9 @@ def test_a_text_of_the_context_counts_with_its_length_and_all_inputs_together() 
     inputs = (*(TensorSpec(name, text, (), context=True) for name in "uv"), TensorSpec("a", _FLOAT, ()))
     long = Signature("s", inputs, OUTPUT)
     once = {"u": [b"x" * 1000], "v": [b"y" * 1000], "a": np.zeros(500, np.float32)}
-    assert long.check(once, allowance=Expanded(1_008_000)).rows == 500
+    assert long.check(once, budget=Expanded(1_008_000)).rows == 500
     with pytest.raises(TooLarge, match="v: values sent once would take 1008000 bytes or more for all rows"):
-        long.check(once, allowance=Expanded(1_007_999))
+        long.check(once, budget=Expanded(1_007_999))
 
 
 def _infer_request(signature: str = "fast") -> bytes:

@@ -42,7 +42,7 @@ class OneRequest:
         return not taken
 
 
-class Lane:
+class BatchQueue:
     """The queue of requests that can share a batch, in the order of their arrival.
 
     Attributes:
@@ -208,7 +208,7 @@ class Batch:
         "worker",
     )
 
-    def __init__(self, lane: Lane, made: Plan[Request], now: float) -> None:
+    def __init__(self, lane: BatchQueue, made: Plan[Request], now: float) -> None:
         """Create the batch of a plan."""
         self.lane = lane
         self.signature = lane.signature

@@ -25,13 +25,13 @@ from collections.abc import Callable, Iterator, Sequence
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from headrace.batching.admission import Caution, never_fits, queue_full, too_late
-from headrace.batching.batch_queue import Batch, Lane, note_failure
+from headrace.batching.batch_queue import Batch, BatchQueue, note_failure
 from headrace.batching.compute import EXPIRED, Computing
 from headrace.batching.concatenation import padded_size
 from headrace.batching.cost import BatchCost
 from headrace.batching.deadline_timer import Expiry
 from headrace.batching.instances import Instances
-from headrace.batching.plan import Limits, Release, plan
+from headrace.batching.plan import BatchLimits, Release, plan
 from headrace.batching.request import (
     NO_DEADLINE,
     NOBODY,
@@ -101,7 +101,7 @@ class Batcher:
         self._computing = Computing(servable, policy, clock.now, origin)
         self._compute = self._computing.compute
         self.instances = Instances(instances, origin, self._compute_in_thread, clock, self._dispatch_soon)
-        self._lanes: dict[object, Lane] = {}
+        self._lanes: dict[object, BatchQueue] = {}
         self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
         self._running_rows = 0
@@ -112,15 +112,15 @@ class Batcher:
         self._expiry = Expiry(clock, self._expire)
         self._closed = False
         self._fair = False
-        self._new_lane = Lane
+        self._new_lane = BatchQueue
         self._caution = Caution()
         self._most_rows = policy.max_queue_rows  # of the queue; -1 once closed
 
     def share_fairly(self) -> None:
         """Share the queue fairly among callers; call this before the first request."""
-        from headrace.batching.fair_queue import FairLane  # noqa: PLC0415 - needed with access keys only
+        from headrace.batching.fair_queue import FairBatchQueue  # noqa: PLC0415 - needed with access keys only
 
-        self._fair, self._new_lane = True, FairLane
+        self._fair, self._new_lane = True, FairBatchQueue
 
     @property
     def waits_for_itself(self) -> bool:
@@ -202,7 +202,7 @@ class Batcher:
         self.statistics.refused += refusal is not None
         return refusal
 
-    def _make_room(self, lane: Lane, request: Request, rows: int) -> bool:
+    def _make_room(self, lane: BatchQueue, request: Request, rows: int) -> bool:
         """Refuse requests behind ``request`` in fair order to make room; return whether enough was made."""
         refused = lane.give_way(request, rows)
         if not refused:
@@ -219,10 +219,10 @@ class Batcher:
         max_rows = self._lane(layout).rows_within(self._policy.max_batch_seconds, self.cost)
         return self.cost.wait_seconds(rows_ahead, max_rows, self.instances.in_use)
 
-    def _lane(self, layout: RowLayout) -> Lane:
+    def _lane(self, layout: RowLayout) -> BatchQueue:
         return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
 
-    def _open_lane(self, layout: RowLayout) -> Lane:
+    def _open_lane(self, layout: RowLayout) -> BatchQueue:
         if len(self._lanes) >= self._most_lanes:  # clients choose the shapes: keep the number bounded
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
             self._most_lanes = max(_LANES_KEPT, 2 * len(self._lanes))
@@ -230,7 +230,7 @@ class Batcher:
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
-    def _put_parts(self, lane: Lane, request: Request) -> None:
+    def _put_parts(self, lane: BatchQueue, request: Request) -> None:
         parts = lane.put_parts(request, fill=self._pads)
         self.outstanding += len(parts)
         self._following_rows += request.rows - parts[0].rows
@@ -257,14 +257,14 @@ class Batcher:
                         self._schedule()
                     return
 
-    def _lanes_by_age(self) -> Sequence[Lane]:
+    def _lanes_by_age(self) -> Sequence[BatchQueue]:
         if len(self._lanes) == 1:
             return tuple(self._lanes.values())
         lanes = [lane for lane in self._lanes.values() if lane.queue]
         lanes.sort(key=lambda lane: lane.waits_since)
         return lanes
 
-    def _release(self, lane: Lane) -> bool | None:
+    def _release(self, lane: BatchQueue) -> bool | None:
         """Apply one plan to a lane.
 
         Returns:
@@ -281,7 +281,7 @@ class Batcher:
         max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
         wait = self._policy.max_wait_seconds
         run_seconds = self.cost.seconds(max_rows) if wait else 0.0
-        made = plan(lane.queue, now, Limits(max_rows, wait, run_seconds, lane.room))
+        made = plan(lane.queue, now, BatchLimits(max_rows, wait, run_seconds, lane.room))
         for _ in range(made.taken):
             lane.queue.popleft()
         self._drop(lane, made.expired + made.abandoned, now)
@@ -310,7 +310,7 @@ class Batcher:
         self._running.add(batch)
         return False
 
-    def _is_short(self, lane: Lane, request: Request, now: float) -> bool:
+    def _is_short(self, lane: BatchQueue, request: Request, now: float) -> bool:
         """Return whether a lone request can skip ``plan``, which would run it inline at once."""
         rows, cost = request.rows, self.cost
         return (
@@ -323,7 +323,7 @@ class Batcher:
             and cost.seconds(rows) < self._short_seconds
         )
 
-    def _answer_alone(self, lane: Lane, request: Request, now: float) -> None:
+    def _answer_alone(self, lane: BatchQueue, request: Request, now: float) -> None:
         """Compute one request in the serving thread, without the overhead of a Batch."""
         timings = Timings(now, rows := request.rows, 1)
         settlement = self._computing.compute_one(lane.signature, request, timings)
@@ -343,7 +343,7 @@ class Batcher:
             self.statistics.count_batch(rows, finished - timings.started, Release.IDLE)
             self._count_unanswered(request, finished)
 
-    def _drop(self, lane: Lane, dropped: list[Request], now: float) -> None:
+    def _drop(self, lane: BatchQueue, dropped: list[Request], now: float) -> None:
         if not dropped:
             return
         self._caution.learn(dropped, now, now)

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from headrace.access.caller import ASKING
-from headrace.batching.batch_queue import Lane
+from headrace.batching.batch_queue import BatchQueue
 from headrace.batching.cost import BatchCost
 from headrace.batching.request import Request
 from headrace.config import BatchingPolicy
@@ -185,7 +185,7 @@ class FairQueue(deque[Request]):
         return low
 
 
-class FairLane(Lane):
+class FairBatchQueue(BatchQueue):
     """A lane that is fair among callers."""
 
     __slots__ = ()

@@ -51,7 +51,7 @@ class Release(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BatchLimits:
     """The limits of the next batch.
 
     Attributes:
@@ -94,7 +94,7 @@ class Plan(Generic[ItemT]):
     wake_at: float | None = None
 
 
-def plan(queue: Iterable[ItemT], now: float, limits: Limits) -> Plan[ItemT]:
+def plan(queue: Iterable[ItemT], now: float, limits: BatchLimits) -> Plan[ItemT]:
     """Return which items to drop, which to run, and when to plan again.
 
     Pure: reads the queue, changes nothing, and returns the same plan for the same arguments.
@@ -133,7 +133,7 @@ def plan(queue: Iterable[ItemT], now: float, limits: Limits) -> Plan[ItemT]:
     return made
 
 
-def _hold_back(made: Plan[ItemT], now: float, limits: Limits) -> None:
+def _hold_back(made: Plan[ItemT], now: float, limits: BatchLimits) -> None:
     """Decide between running now and waiting for more requests, for a policy with a wait."""
     waited_at = made.run[0].enqueued + limits.max_wait_seconds
     latest = min(item.deadline for item in made.run) - limits.run_seconds

@@ -9,7 +9,7 @@ from headrace.model.servable import TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class CalledModel:
     """Description of a served version.
 
     Attributes:

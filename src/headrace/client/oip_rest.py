@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.base.errors import ModelError, shown
 from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array
-from headrace.client.model_description import Description
+from headrace.client.model_description import CalledModel
 from headrace.client.rest import RestClient
 from headrace.model.servable import TensorSpec
 
@@ -56,12 +56,12 @@ class RemoteServed:
         self._version = version
         self._timeout_seconds = timeout_seconds
 
-    def describe(self) -> Description:
+    def describe(self) -> CalledModel:
         """Request the metadata; see ``Served``. The version is 0 until known from an answer."""
         reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, _LARGEST_JSON_BYTES)
         found = _decoded(reply.body, _Metadata)
         outputs = tuple(one.name for one in found.outputs)
-        return Description(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
+        return CalledModel(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
         """Predict a batch; see ``Served``. The first answer fixes the version of later calls."""

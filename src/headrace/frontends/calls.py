@@ -17,7 +17,7 @@ from headrace.access.verbs import UNDECLARED
 from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
 from headrace.batching.request import NO_DEADLINE, Origin, Timings
 from headrace.frontends.chunks import Pieces
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ class Call:
             are not counted.
         budget: The byte budget of all calls; None where bytes are not counted.
         notes: Metadata sent with the answer: HTTP headers, or gRPC's trailing metadata.
-        door: The door by which the call came in.
+        channel: The channel by which the call came in.
         outcome: The record of how the call ends; None where nothing records it.
         priority: Priority class; set only if the request names one and access control is on.
     """
 
     __slots__ = ("account", "budget", "deadline", "headers", "notes", "outcome", "priority")
 
-    door: Door
+    channel: Channel
     headers: Headers
     deadline: float
     account: Account | None
@@ -163,7 +163,7 @@ class HttpCall(Call):
 
     __slots__ = ("body", "method", "parameters", "path", "query")
 
-    door = Door.REST
+    channel = Channel.REST
 
     def __init__(
         self,
@@ -265,7 +265,7 @@ class GrpcCall(Call):
 
     __slots__ = ()
 
-    door = Door.GRPC
+    channel = Channel.GRPC
 
     def __init__(
         self,

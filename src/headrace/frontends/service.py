@@ -15,7 +15,7 @@ from headrace.frontends.metrics.recent_load import Sampler
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.serving.engine import Engine
 
@@ -32,7 +32,7 @@ class Service:
         name: Name of the server.
         version: Version of headrace.
         limits: Limits on the cost of a request.
-        lane: Shared by large decodings and encodings, which take turns, a slice each.
+        slicer: Shared by large decodings and encodings, which take turns, a slice each.
         at_once_bytes: Largest JSON body in bytes that is decoded in one step.
         loaded: Finds the loaded version for a model and a version or label; see ``Manager.get``.
         predict: Answers checked inputs; see ``Engine.answer``.
@@ -59,7 +59,7 @@ class Service:
         self._collectors: list[Collector] = []
         self._sampler = Sampler(engine)
         self.limits = engine.config.limits
-        self.lane, self._scrape_lane = Lane(), Lane()
+        self.slicer, self._scrape_lane = TimeSlicer(), TimeSlicer()
         self.at_once_bytes = at_once_bytes(self.limits)
         # Assigned rather than wrapped: every request calls these.
         self.loaded = engine.manager.get

@@ -54,7 +54,7 @@ class _Way(msgspec.Struct, frozen=True):
     examples: bool
 
 
-class Description(msgspec.Struct, frozen=True):
+class ModelDescription(msgspec.Struct, frozen=True):
     """Serializable description of a Servable.
 
     Attributes:
@@ -75,7 +75,7 @@ class Description(msgspec.Struct, frozen=True):
 def describe(servable: Servable) -> tuple[str, Tensors]:
     """Return a Servable's description as JSON, and the sample rows of its signatures."""
     signatures = servable.signatures.values()
-    said = Description(
+    said = ModelDescription(
         servable.platform,
         takes_packed(servable),
         callable(getattr(servable, "explain", None)),
@@ -90,14 +90,14 @@ def describe(servable: Servable) -> tuple[str, Tensors]:
     return msgspec.json.encode(said).decode(), samples
 
 
-def described(text: str, samples: Tensors) -> tuple[Description, Mapping[str, Signature]]:
+def described(text: str, samples: Tensors) -> tuple[ModelDescription, Mapping[str, Signature]]:
     """Decode the result of ``describe`` into the description and the signatures.
 
     Raises:
         ValueError: The text is not a description.
         KeyError: It names an unknown dtype.
     """
-    found = msgspec.json.decode(text, type=Description)
+    found = msgspec.json.decode(text, type=ModelDescription)
     return found, {way.name: _signature(way, number, samples) for number, way in enumerate(found.ways)}
 
 

@@ -18,7 +18,7 @@ class Member(Protocol):
 MemberT = TypeVar("MemberT", bound=Member)
 
 
-class Pool(Generic[MemberT]):
+class ProcessPool(Generic[MemberT]):
     """Gives each call exclusive use of a member. Thread-safe.
 
     The first idle member is taken, so that the same few stay warm under low load.

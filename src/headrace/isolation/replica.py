@@ -28,7 +28,7 @@ from headrace.isolation.messages import (
     write,
     write_bytes,
 )
-from headrace.isolation.model_description import Description, described
+from headrace.isolation.model_description import ModelDescription, described
 from headrace.isolation.model_process import Ask, ModelProcess, Retired
 from headrace.isolation.restart_policy import Ending, Restarts
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
@@ -107,7 +107,7 @@ class Replica:
 
     # --- life ---
 
-    def start(self) -> tuple[Description, Mapping[str, Signature]]:
+    def start(self) -> tuple[ModelDescription, Mapping[str, Signature]]:
         """Load the version in a first process, in a loader thread.
 
         Returns:
@@ -184,7 +184,7 @@ class Replica:
 
     # --- processes ---
 
-    def _started(self) -> tuple[ModelProcess, Description, Mapping[str, Signature]]:
+    def _started(self) -> tuple[ModelProcess, ModelDescription, Mapping[str, Signature]]:
         """Start a process, and load the version in it.
 
         Raises:
@@ -204,7 +204,7 @@ class Replica:
         self.loaded_in = time.monotonic() - began
         return process, said, signatures
 
-    def _loaded_by(self, process: ModelProcess) -> tuple[Description, Mapping[str, Signature]]:
+    def _loaded_by(self, process: ModelProcess) -> tuple[ModelDescription, Mapping[str, Signature]]:
         recipe = self._recipe
         write_it = partial(_write_load, recipe.setup)
         try:
@@ -370,7 +370,7 @@ def _write_load(setup: bytes, slot: Slot) -> Note:
     return write_bytes(slot.area, 0, Kind.LOAD, setup)
 
 
-def _read_description(slot: Slot, note: Note) -> tuple[Description, Mapping[str, Signature]]:
+def _read_description(slot: Slot, note: Note) -> tuple[ModelDescription, Mapping[str, Signature]]:
     head = read_head(slot.area, note)
     return described(head.about, copy_tensors(slot.area.view, head, note))
 

@@ -22,7 +22,7 @@ from headrace.isolation.call_slot import Limit, Slot
 from headrace.isolation.messages import Kind, Note, read_bytes
 from headrace.isolation.model_description import Setup
 from headrace.isolation.model_process import Retired
-from headrace.isolation.process_pool import Pool
+from headrace.isolation.process_pool import ProcessPool
 from headrace.isolation.replica import Recipe, Replica, Which, read_tensors, write_call
 from headrace.isolation.restart_policy import Restarts
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable
@@ -79,7 +79,7 @@ class IsolatedServable:
         self.restarts: Mapping[str, int] = restarts.counts
         processes = config.batching.instance_processes
         self._replicas = [Replica(recipe, restarts, self._changed) for _ in range(processes or 1)]
-        self._pool = None if processes is None else Pool(self._replicas)
+        self._pool = None if processes is None else ProcessPool(self._replicas)
         said, self.signatures = self._replicas[0].start()
         self.platform = said.platform
         self.takes_packed = said.takes_packed

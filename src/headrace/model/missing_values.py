@@ -48,7 +48,7 @@ class Expansion(Protocol):
         """Charge for bytes that are about to be allocated, or raise TooLarge."""
 
 
-def complete(spec: Input, rows: object, allowance: Expansion) -> object:
+def complete(spec: Input, rows: object, budget: Expansion) -> object:
     """Replace missing values in nested lists, and wrap bare scalars in a list.
 
     If a row is a single value, the value may come in a list of its own, as data frames write a column.
@@ -56,34 +56,34 @@ def complete(spec: Input, rows: object, allowance: Expansion) -> object:
     Args:
         spec: The input.
         rows: All rows of the input, as JSON or an in-process caller passes them.
-        allowance: Charged for the values added to short rows.
+        budget: Charged for the values added to short rows.
 
     Returns:
         The completed rows; ``rows`` itself if nothing was missing.
 
     Raises:
         InvalidRequest: A value is null, and the input has no replacement for missing values.
-        TooLarge: The completed rows would exceed the allowance.
+        TooLarge: The completed rows would exceed the budget.
     """
     if not isinstance(rows, list | tuple):
         return rows
-    completed = [_completed(spec, row, spec.shape, index, allowance) for index, row in enumerate(rows)]
+    completed = [_completed(spec, row, spec.shape, index, budget) for index, row in enumerate(rows)]
     return rows if completed == list(rows) else completed
 
 
-def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
+def fitted(spec: Input, array: Array, budget: Expansion) -> Array:
     """Add or remove the value axis where the shape needs it, and fill up short rows.
 
     Args:
         spec: The input.
         array: The rows, of the right dtype.
-        allowance: Charged for the filled array.
+        budget: Charged for the filled array.
 
     Returns:
         The fitted array; the same array if nothing can be done.
 
     Raises:
-        TooLarge: The filled array would exceed the allowance.
+        TooLarge: The filled array would exceed the budget.
     """
     if not spec.shape and array.ndim == 2 and array.shape[1] == 1:  # a column, as data frames write it
         return array[:, 0]
@@ -95,13 +95,13 @@ def fitted(spec: Input, array: Array, allowance: Expansion) -> Array:
     if not spec.shorter or size is None or array.ndim != 2 or array.shape[1] >= size:
         return array
     absent = spec.absent.encode() if isinstance(spec.absent, str) else spec.absent
-    pay_for_array(spec, len(array) * (size - array.shape[1]), array.dtype.itemsize, allowance)
+    pay_for_array(spec, len(array) * (size - array.shape[1]), array.dtype.itemsize, budget)
     whole = np.full((len(array), size), absent, array.dtype)
     whole[:, : array.shape[1]] = array
     return whole
 
 
-def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, allowance: Expansion) -> Any:
+def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, budget: Expansion) -> Any:
     if not shape:
         if not spec.shape and isinstance(value, list | tuple) and len(value) == 1:
             value = value[0]
@@ -110,16 +110,16 @@ def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, a
         return spec.absent if value is None else value
     size, last = shape[0], len(shape) == 1
     if value is None and size is not None:  # a row without any values
-        pay(spec, size, allowance)
+        pay(spec, size, budget)
         value = [None] * size
     if not isinstance(value, list | tuple):
         # A bare scalar is accepted only if a row has one value, or may be shorter than its shape.
         if not (last and len(spec.shape) == 1 and (size == 1 or spec.shorter)):
             return value
         value = [value]
-    completed = [_completed(spec, one, shape[1:], row, allowance) for one in value]
+    completed = [_completed(spec, one, shape[1:], row, budget) for one in value]
     if last and spec.shorter and size is not None and len(completed) < size:
-        pay(spec, size - len(completed), allowance)
+        pay(spec, size - len(completed), budget)
         completed += [spec.absent] * (size - len(completed))
     return completed
 
@@ -132,26 +132,26 @@ def unexpected_null(spec: Input, row: int) -> InvalidRequest:
     )
 
 
-def pay_for_array(spec: Input, values: int, value_bytes: int, allowance: Expansion) -> None:
+def pay_for_array(spec: Input, values: int, value_bytes: int, budget: Expansion) -> None:
     """Charge for values that an array is about to be filled with.
 
     Args:
         spec: The input.
         values: Number of values.
         value_bytes: Size of one value in the array.
-        allowance: The request's allowance.
+        budget: The request's budget.
 
     Raises:
-        TooLarge: The request would exceed the allowance.
+        TooLarge: The request would exceed the budget.
     """
-    allowance.values(values // FILLED_A_VALUE, spec.name)
-    allowance.expanded(values * (value_bytes + _text_bytes(spec)), spec.name)
+    budget.values(values // FILLED_A_VALUE, spec.name)
+    budget.expanded(values * (value_bytes + _text_bytes(spec)), spec.name)
 
 
-def pay(spec: Input, values: int, allowance: Expansion) -> None:
+def pay(spec: Input, values: int, budget: Expansion) -> None:
     """Charge for values that are about to be added to lists."""
-    allowance.values(values, spec.name)
-    allowance.expanded(values * (_VALUE_BYTES + _text_bytes(spec)), spec.name)
+    budget.values(values, spec.name)
+    budget.expanded(values * (_VALUE_BYTES + _text_bytes(spec)), spec.name)
 
 
 def _text_bytes(spec: Input) -> int:

@@ -245,7 +245,7 @@ class Signature:
         return found
 
     def check(
-        self, inputs: Mapping[str, object], *, exact: bool = False, allowance: Expansion | None = None
+        self, inputs: Mapping[str, object], *, exact: bool = False, budget: Expansion | None = None
     ) -> CheckedInputs:
         """Check a request's inputs, and coerce them where that is safe.
 
@@ -253,7 +253,7 @@ class Signature:
             inputs: Arrays or nested lists by input name; every input of the signature and no other.
             exact: Whether the client declared the dtypes; then only lossless widening is done. Otherwise any
                 number is cast if its kind fits, and integers are checked against the range.
-            allowance: Limit on spreading and filling; if None, ``MOST_EXPANDED_BYTES`` for each step.
+            budget: Limit on spreading and filling; if None, ``MOST_EXPANDED_BYTES`` for each step.
 
         Returns:
             The inputs as C-contiguous buffers of the signature's dtypes.
@@ -261,9 +261,9 @@ class Signature:
         Raises:
             InvalidRequest: An input is missing, unknown, of the wrong dtype or shape, or the numbers of rows
                 differ; context inputs may have one row if the others have many.
-            TooLarge: Spreading context inputs, or filling missing values, would exceed the allowance.
+            TooLarge: Spreading context inputs, or filling missing values, would exceed the budget.
         """
-        return self._as_they_are(inputs) or self._fit(inputs, exact, allowance)
+        return self._as_they_are(inputs) or self._fit(inputs, exact, budget)
 
     def _as_they_are(self, inputs: Mapping[str, object]) -> CheckedInputs | None:
         """Return numeric inputs that fit unchanged, in shapes seen before; None for all others."""
@@ -281,15 +281,15 @@ class Signature:
         lead = leads.pop()
         return CheckedInputs(layout, tuple(columns), lead[0]) if lead and lead[0] else None
 
-    def _fit(self, inputs: Mapping[str, object], exact: bool, allowance: Expansion | None) -> CheckedInputs:
+    def _fit(self, inputs: Mapping[str, object], exact: bool, budget: Expansion | None) -> CheckedInputs:
         """Check and coerce the inputs one by one."""
         self.check_names(inputs)
-        arrays = [_coerce(spec, inputs[spec.name], exact, allowance) for spec in self.inputs]
+        arrays = [_coerce(spec, inputs[spec.name], exact, budget) for spec in self.inputs]
         rows = len(arrays[self.counted])
         for index, (spec, array) in enumerate(zip(self.inputs, arrays, strict=True)):
             if len(array) != rows:
-                allowance = allowance or Expanded()
-                arrays[index] = self._spread(spec, array, rows, allowance)
+                budget = budget or Expanded()
+                arrays[index] = self._spread(spec, array, rows, budget)
         if rows < 1:
             raise InvalidRequest("expected at least one row, got none", field=self.inputs[0].name)
         return CheckedInputs(self.layout(tuple(array.shape[1:] for array in arrays)), tuple(arrays), rows)
@@ -303,9 +303,9 @@ class Signature:
         if len(inputs) != len(self.inputs) or any(spec.name not in inputs for spec in self.inputs):
             raise self._wrong_names(inputs)
 
-    def _spread(self, spec: TensorSpec, array: Array, rows: int, allowance: Expansion) -> Array:
+    def _spread(self, spec: TensorSpec, array: Array, rows: int, budget: Expansion) -> Array:
         if spec.context and len(array) == 1:
-            allowance.expanded(held_bytes(array) * rows, spec.name)
+            budget.expanded(held_bytes(array) * rows, spec.name)
             return np.repeat(array, rows, axis=0)
         counted = self.inputs[self.counted].name
         if spec.context:
@@ -367,20 +367,20 @@ class Signature:
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
 
 
-def charge_spread(spread: Sequence[int], layout: RowLayout, rows: int, allowance: Expansion) -> None:
+def charge_spread(spread: Sequence[int], layout: RowLayout, rows: int, budget: Expansion) -> None:
     """Charge a request for the columns that ``spread_columns`` repeats.
 
     Args:
         spread: Indices of the columns that came with one row.
         layout: The layout of a row.
         rows: Number of rows of the other columns.
-        allowance: Limit on spreading.
+        budget: Limit on spreading.
 
     Raises:
-        TooLarge: The request would exceed the allowance.
+        TooLarge: The request would exceed the budget.
     """
     for index in spread:
-        allowance.expanded(layout.row_bytes[index] * rows, layout.specs[index].name)
+        budget.expanded(layout.row_bytes[index] * rows, layout.specs[index].name)
 
 
 def spread_columns(
@@ -412,23 +412,23 @@ def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature
     return found
 
 
-def _coerce(spec: TensorSpec, value: object, exact: bool, allowance: Expansion | None) -> Array:
-    array = _as_array(spec, value, allowance)
+def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | None) -> Array:
+    array = _as_array(spec, value, budget)
     if array.dtype != spec.dtype:
         array = _cast(spec, array, exact)
     if array.ndim == 0 or not spec.accepts(array.shape[1:]):
-        array = fitted(spec, array, allowance or Expanded())
+        array = fitted(spec, array, budget or Expanded())
         if array.ndim == 0 or not spec.accepts(array.shape[1:]):
             raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
     return array if array.flags.c_contiguous and array.dtype.isnative else np.ascontiguousarray(array)
 
 
-def _as_array(spec: TensorSpec, value: object, allowance: Expansion | None) -> Array:
+def _as_array(spec: TensorSpec, value: object, budget: Expansion | None) -> Array:
     read = _as_strings if spec.dtype == STRING else _as_numbers
     try:
         return read(spec, value)
     except InvalidRequest:
-        completed = complete(spec, value, allowance or Expanded())
+        completed = complete(spec, value, budget or Expanded())
         if completed is value:
             raise
         return read(spec, completed)

@@ -24,7 +24,7 @@ from headrace.sealed_memory import copies
 from headrace.sealed_memory.copies import SealedCopy
 
 if TYPE_CHECKING:
-    from headrace.sealed_memory.keeper_client import Door
+    from headrace.sealed_memory.keeper_client import KeeperClient
 
 PIECE_BYTES = 2**18
 """Bytes that are copied, hashed and checked at a time; they fit into a core's cache."""
@@ -35,7 +35,7 @@ LARGE_BYTES = 2**20
 _OWN_SHARE = 0.1
 _INDEX = np.dtype(np.uint32)
 
-_keeper: Door | None = None
+_keeper: KeeperClient | None = None
 
 
 class Numbers(msgspec.Struct, frozen=True):
@@ -121,9 +121,9 @@ def use_keeper(descriptor: int) -> None:
         descriptor: The asking end of the keeper's socket; remains the caller's, and must stay open.
     """
     global _keeper  # noqa: PLW0603 - one per process, like the descriptor
-    from headrace.sealed_memory.keeper_client import Door  # noqa: PLC0415 - only processes that have a keeper need it
+    from headrace.sealed_memory.keeper_client import KeeperClient  # noqa: PLC0415 - only processes that have a keeper need it
 
-    _keeper = Door(descriptor)
+    _keeper = KeeperClient(descriptor)
 
 
 def forget_keeper() -> None:

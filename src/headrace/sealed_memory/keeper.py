@@ -79,13 +79,13 @@ class _Job:
 class Keeper:
     """The loop that receives questions and answers them; threads beside it do the copying."""
 
-    def __init__(self, door: socket.socket) -> None:
+    def __init__(self, client: socket.socket) -> None:
         """Prepare; ``run`` serves.
 
         Args:
-            door: The socket that receives questions.
+            client: The socket that receives questions.
         """
-        self._door = door
+        self._client = client
         self._selector = selectors.DefaultSelector()
         self._jobs: dict[Hashable, _Job] = {}
         self._waiting: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -96,7 +96,7 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until all asking ends are closed."""
-        self._selector.register(self._door, selectors.EVENT_READ, self._take)
+        self._selector.register(self._client, selectors.EVENT_READ, self._take)
         self._selector.register(self._woken, selectors.EVENT_READ, self._finish)
         for _ in range(_WORKERS):
             threading.Thread(target=self._work, daemon=True).start()
@@ -116,7 +116,7 @@ class Keeper:
     def _take(self) -> bool:
         """Receive a question; return False when all asking ends are closed."""
         try:
-            received = messages.receive(self._door, _MOST_DESCRIPTORS)
+            received = messages.receive(self._client, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return True
         except OSError as error:  # out of descriptors: the asker sees its socket closed, and copies itself

@@ -25,7 +25,7 @@ _LEFT_ALONE_SECONDS = 60.0
 # Only after a timeout: a keeper that has ended is restarted soon, so it is asked for the next file.
 
 
-class Door:
+class KeeperClient:
     """The asking end of a keeper's socket; may be shared by many threads and processes."""
 
     def __init__(self, descriptor: int) -> None:
@@ -108,8 +108,8 @@ class Door:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, socket.socket(fileno=os.dup(self._descriptor)) as door:
-                _send(door, question, theirs.fileno(), *given)
+            with theirs, socket.socket(fileno=os.dup(self._descriptor)) as client:
+                _send(client, question, theirs.fileno(), *given)
             reply, descriptors = _answer(ours, between)
         except TimeoutError:
             ours.close()
@@ -126,7 +126,7 @@ class Door:
         return reply, descriptors, ours
 
 
-def _send(door: socket.socket, question: Question, *descriptors: int) -> None:
+def _send(client: socket.socket, question: Question, *descriptors: int) -> None:
     """Send a question, waiting until the socket has room for it.
 
     Raises:
@@ -136,12 +136,12 @@ def _send(door: socket.socket, question: Question, *descriptors: int) -> None:
     ends = time.monotonic() + SILENT_SECONDS
     while True:
         try:
-            return messages.send(door, question, *descriptors)
+            return messages.send(client, question, *descriptors)
         except BlockingIOError:
             left = ends - time.monotonic()
             if left <= 0:
                 raise TimeoutError from None
-            _wait(door, select.POLLOUT, left)
+            _wait(client, select.POLLOUT, left)
 
 
 def _say_away(why: str) -> None:

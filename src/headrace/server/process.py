@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Less than a slice of the lane; see _hand_over_soon.
+# Less than a slice of the time slicer; see _hand_over_soon.
 _SWITCH_SECONDS = 0.0005
 _LOADS_END_SECONDS = 10.0
 """How long a failed start waits for loads in progress, in seconds."""

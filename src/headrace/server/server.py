@@ -101,7 +101,7 @@ def application(engine: Engine) -> Application:
     """
     service = Service(engine)
     return Application(
-        http_routes(service), grpc_methods(service), engine.config.limits, engine.outcomes, service.lane
+        http_routes(service), grpc_methods(service), engine.config.limits, engine.outcomes, service.slicer
     )
 
 
@@ -280,7 +280,7 @@ class Server:
     def _answering(
         self, routes: list[HttpRoute], methods: list[GrpcMethod], origins: Sequence[str] = ()
     ) -> Application:
-        parts = routes, methods, self._config.limits, self.engine.outcomes, self._service.lane
+        parts = routes, methods, self._config.limits, self.engine.outcomes, self._service.slicer
         if origins:
             from headrace.frontends.transport.cors import shared  # noqa: PLC0415 - only for web pages
 

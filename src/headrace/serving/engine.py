@@ -33,7 +33,7 @@ from headrace.lifecycle.wanted_model import Source, Want, Wanted
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.version_loader import VersionLoader
-from headrace.telemetry.outcomes import Call, Door, InProcessCall, Outcome, Outcomes, SubmittedRequest
+from headrace.telemetry.outcomes import Call, Channel, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.versions.file_trust import trusted_files, verifier
 
 if TYPE_CHECKING:
@@ -471,7 +471,7 @@ class Engine:
                 raise self._refused(f"{loaded.name} calls itself while its only instance is busy")
             say_waiting()
             return None
-        outcome = Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None
+        outcome = Outcome(Channel.IN_PROCESS) if self.outcomes.all_observed else None
         try:
             found = signature_named(loaded.signatures, spec.signature)
             chosen = found.check_outputs(outputs)
@@ -497,4 +497,4 @@ class Engine:
         return error
 
     def _in_process_call(self) -> InProcessCall:
-        return InProcessCall(Outcome(Door.IN_PROCESS) if self.outcomes.all_observed else None)
+        return InProcessCall(Outcome(Channel.IN_PROCESS) if self.outcomes.all_observed else None)

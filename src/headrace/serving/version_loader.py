@@ -192,13 +192,13 @@ class VersionLoader:
     ) -> Servable:
         """Look inputs up in the archive, in the space versions that the model was trained on."""
         # Imported late: only models with archive inputs need it.
-        from headrace.archive.model_inputs.lookup_servable import FeaturedServable  # noqa: PLC0415
+        from headrace.archive.model_inputs.lookup_servable import LookupServable  # noqa: PLC0415
 
         try:
             archive = self.archive()
             if archive is None:
                 raise NotLoadable(_NO_ARCHIVE)
-            return FeaturedServable(servable, archive, model, config, space_versions(manifest))
+            return LookupServable(servable, archive, model, config, space_versions(manifest))
         except BaseException:
             servable.close()
             raise

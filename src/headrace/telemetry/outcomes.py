@@ -34,7 +34,7 @@ LEFT = Cancelled("the caller left before there was an answer")
 _BROKEN = HeadraceError("internal error; the server's log says more")
 
 
-class Door(StrEnum):
+class Channel(StrEnum):
     """The entry point of a call; the values are used in metrics."""
 
     REST = "REST"
@@ -53,7 +53,7 @@ class Outcome:
 
     Attributes:
         id: 128 random bits that identify the call in other records.
-        door: The entry point of the call.
+        channel: The entry point of the call.
         method: The HTTP method; "" in process.
         path: The path without the query; for gRPC ``/package.Service/Method``; "" in process.
         request_id: The caller's name for the call; "" without one.
@@ -77,22 +77,22 @@ class Outcome:
     """
 
     __slots__ = (
-        "_answer", "_peer", "arrived", "asked", "code", "door", "ended", "error", "error_type", "handed",
+        "_answer", "_peer", "arrived", "asked", "channel", "code", "ended", "error", "error_type", "handed",
         "has_ended", "id", "key_of", "method", "path", "request_bytes", "request_id", "response_bytes",
         "rows", "source", "status", "timings", "trace",
     )  # fmt: skip
 
-    def __init__(self, door: Door, peer: Peer = None, method: str = "", path: str = "") -> None:
+    def __init__(self, channel: Channel, peer: Peer = None, method: str = "", path: str = "") -> None:
         """Begin the record of a call that has just arrived.
 
         Args:
-            door: The entry point of the call.
+            channel: The entry point of the call.
             peer: The other end of its connection.
             method: The HTTP method.
             path: The path without the query.
         """
         self.id = os.urandom(_ID_BYTES)
-        self.door = door
+        self.channel = channel
         self._peer = peer
         self.method, self.path = method, path
         self.request_id = ""
@@ -177,11 +177,11 @@ class Call(CallOfRequest, Protocol):
     """A call that ends in an Outcome.
 
     Attributes:
-        door: The entry point of the call.
+        channel: The entry point of the call.
         outcome: The call's record, begun on arrival; None if only the metrics observe.
     """
 
-    door: Door
+    channel: Channel
     outcome: Outcome | None
 
 
@@ -212,13 +212,13 @@ class InProcessCall:
     """A call in process, without headers.
 
     Attributes:
-        door: ``IN_PROCESS``.
+        channel: ``IN_PROCESS``.
         outcome: See ``Call``.
     """
 
     __slots__ = ("outcome",)
 
-    door = Door.IN_PROCESS
+    channel = Channel.IN_PROCESS
 
     def __init__(self, outcome: Outcome | None) -> None:
         """Create the call."""
@@ -244,7 +244,7 @@ The Outcome of a call in a calling thread arrives shortly after the call.
 
 
 class Tally:
-    """Counters of one door's calls by result, read by the metrics.
+    """Counters of one channel's calls by result, read by the metrics.
 
     Attributes:
         answered: Number of calls that were answered.
@@ -254,15 +254,17 @@ class Tally:
 
     __slots__ = ("answered", "failed")
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, channel: Channel) -> None:
         """Start all counters at 0."""
         self.answered = 0
-        self.failed = dict.fromkeys(sorted({said(door, one) for one in (*CODES.values(), WRONG_METHOD)}), 0)
+        self.failed = dict.fromkeys(
+            sorted({said(channel, one) for one in (*CODES.values(), WRONG_METHOD)}), 0
+        )
 
 
-def said(door: Door, code: Codes) -> str:
-    """Return a code as a door shows it: the HTTP status for REST, otherwise the gRPC name."""
-    return str(code.http) if door is Door.REST else code.name
+def said(channel: Channel, code: Codes) -> str:
+    """Return a code as a channel shows it: the HTTP status for REST, otherwise the gRPC name."""
+    return str(code.http) if channel is Channel.REST else code.name
 
 
 class Outcomes:
@@ -282,22 +284,22 @@ class Outcomes:
         self._names = False
         self._sampler: Sampler | None = None
         self._wants: Callable[[str], bool] = _nothing
-        self._tallies = {door: Tally(door) for door in Door}
-        self._of_threads = Tally(Door.IN_PROCESS)
+        self._tallies = {channel: Tally(channel) for channel in Channel}
+        self._of_threads = Tally(Channel.IN_PROCESS)
         self._lock = threading.Lock()
         self._observers: list[Observer] = []
         self._of_sampled: Observer = _nobody
         self._failing: set[int] = set()  # by id, as observers need not be hashable
 
     @property
-    def tallies(self) -> Mapping[Door, Tally]:
-        """The counters of all calls, by door."""
-        together = Tally(Door.IN_PROCESS)
-        for part in (self._tallies[Door.IN_PROCESS], self._of_threads):
+    def tallies(self) -> Mapping[Channel, Tally]:
+        """The counters of all calls, by channel."""
+        together = Tally(Channel.IN_PROCESS)
+        for part in (self._tallies[Channel.IN_PROCESS], self._of_threads):
             together.answered += part.answered
             for code, count in part.failed.items():
                 together.failed[code] = together.failed.get(code, 0) + count
-        return {**self._tallies, Door.IN_PROCESS: together}
+        return {**self._tallies, Channel.IN_PROCESS: together}
 
     def observe(self, observer: Observer, *, names: bool = False) -> None:
         """Pass the Outcome of each call that begins from now on to an observer.
@@ -348,7 +350,7 @@ class Outcomes:
                 return
             if self._names:
                 trace = noted(call.headers)
-        call.outcome = outcome = Outcome(call.door, peer, method, path)
+        call.outcome = outcome = Outcome(call.channel, peer, method, path)
         outcome.trace = trace
         if self._names or trace is not None:
             outcome.request_id = outcome.id.hex()
@@ -367,14 +369,14 @@ class Outcomes:
             trace = None if self._sampler is None else self._sampler.child(trace)
             if trace is None and not self.all_observed:
                 return
-        call.outcome = outcome = Outcome(call.door, of_stream.caller, of_stream.method, of_stream.path)
+        call.outcome = outcome = Outcome(call.channel, of_stream.caller, of_stream.method, of_stream.path)
         outcome.trace, outcome.request_id = trace, of_stream.request_id
         if outcome.log_fields:
             logs.CALL.set(outcome)
 
     def answered(self, call: Call) -> None:
         """End a call with an answer."""
-        self._tallies[call.door].answered += 1
+        self._tallies[call.channel].answered += 1
         if call.outcome is not None:
             self._give(call.outcome, OK, None)
 
@@ -388,7 +390,7 @@ class Outcomes:
         """
         known = _as_headrace_error(error)
         code = code or codes(known)
-        self._tallies[call.door].failed[said(call.door, code)] += 1
+        self._tallies[call.channel].failed[said(call.channel, code)] += 1
         if call.outcome is not None:
             self._give(call.outcome, code, known)
 

@@ -15,7 +15,7 @@ from headrace.training.reporting.reports import Reports, telemetry
 from headrace.training.running.checkpoint import only_run
 from headrace.training.running.resumption import find_checkpoint, gone_on_with, rows_before
 from headrace.training.running.source import Continued, open_stream
-from headrace.training.running.trainer import Plan, Trainer
+from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.training.topic_origin import open_origin
 
 
@@ -51,7 +51,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         source = origin.source if origin else options.input
         reader = stack.enter_context(open_stream(source, options.schema, reading))
         learner, release = make_learner(options, settings, reader.features)
-        plan = Plan(
+        plan = RunPlan(
             release=release,
             publish_every=options.publish_every,
             checkpoint=options.checkpoint,

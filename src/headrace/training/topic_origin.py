@@ -48,7 +48,7 @@ class TopicOrigin:
             self.source.saved(self._position)
 
 
-class Asking(Protocol):
+class TopicOptions(Protocol):
     """Options that select a topic and how it is read; see ``TrainOptions``."""
 
     @property
@@ -73,7 +73,7 @@ class Asking(Protocol):
 
 
 @contextmanager
-def open_origin(options: Asking, checkpoint: Checkpoint | None) -> Iterator[TopicOrigin | None]:
+def open_origin(options: TopicOptions, checkpoint: Checkpoint | None) -> Iterator[TopicOrigin | None]:
     """Open the topic that the input names; yield None if it names none.
 
     Args:

@@ -59,7 +59,7 @@ class Start(NamedTuple):
     command: Sequence[str]
 
 
-class Pool:
+class WorkerPool:
     """All workers of a server.
 
     Attributes:
@@ -389,7 +389,7 @@ async def run(start: Start, workers: int) -> int:
     life = ServerLife(start.models, start.config)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[signal.Signals] = loop.create_future()
-    pools: list[Pool] = []
+    pools: list[WorkerPool] = []
 
     def stop_or_end(number: signal.Signals) -> None:
         if stopping.done():
@@ -403,8 +403,8 @@ async def run(start: Start, workers: int) -> int:
 
     expect_signals(loop)
 
-    def begin(ports: Ports | None) -> Pool:
-        pools.append(Pool(start, workers, ports))
+    def begin(ports: Ports | None) -> WorkerPool:
+        pools.append(WorkerPool(start, workers, ports))
         if start.config.looks_again:
             loop.add_signal_handler(signal.SIGHUP, pools[0].look_again)
         pools[0].start()
@@ -434,14 +434,14 @@ async def run(start: Start, workers: int) -> int:
     return await _serve(pools[0], handing, manager, stopping, life) if serves else _given_up(pools)
 
 
-def _given_up(pools: Sequence[Pool]) -> int:
+def _given_up(pools: Sequence[WorkerPool]) -> int:
     for pool in pools:
         pool.end()
     return 0
 
 
 async def _serve(
-    pool: Pool,
+    pool: WorkerPool,
     handover: Handover | None,
     manager: ServiceManager | None,
     stopping: asyncio.Future[signal.Signals],
@@ -463,7 +463,7 @@ async def _serve(
     return 0
 
 
-async def _stopped(pool: Pool, handover: Handover | None, *, lead: bool) -> None:
+async def _stopped(pool: WorkerPool, handover: Handover | None, *, lead: bool) -> None:
     if handover is not None and handover.taken.done():
         await pool.leave()
         await handover.close()

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling import embedder_pool, in_flight
-from headrace.archive.filling.embedder_pool import Supplier
+from headrace.archive.filling.embedder_pool import PooledEmbedder
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
@@ -45,7 +45,7 @@ class Filling:
     """A filler at work; stopped in the end."""
 
     def __init__(
-        self, archive: Archive, embedders: Mapping[str, LengthEmbedder | Supplier], seconds: float = 5.0
+        self, archive: Archive, embedders: Mapping[str, LengthEmbedder | PooledEmbedder], seconds: float = 5.0
     ) -> None:
         by_space = {space: [embedder] for space, embedder in embedders.items()}
         self._filler, self._seconds = Filler(archive, by_space, batch=16), seconds
@@ -122,7 +122,7 @@ def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
 ) -> None:
     ill = LengthEmbedder("ill")
     ill.hold.clear()
-    supplier = Supplier("ill", ["texts"], lambda: ill)
+    supplier = PooledEmbedder("ill", ["texts"], lambda: ill)
     archive.want("texts", TEXTS[:30])
     filling = Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}, 0.1)
     with filling:
@@ -145,7 +145,7 @@ def test_one_that_cannot_be_opened_yet_is_opened_when_it_can(archive: Archive) -
             raise refuses[0]
         return ill
 
-    supplier = Supplier("ill", ["texts"], open_one, address="http://encoder:8501")
+    supplier = PooledEmbedder("ill", ["texts"], open_one, address="http://encoder:8501")
     archive.want("texts", TEXTS[:40])
     archive.want("films", FILMS)
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}):
@@ -167,7 +167,7 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
         raise ConfigError("no such thing")
 
     with pytest.raises(ConfigError, match="no such thing"):
-        Supplier("ill", ["texts"], wrong).lend(10.0)
+        PooledEmbedder("ill", ["texts"], wrong).lend(10.0)
     hanging = LengthEmbedder()
     hanging.hold.clear()
 
@@ -175,7 +175,7 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
         hanging.hold.wait(20)
         return hanging
 
-    supplier = Supplier("ill", ["texts"], slow)
+    supplier = PooledEmbedder("ill", ["texts"], slow)
     with pytest.raises(Unavailable, match=r"the embedder 'ill' \(of texts\) is not open yet"):
         supplier.lend(0.05)
     with pytest.raises(Unavailable, match="is not open yet"):

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.base.errors import HeadraceError
 from headrace.base.tensors import Array, Tensors
-from headrace.batching.batch_queue import Lane
+from headrace.batching.batch_queue import BatchQueue
 from headrace.batching.batcher import Batcher
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.config import BatchingPolicy
@@ -184,7 +184,7 @@ class Stage:
         """Let rows of any length be known to be quick: their lanes need no first batch in a thread."""
         open_lane = self.batcher._open_lane
 
-        def open_proven(layout: RowLayout) -> Lane:
+        def open_proven(layout: RowLayout) -> BatchQueue:
             lane = open_lane(layout)
             lane.proven_rows = sys.maxsize
             return lane

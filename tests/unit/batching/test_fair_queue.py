@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headrace.access.caller import ASKING, Caller
 from headrace.batching.cost import BatchCost
-from headrace.batching.fair_queue import FairLane, FairQueue
-from headrace.batching.plan import Limits, plan
+from headrace.batching.fair_queue import FairBatchQueue, FairQueue
+from headrace.batching.plan import BatchLimits, plan
 from headrace.batching.request import Request
 from headrace.config import BatchingPolicy
 from headrace.frontends.calls import GrpcCall
@@ -159,7 +159,7 @@ def test_nobody_is_lost_overtaken_by_himself_or_kept_out(
     made = [request(queue, *one) for one in asks]
     served: list[Request] = []
     while queue:
-        found = plan(queue, 0.0, Limits(most))
+        found = plan(queue, 0.0, BatchLimits(most))
         assert found.taken > 0
         served += [queue.popleft() for _ in range(found.taken)]
     assert sorted(map(id, served)) == sorted(map(id, made))
@@ -214,7 +214,7 @@ def test_where_all_have_about_as_much_nobody_dominates() -> None:
 
 def test_batches_are_short_while_one_caller_crowds_others() -> None:
     signature = Signature("m", (TensorSpec("x", np.dtype(np.float32), ()),), ())
-    lane = FairLane(signature, BatchingPolicy(max_batch_rows=256))
+    lane = FairBatchQueue(signature, BatchingPolicy(max_batch_rows=256))
     cost = BatchCost()
     for rows in (1, 100, 200, 1, 100, 200):
         cost.observe(rows, 0.0005 + 0.0002 * rows)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.batching.plan import Limits, Release, plan
+from headrace.batching.plan import BatchLimits, Release, plan
 
 NOW = 100.0
 
@@ -27,11 +27,11 @@ def item(
     return Waiting(name, rows, NOW + due, NOW - waited, not gone)
 
 
-EAGER = Limits(8)
-PATIENT = Limits(8, max_wait_seconds=0.010, run_seconds=0.004)
+EAGER = BatchLimits(8)
+PATIENT = BatchLimits(8, max_wait_seconds=0.010, run_seconds=0.004)
 
 FULL, IDLE, WAITED, DEADLINE = Release.FULL, Release.IDLE, Release.WAITED, Release.DEADLINE
-Row = tuple[str, list[Waiting], Limits, str, Release | None, str, str, float | None]
+Row = tuple[str, list[Waiting], BatchLimits, str, Release | None, str, str, float | None]
 
 # Intent; queue, limits; who runs, why; who expired, who left; seconds until the next look.
 TABLE: list[Row] = [

@@ -12,7 +12,7 @@ from headrace.frontends.oip.infer_json import JsonInference, json_bytes_of
 from headrace.frontends.oip.messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
 from headrace.frontends.wire.cooperative_steps import run
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 LIMITS = Limits()
 
@@ -21,7 +21,7 @@ def infer(
     decoder: InferDecoder, message: bytes, deadline: float = NO_DEADLINE, *, limits: Limits = LIMITS
 ) -> Inference:
     found = decoder.recognise(message, deadline)
-    return Inference(*found) if found else run(decoder.parse(message, deadline, Allowance(limits)))
+    return Inference(*found) if found else run(decoder.parse(message, deadline, RequestBudget(limits)))
 
 
 def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
@@ -29,7 +29,7 @@ def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS)
 
 
 def parsed(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
-    return run(decoder.parse(message, Allowance(limits)))
+    return run(decoder.parse(message, RequestBudget(limits)))
 
 
 def decode_body(
@@ -39,5 +39,5 @@ def decode_body(
     json_bytes = json_bytes_of(body, json_length)
     found = infer_json.recognise(loaded, call, json_bytes)
     if found is None:
-        found = run(infer_json.parse(loaded, call, json_bytes, limits.max_json_depth, Allowance(limits)))
+        found = run(infer_json.parse(loaded, call, json_bytes, limits.max_json_depth, RequestBudget(limits)))
     return found

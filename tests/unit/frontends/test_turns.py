@@ -15,7 +15,7 @@ from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import json_text, long_lists
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.oip.doubles import echo
 from tests.unit.frontends.tfserving.doubles import ServiceDouble
 from tests.unit.frontends.tfserving.test_large_results import longest_turn
@@ -136,8 +136,8 @@ def test_a_document_is_taken_apart(steps: int, monkeypatch: pytest.MonkeyPatch) 
     held = [document, inner, *inner]
 
     async def give_back() -> None:
-        async with Lane() as lane:
-            await long_lists.given_back(document, lane)
+        async with TimeSlicer() as slicer:
+            await long_lists.given_back(document, slicer)
 
     asyncio.run(give_back())
     assert not any(held)

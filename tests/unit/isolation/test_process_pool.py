@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.isolation.process_pool import Pool
+from headrace.isolation.process_pool import ProcessPool
 
 SECONDS = 20.0
 
@@ -38,7 +38,7 @@ def test_the_first_that_is_ready_and_idle_is_taken(
     ready: list[bool], busy: list[int], taken: int | None
 ) -> None:
     members = [Member() for _ in ready]
-    pool = Pool(members)
+    pool = ProcessPool(members)
     for number in busy:
         assert pool.take() is members[number]
     for member, is_ready in zip(members, ready, strict=True):
@@ -46,18 +46,18 @@ def test_the_first_that_is_ready_and_idle_is_taken(
     assert pool.take() is (None if taken is None else members[taken])
 
 
-def returns(_pool: Pool[Member], members: list[Member]) -> Member | None:
+def returns(_pool: ProcessPool[Member], members: list[Member]) -> Member | None:
     _pool.give_back(members[1])
     return members[1]
 
 
-def comes_back(pool: Pool[Member], members: list[Member]) -> Member | None:
+def comes_back(pool: ProcessPool[Member], members: list[Member]) -> Member | None:
     members[2].is_ready = True
     pool.look()
     return members[2]
 
 
-def all_go(pool: Pool[Member], members: list[Member]) -> Member | None:
+def all_go(pool: ProcessPool[Member], members: list[Member]) -> Member | None:
     for member in members:
         member.is_ready = False
     pool.look()
@@ -66,10 +66,10 @@ def all_go(pool: Pool[Member], members: list[Member]) -> Member | None:
 
 @pytest.mark.parametrize("happens", [returns, comes_back, all_go])
 def test_who_finds_all_busy_waits_until_one_is_idle_or_none_is_left(
-    happens: Callable[[Pool[Member], list[Member]], Member | None],
+    happens: Callable[[ProcessPool[Member], list[Member]], Member | None],
 ) -> None:
     members = [Member(), Member(), Member(is_ready=False)]
-    pool = Pool(members)
+    pool = ProcessPool(members)
     assert [pool.take(), pool.take()] == members[:2]
     with ThreadPoolExecutor(1) as threads:
         waiting: Future[Member | None] = threads.submit(pool.take)
@@ -79,7 +79,7 @@ def test_who_finds_all_busy_waits_until_one_is_idle_or_none_is_left(
 
 def test_nobody_computes_two_calls_at_once() -> None:
     members = [Member(), Member(), Member()]
-    pool, held, most = Pool(members), set[Member](), list[int]()
+    pool, held, most = ProcessPool(members), set[Member](), list[int]()
     lock = threading.Lock()
 
     def call() -> None:

@@ -13,7 +13,7 @@ import pytest
 from headrace.config import IsolationPolicy
 from headrace.isolation import replica as replicas
 from headrace.isolation.call_slot import Limit
-from headrace.isolation.model_description import Description
+from headrace.isolation.model_description import ModelDescription
 from headrace.isolation.model_process import ModelProcess
 from headrace.isolation.replica import Recipe, Replica, Which
 from headrace.isolation.restart_policy import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
@@ -35,7 +35,7 @@ class Told(ModelProcess):
         self.may_retire.set()
 
     def call(self, *_: Any) -> Any:
-        return Description("python", False, False, {}, ()), {}
+        return ModelDescription("python", False, False, {}, ()), {}
 
     def grow(self) -> None:
         """Exceed the limit, and have the keeper look once."""

@@ -12,7 +12,7 @@ import pytest
 from headrace.sealed_memory.copies import _BUSY_SECONDS
 from headrace.sealed_memory.file_copying import Content, Numbers
 from headrace.sealed_memory.keeper import _WORKERS
-from headrace.sealed_memory.keeper_client import SILENT_SECONDS, Door
+from headrace.sealed_memory.keeper_client import SILENT_SECONDS, KeeperClient
 from headrace.sealed_memory.keeper_process import KeeperProcess
 
 
@@ -21,12 +21,12 @@ def test_questions_that_make_no_sense_are_refused_and_others_are_answered(
 ) -> None:
     (tmp_path / "table").write_bytes(bytes(4096))
     with closing(KeeperProcess()) as keeper, (tmp_path / "table").open("rb") as file:
-        door = Door(keeper.descriptor)
+        client = KeeperClient(keeper.descriptor)
         for number in range(2 * _WORKERS):  # each would have ended a thread
             with pytest.raises(OSError, match="TypeError") as refused:
-                door.copy(file.fileno(), Content(4096, finite=Numbers(f"nonsense{number}", 0)))
+                client.copy(file.fileno(), Content(4096, finite=Numbers(f"nonsense{number}", 0)))
             assert refused.value.errno == errno.EIO
-        copy = door.copy(file.fileno(), Content(4096, hashlib.sha256(bytes(4096)).hexdigest()))
+        copy = client.copy(file.fileno(), Content(4096, hashlib.sha256(bytes(4096)).hexdigest()))
         assert copy is not None
         assert copy.size_bytes == 4096
     assert "processing a file failed" in capfd.readouterr().err

@@ -16,7 +16,7 @@ from headrace.workers import restart_policy
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Processes
 from headrace.workers.messages import Beat, Begin, Finish, Message, Scrape, Scraped, Serving, States, View
-from headrace.workers.pool import Pool, Start
+from headrace.workers.pool import Start, WorkerPool
 from tests.virtual_loop import VirtualLoop
 
 START_SECONDS = 300.0
@@ -214,7 +214,7 @@ class Stage:
         self.config = ServerConfig(http_port=0, grpc_port=0, **settings)
         start = Start(None, self.config, json=False, begun=self.now, command=())
         self.processes = FakeProcesses(self)
-        self.pool = Pool(start, workers, None, self.processes)
+        self.pool = WorkerPool(start, workers, None, self.processes)
 
     async def __aenter__(self) -> Stage:
         self.loop.before_time_passes = self._check

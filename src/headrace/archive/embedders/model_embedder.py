@@ -27,7 +27,7 @@ from headrace.base.errors import (
 )
 from headrace.base.files import read_text
 from headrace.base.tensors import STRING, Array
-from headrace.client.model_description import Description
+from headrace.client.model_description import CalledModel
 from headrace.client.oip_rest import RemoteServed
 from headrace.client.rest import RestClient, read_address
 from headrace.model.servable import TensorSpec
@@ -118,7 +118,7 @@ class ModelEmbedder:
         made = answer.astype(np.float32)
         return normalized(made) if self._normalize else made
 
-    def _digest(self, described: Description, settings: ModelSettings) -> str:
+    def _digest(self, described: CalledModel, settings: ModelSettings) -> str:
         told: dict[str, object] = {
             "input": self._input.name,
             "output": self._output,

@@ -10,14 +10,14 @@ from typing import Protocol
 from headrace.base.errors import NotFound, shown
 from headrace.base.files import visible_files
 from headrace.base.tensors import Array, Tensors
-from headrace.client.model_description import Description
+from headrace.client.model_description import CalledModel
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature
 
 
 class Served(Protocol):
     """One version of a model that is called by name. Thread-safe."""
 
-    def describe(self) -> Description:
+    def describe(self) -> CalledModel:
         """Return the inputs and outputs of the model.
 
         Raises:
@@ -101,11 +101,11 @@ class LocalServed:
         self._found = found.version, found.signatures[DEFAULT_SIGNATURE], found.path
         self._timeout_seconds = timeout_seconds
 
-    def describe(self) -> Description:
+    def describe(self) -> CalledModel:
         """Return the inputs and outputs of the model; see ``Served``."""
         version, signature, path = self._found
         files = () if path is None else tuple(visible_files(path))
-        return Description(version, signature.inputs, tuple(signature.output_names), files)
+        return CalledModel(version, signature.inputs, tuple(signature.output_names), files)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
         """Predict a batch; see ``Served``."""

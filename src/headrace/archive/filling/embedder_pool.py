@@ -37,7 +37,7 @@ class Call:
         ended: Set when the call ends.
     """
 
-    def __init__(self, supplier: Supplier, where: Where, contents: Sequence[bytes]) -> None:
+    def __init__(self, supplier: PooledEmbedder, where: Where, contents: Sequence[bytes]) -> None:
         """Record the start."""
         self.supplier, self.where, self.contents = supplier, where, tuple(contents)
         self.began = time.monotonic()
@@ -130,7 +130,7 @@ class _Outage(NamedTuple):
     due: float
 
 
-class Supplier:
+class PooledEmbedder:
     """One embedder, for use from any number of threads.
 
     Attributes:

@@ -19,7 +19,7 @@ import tenacity
 from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling.embedder_pool import Away
 from headrace.archive.filling.in_flight import Task
-from headrace.archive.filling.space_encoders import Asking, Encoder, Filled, Stop, Stopped
+from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop, Stopped
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letters import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of
@@ -104,7 +104,7 @@ class BatchFiller:
         self._filled = filled
         self.counts = counts
         self._stop = stop
-        self._asking = Asking(filled, stop)
+        self._asking = EncoderCalls(filled, stop)
         # Filled count of a space version at which its mean is tried again.
         self._mean_at: dict[tuple[str, int], int] = {}
 

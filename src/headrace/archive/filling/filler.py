@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.filling.embedder_pool import Askable, Supplier
+from headrace.archive.filling.embedder_pool import Askable, PooledEmbedder
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.in_flight import Held, Task
 from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopped
@@ -49,7 +49,7 @@ class Filler:
     def __init__(
         self,
         archive: Archive,
-        embedders: Mapping[str, Sequence[Embedder | Supplier]],
+        embedders: Mapping[str, Sequence[Embedder | PooledEmbedder]],
         *,
         threads: int = 2,
         batch: int = BATCH,
@@ -79,7 +79,7 @@ class Filler:
             try:
                 self._find_versions(space)
             except Unavailable:
-                if not all(isinstance(one, Supplier) for one in embedders[space]):
+                if not all(isinstance(one, PooledEmbedder) for one in embedders[space]):
                     raise
         self._fillers = [BatchFiller(archive, self._filled, self.counts, self._stop) for _ in range(threads)]
         self._threads: list[threading.Thread] = []
@@ -172,7 +172,7 @@ class Filler:
             for one in those
         ]
 
-    def _beside(self, suppliers: Sequence[Supplier]) -> set[str]:
+    def _beside(self, suppliers: Sequence[PooledEmbedder]) -> set[str]:
         """Return the spaces that any of the suppliers fills."""
         return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
 
@@ -244,11 +244,14 @@ class Filler:
 
 
 def suppliers_of(
-    archive: Archive, space: str, embedders: Sequence[Embedder | Supplier]
-) -> Sequence[Supplier]:
+    archive: Archive, space: str, embedders: Sequence[Embedder | PooledEmbedder]
+) -> Sequence[PooledEmbedder]:
     """Return suppliers of the embedders; those that are suppliers already are returned as they are."""
     name = archive.config.spaces[space].embedder or space
-    return [one if isinstance(one, Supplier) else Supplier(name, [space], embedder=one) for one in embedders]
+    return [
+        one if isinstance(one, PooledEmbedder) else PooledEmbedder(name, [space], embedder=one)
+        for one in embedders
+    ]
 
 
 def _texts_of(archive: Archive, spaces: Iterable[str]) -> dict[str, TableTexts]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
-from headrace.archive.filling.embedder_pool import Away, Call, Supplier, Where
+from headrace.archive.filling.embedder_pool import Away, Call, PooledEmbedder, Where
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.net.failures import Failure
 
@@ -49,7 +49,7 @@ class Encoder:
         version: Number of the version.
     """
 
-    supplier: Supplier
+    supplier: PooledEmbedder
     embedder: Embedder
     version: int
 
@@ -65,17 +65,17 @@ class Filled:
     """
 
     encoders: dict[str, Sequence[Encoder]] = field(default_factory=dict)
-    awaited: dict[str, Supplier] = field(default_factory=dict)
+    awaited: dict[str, PooledEmbedder] = field(default_factory=dict)
     texts: Mapping[str, TableTexts] = field(default_factory=dict)
 
     @property
-    def suppliers(self) -> set[Supplier]:
+    def suppliers(self) -> set[PooledEmbedder]:
         """All suppliers."""
         those = {encoder.supplier for encoders in self.encoders.copy().values() for encoder in encoders}
         return those | set(self.awaited.copy().values())
 
 
-class Asking:
+class EncoderCalls:
     """Calls embedders for one thread, one call at a time each; collects the results of long calls later."""
 
     def __init__(self, filled: Filled, stop: Stop) -> None:

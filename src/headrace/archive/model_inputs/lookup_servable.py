@@ -28,7 +28,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, Tens
 _INTEGER = np.dtype(np.int64)
 
 
-class FeaturedServable:
+class LookupServable:
     """A model, with the archive that provides some of its inputs.
 
     Attributes:

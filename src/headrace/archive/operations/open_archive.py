@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.open_embedders import open_embedder, read_settings
 from headrace.archive.embedders.served_models import LocalModels
-from headrace.archive.filling.embedder_pool import Borrowed, Supplier
+from headrace.archive.filling.embedder_pool import Borrowed, PooledEmbedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import ArchiveConfig, read_archive_config
 from headrace.base.errors import Unavailable
@@ -25,7 +25,7 @@ def open_archive(
     config: ArchiveConfig,
     base: Path,
     models: LocalModels | None = None,
-    suppliers: Mapping[str, Supplier] | None = None,
+    suppliers: Mapping[str, PooledEmbedder] | None = None,
 ) -> Archive:
     """Open an archive.
 
@@ -60,7 +60,9 @@ def open_archive(
     return Archive(config, store, queue, lent)
 
 
-def suppliers_of(config: ArchiveConfig, base: Path, models: LocalModels | None = None) -> dict[str, Supplier]:
+def suppliers_of(
+    config: ArchiveConfig, base: Path, models: LocalModels | None = None
+) -> dict[str, PooledEmbedder]:
     """Return the embedders of all spaces, by name, not yet opened.
 
     Args:
@@ -73,7 +75,7 @@ def suppliers_of(config: ArchiveConfig, base: Path, models: LocalModels | None =
         if settings.embedder:
             spaces.setdefault(settings.embedder, []).append(space)
     return {
-        name: Supplier(
+        name: PooledEmbedder(
             name,
             those,
             partial(open_one_embedder, config, name, base, models),
@@ -83,10 +85,10 @@ def suppliers_of(config: ArchiveConfig, base: Path, models: LocalModels | None =
     }
 
 
-def open_suppliers(config: ArchiveConfig, suppliers: Collection[Supplier]) -> None:
+def open_suppliers(config: ArchiveConfig, suppliers: Collection[PooledEmbedder]) -> None:
     """Start opening embedders; wait for those of this process, and a few seconds for remote ones.
 
-    One that does not answer is opened later, by later calls of ``Supplier.look``.
+    One that does not answer is opened later, by later calls of ``PooledEmbedder.look``.
 
     Args:
         config: The settings.

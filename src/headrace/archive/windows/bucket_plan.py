@@ -38,7 +38,7 @@ class Total(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Plan:
+class BucketPlan:
     """Distinct measures, and distinct totals of them.
 
     Attributes:
@@ -52,7 +52,7 @@ class Plan:
     every_seconds: int
 
     @classmethod
-    def of(cls, windows: Iterable[Window], every_seconds: int) -> Plan:
+    def of(cls, windows: Iterable[Window], every_seconds: int) -> BucketPlan:
         """Return the plan for windows, which may be of several versions of a table."""
         wanted = list(windows)
         measures = tuple(dict.fromkeys(_measure(one) for one in wanted))

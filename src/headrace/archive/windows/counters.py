@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.archive.windows import kernels
-from headrace.archive.windows.bucket_plan import Measure, Plan
-from headrace.archive.windows.kernels import JUMP_ROWS, Cells, Opened, Rows, Totals
+from headrace.archive.windows.bucket_plan import BucketPlan, Measure
+from headrace.archive.windows.kernels import JUMP_ROWS, Cells, CountedRows, Opened, Totals
 from headrace.base.errors import ConfigError, FailedPrecondition
 from headrace.base.tensors import Array
 
@@ -67,7 +67,7 @@ class Counters:
         keys: Keys by slot; "" for a free slot.
     """
 
-    def __init__(self, plan: Plan, *, ahead_buckets: int, max_cells: int) -> None:
+    def __init__(self, plan: BucketPlan, *, ahead_buckets: int, max_cells: int) -> None:
         """Start without rows.
 
         Args:
@@ -108,7 +108,7 @@ class Counters:
                     self.keys[slot] = key
         return np.array(found, np.int32)
 
-    def take(self, rows: Rows) -> Iterator[Changed]:
+    def take(self, rows: CountedRows) -> Iterator[Changed]:
         """Take rows in order.
 
         Args:
@@ -187,7 +187,7 @@ class Counters:
         closed = Cells(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
         cells = int(self._state[kernels.CELLS])
         opened = Cells(*(part[:cells] for part in self._opened.cells))
-        held = Rows(*(part[: self._state[kernels.HELD]] for part in self._held))
+        held = CountedRows(*(part[: self._state[kernels.HELD]] for part in self._held))
         for prefix, part in (("closed", closed), ("opened", opened), ("held", held)):
             arrays |= {f"{prefix}.{name}": array.copy() for name, array in part._asdict().items()}
             arrays[f"{prefix}.slots"] = np.where(part.slots >= 0, places[part.slots], -1).astype(np.int32)
@@ -195,7 +195,7 @@ class Counters:
             arrays[f"totals.{name}"] = array[slots]
         return arrays
 
-    def restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
+    def restore(self, arrays: Mapping[str, Array], before: BucketPlan) -> None:
         """Resume from a state that may have been made with another plan.
 
         A new window starts with the buckets that are kept, and is complete after its own length at the
@@ -215,7 +215,7 @@ class Counters:
                 f"checkpoint: it holds no counters; is it one of this feed? ({error!r})"
             ) from error
 
-    def _restore(self, arrays: Mapping[str, Array], before: Plan) -> None:
+    def _restore(self, arrays: Mapping[str, Array], before: BucketPlan) -> None:
         ends = np.cumsum(arrays["key_bytes"]).tolist()
         blob = arrays["keys"].tobytes()
         keys = [blob[start:stop].decode() for start, stop in itertools.pairwise([0, *ends])]
@@ -261,7 +261,7 @@ class Counters:
         kernels.put_back(*self._opened, len(cells.slots))
         self._state[kernels.CELLS] = len(cells.slots)
 
-    def _bring_back(self, arrays: Mapping[str, Array], slots: Array, before: Plan) -> None:
+    def _bring_back(self, arrays: Mapping[str, Array], slots: Array, before: BucketPlan) -> None:
         """Restore the totals of the state, and compute new ones from the cells."""
         new, known = [], {before.key_of(one): place for place, one in enumerate(before.totals)}
         for place, total in enumerate(self.plan.totals):
@@ -284,7 +284,7 @@ class Counters:
     def _follow(self) -> Iterator[Changed]:
         """Accept the held rows: move the clock to the first of their buckets and count them."""
         count = int(self._state[kernels.HELD])
-        held = Rows(*(part[:count].copy() for part in self._held))
+        held = CountedRows(*(part[:count].copy() for part in self._held))
         self._state[kernels.HELD] = 0
         earliest = int(held.buckets.min())
         if not self._state[kernels.KNOWN]:
@@ -444,9 +444,9 @@ def _chosen(columns: Array, places: Sequence[int]) -> Array:
     return made
 
 
-def no_rows(plan: Plan, count: int) -> Rows:
+def no_rows(plan: BucketPlan, count: int) -> CountedRows:
     """Return empty rows as a buffer."""
-    return Rows(
+    return CountedRows(
         np.full(count, -1, np.int32),
         np.zeros(count, np.int64),
         np.zeros((count, len(plan.measures)), np.uint8),

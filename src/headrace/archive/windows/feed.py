@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.catalog import SpaceRecord
-from headrace.archive.windows.bucket_plan import Measure, Plan, Total
+from headrace.archive.windows.bucket_plan import BucketPlan, Measure, Total
 from headrace.archive.windows.counters import Counters
 from headrace.archive.windows.row_conversion import RowMaker
 from headrace.archive.windows.table_writer import Fed, Writer
@@ -83,7 +83,7 @@ class Feed:
         self._table, self._settings = table, settings.feed
         newest = archive.table_version(table, archive.config.spaces[table].columns or ())
         fed = _fed(archive.record(table), newest.number, settings.feed.every_seconds)
-        plan = Plan.of(
+        plan = BucketPlan.of(
             [one for version in fed for one in version.windows.values()], settings.feed.every_seconds
         )
         self.counters = Counters(
@@ -163,7 +163,7 @@ class Feed:
                     f"checkpoint: expected one of {name} = {now[name]!r}, got {saved!r}; start again in "
                     "another directory"
                 )
-        plan = Plan(tuple(found.measures), tuple(found.totals), found.every_seconds)
+        plan = BucketPlan(tuple(found.measures), tuple(found.totals), found.every_seconds)
         self.counters.restore(arrays, plan)
         self.rows = found.rows
         self._writer.restore(found.run, found.since)

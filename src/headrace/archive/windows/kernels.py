@@ -32,7 +32,7 @@ _MIX, _MIX_TOO = 0x9E3779B97F4A7C15 - 2**64, 0x2545F4914F6CDD1D  # odd hash mult
 _POSITIVE = 2**63 - 1
 
 
-class Rows(NamedTuple):
+class CountedRows(NamedTuple):
     """Rows of a stream.
 
     Attributes:
@@ -124,7 +124,7 @@ def put_back(places: Array, cells: Cells, count: int) -> None:
 
 
 @cached()
-def scan(rows: Rows, start: int, opened: Opened, refs: Array, held: Rows, state: Array) -> Any:
+def scan(rows: CountedRows, start: int, opened: Opened, refs: Array, held: CountedRows, state: Array) -> Any:
     """Add rows to the open cells until the clock moves.
 
     Args:
@@ -161,7 +161,7 @@ def scan(rows: Rows, start: int, opened: Opened, refs: Array, held: Rows, state:
 
 
 @njit(inline="always")
-def _hold(rows: Rows, row: int, refs: Array, held: Rows, state: Array) -> None:
+def _hold(rows: CountedRows, row: int, refs: Array, held: CountedRows, state: Array) -> None:
     at = state[HELD]
     held.slots[at], held.buckets[at] = rows.slots[row], rows.buckets[row]
     held.counted[at] = rows.counted[row]
@@ -172,7 +172,7 @@ def _hold(rows: Rows, row: int, refs: Array, held: Rows, state: Array) -> None:
 
 
 @njit(inline="always")
-def _refuse(refs: Array, held: Rows, state: Array) -> None:
+def _refuse(refs: Array, held: CountedRows, state: Array) -> None:
     for at in range(state[HELD]):
         if held.slots[at] >= 0:
             refs[held.slots[at]] -= 1
@@ -181,7 +181,7 @@ def _refuse(refs: Array, held: Rows, state: Array) -> None:
 
 
 @njit(inline="always")
-def _count(rows: Rows, row: int, opened: Opened, refs: Array, state: Array) -> bool:
+def _count(rows: CountedRows, row: int, opened: Opened, refs: Array, state: Array) -> bool:
     """Add a row to its cell; return False and do nothing if there is no room for a new cell."""
     counted, cells = False, opened.cells
     for measure in range(rows.counted.shape[1]):

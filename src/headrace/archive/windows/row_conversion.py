@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.archive.model.window_settings import FeedSettings
-from headrace.archive.windows.bucket_plan import Measure, Plan
+from headrace.archive.windows.bucket_plan import BucketPlan, Measure
 from headrace.archive.windows.counters import Counters
-from headrace.archive.windows.kernels import Rows
+from headrace.archive.windows.kernels import CountedRows
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError, listed, shown
 from headrace.base.tensors import Array
 from headrace.stream.schema import Field
@@ -34,7 +34,7 @@ class RowMaker:
         keyless: Number of rows without a key, which only move the clock.
     """
 
-    def __init__(self, plan: Plan, settings: FeedSettings, longest_key: int) -> None:
+    def __init__(self, plan: BucketPlan, settings: FeedSettings, longest_key: int) -> None:
         """Create a converter.
 
         Args:
@@ -66,7 +66,7 @@ class RowMaker:
                 there = listed(names)
                 raise ConfigError(f"the stream's column {shown(name)} {problem}; there are {there}")
 
-    def make(self, batch: pa.RecordBatch, first_row: int, counters: Counters) -> Rows:
+    def make(self, batch: pa.RecordBatch, first_row: int, counters: Counters) -> CountedRows:
         """Convert a batch.
 
         Args:
@@ -93,7 +93,7 @@ class RowMaker:
                 self._measure(
                     batch, one, first_row, (counted[:, place], numbers[:, self._plan.sum_at[place]])
                 )
-        return Rows(
+        return CountedRows(
             self._slots(batch.column(self._settings.key), first_row, counters), buckets, counted, numbers
         )
 

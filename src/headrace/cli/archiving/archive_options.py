@@ -12,7 +12,7 @@ from headrace.base.errors import ConfigError
 from headrace.cli import numbers, verbs
 
 if TYPE_CHECKING:
-    from headrace.archive.filling.embedder_pool import Supplier
+    from headrace.archive.filling.embedder_pool import PooledEmbedder
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.model.archive_toml import ArchiveConfig
 
@@ -87,7 +87,7 @@ def open_archive_of(options: argparse.Namespace) -> Archive:
 
 def open_embedders(
     options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
-) -> dict[str, list[Supplier]]:
+) -> dict[str, list[PooledEmbedder]]:
     """Open the embedders of an archive's spaces; a remote one may be down, and is opened later.
 
     Args:

@@ -107,7 +107,7 @@ Located = Callable[[StreamError], HeadraceError]
 
 @dataclass(frozen=True)
 class _Asking:
-    """The input to read; see ``headrace.training.topic_origin.Asking``."""
+    """The input to read; see ``headrace.training.topic_origin.TopicOptions``."""
 
     input: str
     kafka_config: Path | None

@@ -67,7 +67,7 @@ class Base(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, str]
 
 
-class Description(msgspec.Struct, frozen=True, kw_only=True):
+class FileDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of ``model.ctr``.
 
     Attributes:
@@ -88,7 +88,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
 
-def describe(settings: ModelSettings, features: Features, weights: Weights) -> Description:
+def describe(settings: ModelSettings, features: Features, weights: Weights) -> FileDescription:
     """Return the description of a whole version.
 
     Raises:
@@ -99,7 +99,7 @@ def describe(settings: ModelSettings, features: Features, weights: Weights) -> D
         for name, array in arrays_of(weights).items()
     }
     shifts = {name: table.shift for name, table in weights.tables.items()}
-    description = Description(settings=settings, schema=features.schema, arrays=arrays, shifts=shifts)
+    description = FileDescription(settings=settings, schema=features.schema, arrays=arrays, shifts=shifts)
     wrong = mismatch(description, features)
     if wrong:
         raise ConfigError(f"the weights do not fit the model: {wrong}")
@@ -158,7 +158,7 @@ def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tu
     return shapes | {f"keys.{name}": (buckets,) for name, buckets in exact.items()}
 
 
-def mismatch(description: Description, features: Features) -> str:
+def mismatch(description: FileDescription, features: Features) -> str:
     """Return what is wrong with the arrays that a description lists, or ""."""
     arrays, shapes = description.arrays, expected_shapes(description.settings, features)
     tables = _below("table.", shapes)

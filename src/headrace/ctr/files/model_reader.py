@@ -27,7 +27,7 @@ from headrace.ctr.files.description import (
     FORMAT,
     MODEL_FILE,
     Base,
-    Description,
+    FileDescription,
     StoredArray,
     file_name,
     mismatch,
@@ -81,7 +81,7 @@ def read_model(
     return description.settings, features, weights_of(arrays, description.shifts)
 
 
-def read_description(directory: Path) -> Description:
+def read_description(directory: Path) -> FileDescription:
     """Read ``model.ctr``.
 
     Raises:
@@ -97,7 +97,7 @@ def _content(directory: Path) -> bytes:
         raise LoadError(f"{MODEL_FILE} cannot be read: {error.strerror}") from error
 
 
-def _description(content: bytes, checksums: Mapping[str, str] | None) -> Description:
+def _description(content: bytes, checksums: Mapping[str, str] | None) -> FileDescription:
     if checksums is not None and checksums.get(MODEL_FILE) != hashlib.sha256(content).hexdigest():
         wrong = "does not have the checksum that is listed for it; publish the version again"
         raise LoadError(f"{MODEL_FILE} {wrong if MODEL_FILE in checksums else UNLISTED}")
@@ -105,7 +105,7 @@ def _description(content: bytes, checksums: Mapping[str, str] | None) -> Descrip
         header = msgspec.json.decode(content, type=_Header)
         check_number(header.format, FORMAT, MODEL_FILE)
         check_number(header.schema.format, SCHEMA_FORMAT, f"{MODEL_FILE}: schema")
-        description = msgspec.json.decode(content, type=Description)
+        description = msgspec.json.decode(content, type=FileDescription)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # ValueError: not UTF-8
         raise LoadError(f"{MODEL_FILE}: not a model's description: {error}") from error
     except ConfigError as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.description import MODEL_FILE, Description, arrays_of, describe, file_name
+from headrace.ctr.files.description import MODEL_FILE, FileDescription, arrays_of, describe, file_name
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
@@ -32,7 +32,7 @@ def write_model(directory: Path, settings: ModelSettings, features: Features, we
     write_description(directory, description)
 
 
-def write_description(directory: Path, description: Description) -> None:
+def write_description(directory: Path, description: FileDescription) -> None:
     """Write ``model.ctr``.
 
     Raises:

@@ -32,7 +32,7 @@ from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_
 from headrace.ctr.learning.sharing import shared
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, POOLED, ModelSettings
-from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
+from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.scoring import WeightsScorer
@@ -95,7 +95,7 @@ class BatchedModel(LearningModel):
             block = block.averaged()
         dense = block.dense if self._missing is None else self._missing.flag(block.dense)
         crossed = self._crossing.of(block.indices)
-        rows = Rows(
+        rows = BlockRows(
             fixed(block.indices),
             fixed(crossed),
             fixed(dense),
@@ -111,7 +111,7 @@ class BatchedModel(LearningModel):
         return probabilities
 
     def _summed(
-        self, rows: Rows, views: Array, touched: Touched, probabilities: Array
+        self, rows: BlockRows, views: Array, touched: Touched, probabilities: Array
     ) -> Mapping[str, Array]:
         """Predict a batch, write its probabilities, and return the sums of its gradients."""
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
@@ -251,7 +251,7 @@ def _log_odds(block: Block) -> float:
 class _Batch(NamedTuple):
     """A batch, as all threads share it."""
 
-    rows: Rows
+    rows: BlockRows
     views: Array  # empty except for an mdn
     touched: Touched
     sums: Mapping[str, Array]

@@ -20,7 +20,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.kernels.matrix_product import LANES, PANEL, padded
 from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
 from headrace.ctr.learning import first_layer_kernels as kernels
-from headrace.ctr.learning.first_layer_kernels import TALL, Found, Memory, Plan, Sizes
+from headrace.ctr.learning.first_layer_kernels import TALL, DistinctValues, Found, Memory, Sizes
 from headrace.ctr.learning.network import Beside, First
 from headrace.ctr.learning.parameter_groups import network_widths
 from headrace.ctr.learning.touched_rows import Touched
@@ -55,7 +55,7 @@ class Distinct:
         lengths = (0, 0, *(self._fields * size for size in per_field), units, PANEL)
         self._memory = Memory(*(aligned_zeros((length,)) for length in lengths))
         self._room: dict[str, Array] = {}
-        self._plan = Plan(*(np.zeros(0, np.int64) for _ in Plan._fields))
+        self._plan = DistinctValues(*(np.zeros(0, np.int64) for _ in DistinctValues._fields))
 
     def take(self, touched: Touched, weights: Array, bias: Array) -> Beside | None:
         """Find a batch's distinct values, and lay out weights if multiplying each once pays.
@@ -134,11 +134,11 @@ class Distinct:
             first = field * sizes.factors
             weights[first : first + sizes.factors] += found[: sizes.factors, : self._units]
 
-    def _planned(self, columns: Array, counts: Array) -> Plan:
+    def _planned(self, columns: Array, counts: Array) -> DistinctValues:
         """Return a plan with the ranges of numbers assigned to fields, before ``arrange`` fills it in."""
         bases = np.cumsum([0, *(-(-counts // TALL) * TALL)])
         chosen, rows, numbers = len(columns), self._sizes.rows, int(bases[-1])
-        return Plan(
+        return DistinctValues(
             self._single[columns],
             bases,
             counts,

@@ -72,7 +72,7 @@ class Found(NamedTuple):
     counts: Array
 
 
-class Plan(NamedTuple):
+class DistinctValues(NamedTuple):
     """The distinct values of a batch, field by field, and the rows that have them.
 
     Attributes:

@@ -24,7 +24,7 @@ from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.learning.update_rules import code_of, rule_of, weighed
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.models.arguments import NOTHING, Room, Rows, Slots, Work, shape_of
+from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.ctr.tables import STATE_PER_WEIGHT
@@ -75,7 +75,7 @@ class OnlineModel(LearningModel):
     def learn(self, block: Block) -> Array:
         """Predict each row of a block, and learn from it before the next one is predicted."""
         block = block.averaged()
-        rows = Rows(
+        rows = BlockRows(
             fixed(block.indices),
             fixed(self._crossing.of(block.indices)),
             fixed(block.dense),
@@ -93,7 +93,7 @@ class OnlineModel(LearningModel):
                 self._groups.scale_squares(factor)
         return made
 
-    def _learn(self, rows: Rows, made: Array) -> None:
+    def _learn(self, rows: BlockRows, made: Array) -> None:
         """Predict rows and learn from them, in several threads if configured."""
         rules = self._rules(1.0 if self._pace is None else self._pace.weight)
         parts = min(self.settings.threads, max(1, len(made) // _LEAST_ROWS_A_THREAD))

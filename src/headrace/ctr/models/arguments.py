@@ -53,7 +53,7 @@ class Shape(NamedTuple):
     shift: int = 0
 
 
-class Rows(NamedTuple):
+class BlockRows(NamedTuple):
     """The rows of a block.
 
     Attributes:
@@ -70,9 +70,9 @@ class Rows(NamedTuple):
     labels: Array
     weights: Array
 
-    def part(self, start: int, stop: int) -> Rows:
+    def part(self, start: int, stop: int) -> BlockRows:
         """Return a range of the rows, as views."""
-        return Rows(*(one[start:stop] for one in self))
+        return BlockRows(*(one[start:stop] for one in self))
 
 
 NOTHING = fixed(np.zeros(0, np.float32))
@@ -123,7 +123,7 @@ class Room(NamedTuple):
 class Work(NamedTuple):
     """The rows of one call, their layout, and working memory."""
 
-    rows: Rows
+    rows: BlockRows
     slots: Slots
     room: Room
 

@@ -15,9 +15,9 @@ from headrace.ctr.kernels.compiling import kernel, part
 from headrace.ctr.kernels.matrix_product import Operand, multiply
 from headrace.ctr.kernels.memory import LINE_BYTES, LINE_FLOATS
 from headrace.ctr.serving.context_parts import (
+    CandidateRows,
     Places,
     Prepared,
-    Rows,
     candidate,
     context,
     crossed,
@@ -81,7 +81,7 @@ def score(
         out: Output for the logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit
             first. The other heads must be zero on entry.
     """
-    prepared, rows = given(model), Rows(indices, dense, crossed_rows)
+    prepared, rows = given(model), CandidateRows(indices, dense, crossed_rows)
     sizes = prepared.sizes
     tile = _tile(prepared)
     groups, count, heads = 0, indices.shape[0], sizes.heads
@@ -130,7 +130,7 @@ def _begins(scratch: Array, tile: Tile, row: int) -> bool:
 
 
 @part()
-def _ask(prepared: Prepared, rows: Rows, row: int, scratch: Array, tile: Tile) -> None:
+def _ask(prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, tile: Tile) -> None:
     """Note whether a row starts a group, and prefetch its table rows, one tile ahead."""
     sizes = prepared.sizes
     shared = row > 0 and same_context(sizes, rows, row)
@@ -161,7 +161,7 @@ def _tile(prepared: Prepared) -> Tile:
 
 @part()
 def _contexts(
-    prepared: Prepared, rows: Rows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
+    prepared: Prepared, rows: CandidateRows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
 ) -> int:
     """Compute the states of the groups that start in a tile; return the number of groups with ``known`` ones.
 

@@ -74,7 +74,7 @@ class Sizes(NamedTuple):
     heads: int
 
 
-class Rows(NamedTuple):
+class CandidateRows(NamedTuple):
     """The rows to predict.
 
     Attributes:
@@ -144,7 +144,7 @@ def _linear_weight(prepared: Prepared, index: int) -> np.float32:
 
 
 @part(fastmath=FLAGS)
-def _pooled_linear(prepared: Prepared, rows: Rows, row: int, first: int, last: int) -> np.float32:
+def _pooled_linear(prepared: Prepared, rows: CandidateRows, row: int, first: int, last: int) -> np.float32:
     """Return the linear part of the fields ``first`` to ``last``; row 0, for no value, is zero."""
     found = np.float32(0)
     if prepared.sizes.single:
@@ -171,7 +171,7 @@ def _weights_from(prepared: Prepared, index: int, column: int) -> Vector:
 
 
 @part(fastmath=FLAGS, inline="always")
-def _embedding(prepared: Prepared, rows: Rows, row: int, field: int, column: int) -> Vector:
+def _embedding(prepared: Prepared, rows: CandidateRows, row: int, field: int, column: int) -> Vector:
     """Return a vector of a field's embedding in a row, starting at a column, pooled over several values."""
     if prepared.sizes.single:
         return _weights_from(prepared, np.int64(read(rows.indices, (row, field))), column)
@@ -186,7 +186,9 @@ def _embedding(prepared: Prepared, rows: Rows, row: int, field: int, column: int
 
 
 @part(fastmath=FLAGS)
-def _pool(prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], out: Array, at: int) -> None:
+def _pool(
+    prepared: Prepared, rows: CandidateRows, row: int, fields: tuple[int, int], out: Array, at: int
+) -> None:
     """Write the pooled embeddings of a range of fields, one after the other."""
     width, lanes = prepared.sizes.width, len(prepared.sizes.lanes)
     for field in range(fields[0], fields[1]):
@@ -197,7 +199,7 @@ def _pool(prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], out
 
 @part(fastmath=FLAGS)
 def _linear_and_dense(
-    prepared: Prepared, rows: Rows, row: int, fields: tuple[int, int], columns: tuple[int, int]
+    prepared: Prepared, rows: CandidateRows, row: int, fields: tuple[int, int], columns: tuple[int, int]
 ) -> np.float32:
     found = _pooled_linear(prepared, rows, row, fields[0], fields[1])
     for column in range(columns[0], columns[1]):
@@ -206,7 +208,7 @@ def _linear_and_dense(
 
 
 @part()
-def same_context(sizes: Sizes, rows: Rows, row: int) -> bool:
+def same_context(sizes: Sizes, rows: CandidateRows, row: int) -> bool:
     """Return whether a row has the previous row's context; no early exit, so that it is vectorised."""
     indices, dense = rows.indices.reshape(-1), rows.dense.reshape(-1)
     at, before = row * rows.indices.shape[1], (row - 1) * rows.indices.shape[1]
@@ -223,7 +225,7 @@ def same_context(sizes: Sizes, rows: Rows, row: int) -> bool:
 @part(fastmath=FLAGS)
 def _add(
     prepared: Prepared,
-    rows: Rows,
+    rows: CandidateRows,
     row: int,
     fields: tuple[int, int],
     scratch: Array,
@@ -261,7 +263,7 @@ def _pairs_of_sums(prepared: Prepared, scratch: Array, at: int) -> np.float32:
 
 
 @part(fastmath=FLAGS)
-def context(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> None:
+def context(prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, places: Places) -> None:
     """Compute the state of a group, and the context's part of the network's inputs."""
     state, inputs, pooled = places
     sizes = prepared.sizes
@@ -340,7 +342,9 @@ def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int
 
 
 @part(fastmath=FLAGS)
-def candidate(prepared: Prepared, rows: Rows, row: int, scratch: Array, places: Places) -> np.float32:
+def candidate(
+    prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, places: Places
+) -> np.float32:
     """Return a row's logit without the network and interactions; write the candidate's network inputs."""
     state, inputs, pooled = places
     sizes = prepared.sizes
@@ -405,7 +409,7 @@ def _field_aware(
 
 
 @part(fastmath=FLAGS)
-def crossed(prepared: Prepared, rows: Rows, row: int) -> np.float32:
+def crossed(prepared: Prepared, rows: CandidateRows, row: int) -> np.float32:
     """Return the sum of the weights of a row's interactions."""
     values, scales, shift = prepared.linear
     logit = np.float32(0)

@@ -19,7 +19,7 @@ from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.model_settings import DEEP, ModelSettings
-from headrace.ctr.models.arguments import NOTHING, Room, Rows, Served, Shape, Slots, Work, shape_of
+from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
@@ -100,7 +100,7 @@ class PlainForm:
     def logits(self, indices: Array, dense: Array) -> Array:
         """Return the logits of rows: float32 ``[rows]``."""
         crossed = self._crossing.of(indices)
-        rows = Rows(fixed(indices), fixed(crossed), fixed(dense), NOTHING, NOTHING)
+        rows = BlockRows(fixed(indices), fixed(crossed), fixed(dense), NOTHING, NOTHING)
         room: Room | None = getattr(self._own, "room", None)
         if room is None:
             room = self._own.room = Room.of(self._shape)

@@ -28,79 +28,81 @@ from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryH
 from headrace.frontends.chunks import Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.service import Door
+    from headrace.frontends.archive.service import ArchiveService
 
 SERVICE = f"{PACKAGE}.Archive"
 """Full name of the service."""
 
 
-def grpc_methods(door: Door, outcomes: Outcomes) -> list[GrpcMethod]:
+def grpc_methods(service: ArchiveService, outcomes: Outcomes) -> list[GrpcMethod]:
     """Return the methods of the service.
 
     Args:
-        door: The Door of the archive.
+        service: The archive's service.
         outcomes: Records the calls that a stream's messages are.
     """
-    lookup = _looking_up(door)
+    lookup = _looking_up(service)
     return [
         GrpcMethod(f"/{SERVICE}/Lookup", unary=lookup, verbs=ARCHIVE_READ),
         GrpcMethod(f"/{SERVICE}/LookupStream", stream=_streaming(lookup, outcomes), verbs=ARCHIVE_READ),
-        GrpcMethod(f"/{SERVICE}/Put", unary=_changing(door, "Put", _put), verbs=ARCHIVE_WRITE),
+        GrpcMethod(f"/{SERVICE}/Put", unary=_changing(service, "Put", _put), verbs=ARCHIVE_WRITE),
         GrpcMethod(
             f"/{SERVICE}/Invalidate",
-            unary=_changing(door, "Invalidate", _invalidate),
+            unary=_changing(service, "Invalidate", _invalidate),
             verbs=ARCHIVE_WRITE,
             is_administration=True,
         ),
         GrpcMethod(
             f"/{SERVICE}/Forget",
-            unary=_changing(door, "Forget", _forget),
+            unary=_changing(service, "Forget", _forget),
             verbs=ARCHIVE_WRITE,
             is_administration=True,
         ),
-        GrpcMethod(f"/{SERVICE}/Describe", unary=_describing(door), verbs=DESCRIBE_ARCHIVE),
+        GrpcMethod(f"/{SERVICE}/Describe", unary=_describing(service), verbs=DESCRIBE_ARCHIVE),
     ]
 
 
-def _looking_up(door: Door) -> UnaryHandler:
-    find = door.answering
+def _looking_up(service: ArchiveService) -> UnaryHandler:
+    find = service.answering
 
     async def lookup(message: bytes, call: GrpcCall) -> bytes | Pieces:
         if is_small(message):
             asked = lookup_of(message)
             reader = find(asked.space, asked.version)
-            found = door.quick(reader, asked.keys, call)
+            found = service.quick(reader, asked.keys, call)
             if found is not None:
-                found = await door.finished(reader, found, call, 0.0) if found.waits else found
+                found = await service.finished(reader, found, call, 0.0) if found.waits else found
                 return response(found, with_written=asked.written)
-        with Allowance.of(door.limits, call) as allowance:
+        with RequestBudget.of(service.limits, call) as budget:
             if not is_small(message):
-                asked = await _parsed_large(door, message, allowance)
+                asked = await _parsed_large(service, message, budget)
             reader = find(asked.space, asked.version)
-            found = await door.lookup(reader, asked.keys, call, 0.0, allowance)
+            found = await service.lookup(reader, asked.keys, call, 0.0, budget)
             return response(found, with_written=asked.written)
 
     return lookup
 
 
-async def _parsed_large(door: Door, message: bytes, allowance: Allowance) -> Asked:
+async def _parsed_large(service: ArchiveService, message: bytes, budget: RequestBudget) -> Asked:
     if is_light(message):
-        await door.lane.step()
+        await service.slicer.step()
         with suppress(InvalidRequest):  # parsing in steps finds the error again, and names the field
             asked = lookup_of(message, counted=True)
-            allowance.hold(len(message))
+            budget.hold(len(message))
             return asked
-    return await _parsed(door, message, LookupRequest, allowance)
+    return await _parsed(service, message, LookupRequest, budget)
 
 
-async def _parsed(door: Door, message: bytes, kind: protos.MessageClass, allowance: Allowance) -> Asked:
-    allowance.hold(len(message))  # for the texts, which are copied from it
-    async with door.lane as lane:
-        return await in_steps(parsing(message, kind, door.most_keys, door.longest_key), lane)
+async def _parsed(
+    service: ArchiveService, message: bytes, kind: protos.MessageClass, budget: RequestBudget
+) -> Asked:
+    budget.hold(len(message))  # for the texts, which are copied from it
+    async with service.slicer as slicer:
+        return await in_steps(parsing(message, kind, service.most_keys, service.longest_key), slicer)
 
 
 def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
@@ -126,42 +128,42 @@ def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
     return stream
 
 
-Change = Callable[["Door", Asked, GrpcCall], Awaitable[None]]
+Change = Callable[["ArchiveService", Asked, GrpcCall], Awaitable[None]]
 """Applies the change that a message asks for."""
 
 
-def _changing(door: Door, name: str, change: Change) -> UnaryHandler:
+def _changing(service: ArchiveService, name: str, change: Change) -> UnaryHandler:
     kind, nothing = protos.message(f"{PACKAGE}.{name}Request"), b""
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
-        with Allowance.of(door.limits, call) as allowance:
+        with RequestBudget.of(service.limits, call) as budget:
             asked = parsed(message, kind) if is_small(message) else None
-            await change(door, asked or await _parsed(door, message, kind, allowance), call)
+            await change(service, asked or await _parsed(service, message, kind, budget), call)
         return nothing
 
     return handle
 
 
-async def _put(door: Door, asked: Asked, call: GrpcCall) -> None:
+async def _put(service: ArchiveService, asked: Asked, call: GrpcCall) -> None:
     values = rows_of(asked) if asked.dtype == ROW else vectors_of(asked)
-    await door.put(asked.space, asked.keys, values, asked.version, call)
+    await service.put(asked.space, asked.keys, values, asked.version, call)
 
 
-async def _invalidate(door: Door, asked: Asked, call: GrpcCall) -> None:
-    await door.invalidate(asked.space, asked.keys, call)
+async def _invalidate(service: ArchiveService, asked: Asked, call: GrpcCall) -> None:
+    await service.invalidate(asked.space, asked.keys, call)
 
 
-async def _forget(door: Door, asked: Asked, call: GrpcCall) -> None:
-    await door.forget(asked.space, asked.keys, call)
+async def _forget(service: ArchiveService, asked: Asked, call: GrpcCall) -> None:
+    await service.forget(asked.space, asked.keys, call)
 
 
-def _describing(door: Door) -> UnaryHandler:
+def _describing(service: ArchiveService) -> UnaryHandler:
     request_class = protos.message(f"{PACKAGE}.DescribeRequest")
     response_class = protos.message(f"{PACKAGE}.DescribeResponse")
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
         space = protos.parse(request_class, message).space
-        written: bytes = response_class(spaces=door.described(space)).SerializeToString()
+        written: bytes = response_class(spaces=service.described(space)).SerializeToString()
         return written
 
     return handle

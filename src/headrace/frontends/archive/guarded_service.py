@@ -1,4 +1,4 @@
-"""The Door behind a Gate: callers look up and change only the spaces that their keys permit."""
+"""The ArchiveService behind a Gate: callers look up and change only the spaces that their keys permit."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 from headrace.access.caller import ASKING
 from headrace.base.errors import NotFound
 from headrace.frontends.archive import descriptions
-from headrace.frontends.archive.service import Door
+from headrace.frontends.archive.service import ArchiveService
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.lookup.space_reader import SpaceReader
     from headrace.config import Limits
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Rest = ParamSpec("Rest")
 Found = TypeVar("Found")
 
 
-class GuardedDoor(Door):
-    """A Door that restricts callers to their own spaces; the caller is that of the running task."""
+class GuardedArchiveService(ArchiveService):
+    """An ArchiveService that restricts callers to their own spaces; the caller is that of the running task."""
 
-    def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
-        """Serve an archive; as ``Door``."""
-        super().__init__(archive, limits, lane, is_admin=is_admin)
+    def __init__(self, archive: Archive, limits: Limits, slicer: TimeSlicer, *, is_admin: bool) -> None:
+        """Serve an archive; as ``ArchiveService``."""
+        super().__init__(archive, limits, slicer, is_admin=is_admin)
         self._answering, self._reader = self.answering, self.reader
         self.answering, self.reader = self._checked_answering, self._checked_reader
 

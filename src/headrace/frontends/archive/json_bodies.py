@@ -19,12 +19,12 @@ from headrace.base.tensors import Array
 from headrace.frontends.wire import json_output, long_lists
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.service import Door
+    from headrace.frontends.archive.service import ArchiveService
     from headrace.frontends.calls import HttpCall
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 _LONGEST_SECONDS = 60.0
 _HIGHEST_VERSION = 2**63 - 1
@@ -32,27 +32,29 @@ BYTES_A_NUMBER = 24
 """Size of a number as text, in bytes."""
 
 
-async def parsed(door: Door, call: HttpCall, at_once: int, allowance: Allowance) -> dict[str, Any]:
+async def parsed(
+    service: ArchiveService, call: HttpCall, at_once: int, budget: RequestBudget
+) -> dict[str, Any]:
     """Parse a body, in one step if it is short or light, else in slices.
 
     Args:
-        door: The Door of the archive.
+        service: The archive's service.
         call: The call.
         at_once: Largest body in bytes that is always parsed in one step.
-        allowance: Limits the cost of the body.
+        budget: Limits the cost of the body.
 
     Raises:
         InvalidRequest: The body is not a JSON object.
         TooLarge: It has too many values.
     """
-    limits = door.limits
+    limits = service.limits
     if not call.body:
         raise InvalidRequest('expected an object, such as {"keys": ["…"]}, got nothing', field="body")
     if parsed_at_once(call.body, at_once, limits):
         document = parse_at_once(call.body, limits.max_json_depth)
     else:
-        async with door.lane as lane:
-            document = await parse_in_slices(call.body, limits.max_json_depth, allowance, lane, nan=False)
+        async with service.slicer as slicer:
+            document = await parse_in_slices(call.body, limits.max_json_depth, budget, slicer, nan=False)
     if not isinstance(document, dict):
         expected = 'expected an object, such as {"keys": ["…"]}'
         raise InvalidRequest(f"{expected}, got {kind(document)}", field="body")
@@ -123,14 +125,14 @@ def switch_of(document: dict[str, Any], name: str) -> bool:
     return value
 
 
-async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: Door) -> Array:
+async def vectors_of(document: dict[str, Any], keys: int, dimension: int, service: ArchiveService) -> Array:
     """Return the vectors of a body to be stored, float64 ``[N, dimension]``; empties the body's list.
 
     Args:
         document: The body.
         keys: Number of keys, at most as many as the space accepts.
         dimension: Dimension of the space.
-        door: The Door whose lane is used.
+        service: The archive's service, whose time slicer is used.
 
     Raises:
         InvalidRequest: The vectors are not one list of ``dimension`` numbers for each key.
@@ -144,17 +146,17 @@ async def vectors_of(document: dict[str, Any], keys: int, dimension: int, door: 
     if not keys:
         raise InvalidRequest("expected at least one key", field="keys")
     step = max(1, long_lists.STEP // dimension)
-    async with door.lane as lane:
+    async with service.slicer as slicer:
         for row in range(keys):  # before the array is allocated, which few short rows could make large
             _check_length(rows[row], dimension, row)
             if row % long_lists.STEP == 0:
-                await lane.breathe()
+                await slicer.breathe()
         vectors = np.empty((keys, dimension))
         for start in range(0, keys, step):
             for row in range(start, min(start + step, keys)):
                 vectors[row] = _vector(rows[row], row)
                 rows[row] = None
-            await lane.breathe()
+            await slicer.breathe()
     return vectors
 
 
@@ -190,13 +192,15 @@ def kind(value: object) -> str:
 # ---- Answers ----
 
 
-async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
+async def answer(
+    service: ArchiveService, lookup: Lookup, budget: RequestBudget, *, with_written: bool
+) -> bytes:
     """Serialize the vectors that were found.
 
     Args:
-        door: The Door whose lane is used for a long answer.
+        service: The archive's service, whose time slicer is used for a long answer.
         lookup: The result of the lookup.
-        allowance: Charged with the bytes of a long answer.
+        budget: Charged with the bytes of a long answer.
         with_written: Whether to include the write time of each vector.
 
     Raises:
@@ -207,9 +211,9 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
     vectors = lookup.vectors
     if vectors.size <= json_output.PRINTED_AT_ONCE:
         return b'{"vectors":' + msgspec.json.encode(vectors.tolist()) + end
-    hold_text(door, vectors.size * BYTES_A_NUMBER, allowance)
-    async with door.lane as lane:
-        return await _printed(vectors, end, lane)
+    hold_text(service, vectors.size * BYTES_A_NUMBER, budget)
+    async with service.slicer as slicer:
+        return await _printed(vectors, end, slicer)
 
 
 def rest_of(lookup: Lookup, *, with_written: bool) -> bytes:
@@ -220,34 +224,34 @@ def rest_of(lookup: Lookup, *, with_written: bool) -> bytes:
     return b"," + msgspec.json.encode(rest)[1:]
 
 
-def hold_text(door: Door, size: int, allowance: Allowance) -> None:
+def hold_text(service: ArchiveService, size: int, budget: RequestBudget) -> None:
     """Charge the bytes of a long answer.
 
     Raises:
         TooLarge: The answer would be too long.
         Overloaded: The byte budget of all requests is exhausted.
     """
-    most = door.limits.max_expanded_bytes
+    most = service.limits.max_expanded_bytes
     if size > most:
         raise TooLarge(
             f"the answer would take about {size} bytes as text; expected at most {most} "
             "(limits.max_expanded_bytes); ask for fewer keys at once, or over gRPC",
             field="keys",
         )
-    allowance.hold(size)
+    budget.hold(size)
 
 
-async def _printed(vectors: Array, end: bytes, lane: Lane) -> bytes:
+async def _printed(vectors: Array, end: bytes, slicer: TimeSlicer) -> bytes:
     parts = []
     if vectors.shape[1] > json_output.PRINTED_AT_ONCE:  # one row takes more than a step
         for row in vectors:
             pieces = []
             for cut in json_output.row_slices([row]):
                 pieces.append(msgspec.json.encode(row[cut].tolist())[1:-1])
-                await lane.breathe()
+                await slicer.breathe()
             parts.append(b"[" + b",".join(pieces) + b"]")
     else:
         for cut in json_output.row_slices([vectors]):
             parts.append(msgspec.json.encode(vectors[cut].tolist())[1:-1])
-            await lane.breathe()
-    return await json_output.joined_by_commas(b'{"vectors":[', parts, b"]" + end, lane)
+            await slicer.breathe()
+    return await json_output.joined_by_commas(b'{"vectors":[', parts, b"]" + end, slicer)

@@ -13,23 +13,25 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.archive.json_bodies import BYTES_A_NUMBER, hold_text, kind, rest_of
 from headrace.frontends.wire import json_output, long_lists
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.service import Door
+    from headrace.frontends.archive.service import ArchiveService
 
 _MADE_AT_ONCE_BYTES = 256 * 1024
 _TEXT_BYTES_A_NUMBER = 64  # bytes of text that are written in the time of one number
 
 
-async def values_of(document: dict[str, Any], keys: int, columns: Columns, door: Door) -> dict[str, Array]:
+async def values_of(
+    document: dict[str, Any], keys: int, columns: Columns, service: ArchiveService
+) -> dict[str, Array]:
     """Return the values of a body to be stored, by column, each ``[N]``; empties the body's lists.
 
     Args:
         document: The body.
         keys: Number of keys.
         columns: Columns of the table.
-        door: The Door whose lane is used.
+        service: The archive's service, whose time slicer is used.
 
     Raises:
         InvalidRequest: The values do not fit the columns, or are not one for each key.
@@ -49,7 +51,7 @@ async def values_of(document: dict[str, Any], keys: int, columns: Columns, door:
             raise InvalidRequest(problem, field=f"columns.{name[:100]}")
     rows = np.empty(keys, row_dtype(columns))
     step = max(1, min(long_lists.STEP // max(1, len(columns)), _MADE_AT_ONCE_BYTES // rows.itemsize))
-    async with door.lane as lane:
+    async with service.slicer as slicer:
         for start in range(0, keys, step):
             part = {name: one[start : start + step] for name, one in given.items()}
             try:
@@ -58,17 +60,19 @@ async def values_of(document: dict[str, Any], keys: int, columns: Columns, door:
                 raise renumbered(error, start) from None
             for one in given.values():
                 one[start : start + step] = [None] * len(one[start : start + step])
-            await lane.breathe()
+            await slicer.breathe()
     return {column.name: rows[column.name] for column in columns}
 
 
-async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_written: bool) -> bytes:
+async def answer(
+    service: ArchiveService, lookup: Lookup, budget: RequestBudget, *, with_written: bool
+) -> bytes:
     """Serialize the rows that were found.
 
     Args:
-        door: The Door whose lane is used for a long answer.
+        service: The archive's service, whose time slicer is used for a long answer.
         lookup: The result of the lookup.
-        allowance: Charged with the bytes of a long answer.
+        budget: Charged with the bytes of a long answer.
         with_written: Whether to include the write time of each row.
 
     Raises:
@@ -81,8 +85,8 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
         values = {name: _listed(one) for name, one in lookup.values().items()}
         return b'{"columns":' + msgspec.json.encode(values) + end
     texts = sum(one.bytes if one.dtype == TEXT else BYTES_A_NUMBER for one in lookup.columns)
-    hold_text(door, rows * texts, allowance)
-    async with door.lane as lane:
+    hold_text(service, rows * texts, budget)
+    async with service.slicer as slicer:
         pieces = [b'{"columns":{']
         for place, column in enumerate(lookup.columns):
             name = msgspec.json.encode(column.name)
@@ -92,10 +96,10 @@ async def answer(door: Door, lookup: Lookup, allowance: Allowance, *, with_writt
             for start in range(0, rows, step):
                 part = lookup.part(column.name, slice(start, start + step))
                 pieces.append((b"," if start else b"") + msgspec.json.encode(_listed(part))[1:-1])
-                await lane.breathe()
+                await slicer.breathe()
             pieces.append(b"]")
         pieces.append(b"}" + end)
-        await lane.breathe()
+        await slicer.breathe()
         return b"".join(pieces)
 
 

@@ -13,7 +13,7 @@ from headrace.base.tensors import Tensors
 from headrace.frontends.archive import grpc, rest
 from headrace.frontends.archive.metrics import ArchiveMetrics
 from headrace.frontends.archive.queue_depths import Depths
-from headrace.frontends.archive.service import Door
+from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.serving.engine import Engine, ModelSpec
 
@@ -36,7 +36,7 @@ class Serving:
         self._running = running
         self.archive: Archive = running.archive
         self._depths = Depths(running.archive.queue)
-        self._door: Door | None = None
+        self._service: ArchiveService | None = None
 
     @classmethod
     async def open(cls, file: Path, engine: Engine, share: Share | None = None) -> Serving:
@@ -69,24 +69,26 @@ class Serving:
         Returns:
             The routes and the methods.
         """
-        kind: type[Door] = Door
+        kind: type[ArchiveService] = ArchiveService
         if service.guarded:
-            from headrace.frontends.archive.guarded_service import GuardedDoor  # noqa: PLC0415 - only behind a gate
+            from headrace.frontends.archive.guarded_service import GuardedArchiveService  # noqa: PLC0415 - only behind a gate
 
-            kind = GuardedDoor
-        door = self._door = kind(self.archive, service.limits, service.lane, is_admin=is_admin)
+            kind = GuardedArchiveService
+        archive_service = self._service = kind(
+            self.archive, service.limits, service.slicer, is_admin=is_admin
+        )
         service.also_serves(grpc.SERVICE, ArchiveMetrics(self.archive, self._depths))
         if any(space.max_new_keys_per_second for space in self.archive.config.spaces.values()):
             service.outcomes.observe(_nobody)  # so that each call has a record with its address, for quotas
-        return rest.http_routes(door), grpc.grpc_methods(door, service.outcomes)
+        return rest.http_routes(archive_service), grpc.grpc_methods(archive_service, service.outcomes)
 
     async def close(self) -> None:
         """End all threads and close the archive, after waiting for work in progress."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        if self._door is not None:
-            self._door.close()
+        if self._service is not None:
+            self._service.close()
         self._depths.close()
         self._running.close()
 

@@ -13,84 +13,90 @@ from headrace.base.errors import InvalidRequest
 from headrace.frontends.archive import json_bodies, json_columns
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.wire.json_cost import at_once_bytes
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 if TYPE_CHECKING:
-    from headrace.frontends.archive.service import Door, Values
+    from headrace.frontends.archive.service import ArchiveService, Values
 
 _SPACE = "/v1/archive/{space}"
 _NOTHING = b"{}"
 _LOOKUP_MEMBERS = frozenset(("keys", "version", "timeout_seconds", "written"))
 _PUT_MEMBERS = frozenset(("keys", "vectors", "columns", "version"))
 
-Change = Callable[[str, dict[str, Any], HttpCall, Allowance], Awaitable[None]]
-"""Applies the change in a body to a space; its arrays are charged to the allowance."""
+Change = Callable[[str, dict[str, Any], HttpCall, RequestBudget], Awaitable[None]]
+"""Applies the change in a body to a space; its arrays are charged to the budget."""
 
 
-def http_routes(door: Door) -> list[HttpRoute]:
+def http_routes(service: ArchiveService) -> list[HttpRoute]:
     """Return the routes of the archive.
 
     Args:
-        door: The Door of the archive.
+        service: The archive's service.
     """
 
-    async def put(space: str, document: dict[str, Any], call: HttpCall, allowance: Allowance) -> None:
+    async def put(space: str, document: dict[str, Any], call: HttpCall, budget: RequestBudget) -> None:
         json_bodies.check_members(document, _PUT_MEMBERS)
         keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
-        reader = door.reader(space, version)
+        reader = service.reader(space, version)
         checked(keys, reader.settings.max_keys)
         values: Values
         if reader.version.columns:
-            door.hold_rows(reader, len(keys), allowance)
-            values = await json_columns.values_of(document, len(keys), reader.version.columns, door)
+            service.hold_rows(reader, len(keys), budget)
+            values = await json_columns.values_of(document, len(keys), reader.version.columns, service)
         else:
-            values = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, door)
-        await door.put(space, keys, values, version, call)
+            values = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, service)
+        await service.put(space, keys, values, version, call)
 
-    async def invalidate(space: str, document: dict[str, Any], call: HttpCall, _: Allowance) -> None:
-        await door.invalidate(space, _only_keys(document), call)
+    async def invalidate(space: str, document: dict[str, Any], call: HttpCall, _: RequestBudget) -> None:
+        await service.invalidate(space, _only_keys(document), call)
 
-    async def forget(space: str, document: dict[str, Any], call: HttpCall, _: Allowance) -> None:
-        await door.forget(space, _only_keys(document), call)
+    async def forget(space: str, document: dict[str, Any], call: HttpCall, _: RequestBudget) -> None:
+        await service.forget(space, _only_keys(document), call)
 
-    describe = _describing(door)
+    describe = _describing(service)
     return [
-        HttpRoute("POST", f"{_SPACE}:lookup", _looking_up(door), ARCHIVE_READ),
-        HttpRoute("POST", f"{_SPACE}:put", _changing(door, put), ARCHIVE_WRITE),
+        HttpRoute("POST", f"{_SPACE}:lookup", _looking_up(service), ARCHIVE_READ),
+        HttpRoute("POST", f"{_SPACE}:put", _changing(service, put), ARCHIVE_WRITE),
         HttpRoute(
-            "POST", f"{_SPACE}:invalidate", _changing(door, invalidate), ARCHIVE_WRITE, is_administration=True
+            "POST",
+            f"{_SPACE}:invalidate",
+            _changing(service, invalidate),
+            ARCHIVE_WRITE,
+            is_administration=True,
         ),
-        HttpRoute("POST", f"{_SPACE}:forget", _changing(door, forget), ARCHIVE_WRITE, is_administration=True),
+        HttpRoute(
+            "POST", f"{_SPACE}:forget", _changing(service, forget), ARCHIVE_WRITE, is_administration=True
+        ),
         HttpRoute("GET", "/v1/archive", describe, DESCRIBE_ARCHIVE),
         HttpRoute("GET", _SPACE, describe, DESCRIBE_ARCHIVE),
     ]
 
 
-def _looking_up(door: Door) -> HttpHandler:
-    at_once = at_once_bytes(door.limits)
+def _looking_up(service: ArchiveService) -> HttpHandler:
+    at_once = at_once_bytes(service.limits)
 
     async def lookup(call: HttpCall) -> HttpReply:
-        with Allowance.of(door.limits, call) as allowance:
-            document = await json_bodies.parsed(door, call, at_once, allowance)
+        with RequestBudget.of(service.limits, call) as budget:
+            document = await json_bodies.parsed(service, call, at_once, budget)
             json_bodies.check_members(document, _LOOKUP_MEMBERS)
             keys, version = json_bodies.keys_of(document), json_bodies.version_of(document)
             seconds = json_bodies.timeout_of(document)
             with_written = json_bodies.switch_of(document, "written")
-            reader = door.answering(call.parameters["space"], version)
-            found = await door.lookup(reader, keys, call, seconds, allowance)
+            reader = service.answering(call.parameters["space"], version)
+            found = await service.lookup(reader, keys, call, seconds, budget)
             answer = json_columns.answer if found.columns else json_bodies.answer
-            return HttpReply(await answer(door, found, allowance, with_written=with_written))
+            return HttpReply(await answer(service, found, budget, with_written=with_written))
 
     return lookup
 
 
-def _changing(door: Door, change: Change) -> HttpHandler:
-    at_once = at_once_bytes(door.limits)
+def _changing(service: ArchiveService, change: Change) -> HttpHandler:
+    at_once = at_once_bytes(service.limits)
 
     async def handle(call: HttpCall) -> HttpReply:
-        with Allowance.of(door.limits, call) as allowance:
-            document = await json_bodies.parsed(door, call, at_once, allowance)
-            await change(call.parameters["space"], document, call, allowance)
+        with RequestBudget.of(service.limits, call) as budget:
+            document = await json_bodies.parsed(service, call, at_once, budget)
+            await change(call.parameters["space"], document, call, budget)
         return HttpReply(_NOTHING)
 
     return handle
@@ -104,10 +110,10 @@ def _only_keys(document: dict[str, Any]) -> list[str]:
     return keys
 
 
-def _describing(door: Door) -> HttpHandler:
+def _describing(service: ArchiveService) -> HttpHandler:
     async def handle(call: HttpCall) -> HttpReply:
         space = call.parameters.get("space", "")
-        described = door.described(space)
+        described = service.described(space)
         return HttpReply(msgspec.json.encode(described[0] if space else {"spaces": described}))
 
     return handle

@@ -1,4 +1,4 @@
-"""The Door, which the archive's codecs call; nothing here blocks the serving thread or uses it for long."""
+"""The ArchiveService, which the archive's codecs call; nothing here blocks the serving thread for long."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from headrace.base.errors import (
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.archive import descriptions
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, Call
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 _AT_ONCE_KEYS = 256
 _AT_ONCE_BYTES = 256 * 1024
@@ -49,7 +49,7 @@ Values = Array | Mapping[str, Array]
 """Vectors, or the values of columns by name."""
 
 
-class Door:
+class ArchiveService:
     """The archive as clients reach it over the network. Serving thread only.
 
     Attributes:
@@ -57,27 +57,27 @@ class Door:
         answering: Finds the reader that answers a lookup, by space and version; see ``Archive.answering``.
         reader: Finds the reader of a space version; see ``Archive.reader``.
         limits: Limits on the cost of a request.
-        lane: Runs long lookups and decodes large bodies in slices.
+        slicer: Runs long lookups and decodes large bodies in slices.
         is_admin: Whether clients may invalidate and forget.
         most_keys: Largest number of keys in one request to any space.
         longest_key: Length of the longest key of any space, in bytes of UTF-8.
     """
 
-    def __init__(self, archive: Archive, limits: Limits, lane: Lane, *, is_admin: bool) -> None:
+    def __init__(self, archive: Archive, limits: Limits, slicer: TimeSlicer, *, is_admin: bool) -> None:
         """Serve an archive.
 
         Args:
             archive: The archive; the caller closes it after this.
             limits: Limits on the cost of a request.
-            lane: The server's lane.
+            slicer: The server's time slicer.
             is_admin: Whether clients may invalidate and forget.
         """
-        self.archive, self.limits, self.lane, self.is_admin = archive, limits, lane, is_admin
+        self.archive, self.limits, self.slicer, self.is_admin = archive, limits, slicer, is_admin
         # Assigned rather than wrapped: every lookup calls these.
         self.answering, self.reader = archive.answering, archive.reader
         self.most_keys = max(space.max_keys for space in archive.config.spaces.values())
         self.longest_key = max(space.max_key_bytes for space in archive.config.spaces.values())
-        self._threads = ThreadPoolExecutor(_THREADS, "archive-door")
+        self._threads = ThreadPoolExecutor(_THREADS, "archive-service")
         self._working = 0
 
     def close(self) -> None:
@@ -110,7 +110,12 @@ class Door:
         return reader.begin(keys, _caller(reader, call))
 
     async def lookup(
-        self, reader: SpaceReader, keys: list[str], call: Call, timeout_seconds: float, allowance: Allowance
+        self,
+        reader: SpaceReader,
+        keys: list[str],
+        call: Call,
+        timeout_seconds: float,
+        budget: RequestBudget,
     ) -> Lookup:
         """Look up any number of keys, in slices, with other requests answered in between.
 
@@ -119,7 +124,7 @@ class Door:
             keys: The keys.
             call: The call that asks for them.
             timeout_seconds: Longest wait for a remote store in seconds; 0 for the default.
-            allowance: Charged with the bytes of the answer.
+            budget: Charged with the bytes of the answer.
 
         Raises:
             InvalidRequest: A key is invalid, or there are too many.
@@ -132,18 +137,18 @@ class Door:
                 return await self.finished(reader, found, call, timeout_seconds)
         checked(keys, reader.settings.max_keys)
         form, caller = reader.version.form, _caller(reader, call)
-        self._hold(len(keys) * form.dimension * form.answered.itemsize, allowance)
+        self._hold(len(keys) * form.dimension * form.answered.itemsize, budget)
         vectors = np.empty((len(keys), form.dimension), form.answered)
         slices, parts, longest = [], [], reader.settings.max_key_bytes
-        async with self.lane as lane:
+        async with self.slicer as slicer:
             # Check all keys before looking up any, so that an invalid one has no effect.
             for rows in in_slices(keys, _slice_of(reader), longest):
                 reader.cache.hashes(keys[rows], longest, rows.start)
                 slices.append(rows)
-                await lane.breathe()
+                await slicer.breathe()
             for rows in slices:
                 parts.append(reader.begin(keys[rows], caller, vectors[rows]))
-                await lane.breathe()
+                await slicer.breathe()
         await self._ended_all(reader, parts, call, timeout_seconds)
         written = np.concatenate([part.written for part in parts])
         version = reader.version
@@ -179,24 +184,24 @@ class Door:
         for part in parts:
             reader.end(part, patience)
 
-    def _hold(self, size: int, allowance: Allowance) -> None:
+    def _hold(self, size: int, budget: RequestBudget) -> None:
         self._check_size(size, "in an answer", "ask for fewer keys at once")
         if size > _UNCOUNTED_BYTES:
-            allowance.hold(size)
+            budget.hold(size)
 
-    def hold_rows(self, reader: SpaceReader, keys: int, allowance: Allowance) -> None:
+    def hold_rows(self, reader: SpaceReader, keys: int, budget: RequestBudget) -> None:
         """Charge the bytes of a table's rows before they are made; a row has the full room of its texts.
 
         Args:
             reader: Reader of the table's version.
             keys: Number of rows.
-            allowance: Charged with the bytes.
+            budget: Charged with the bytes.
 
         Raises:
             TooLarge: One request may not take so many bytes.
             Overloaded: The byte budget of all requests is exhausted.
         """
-        allowance.hold(self._rows_size(reader, keys))
+        budget.hold(self._rows_size(reader, keys))
 
     def _rows_size(self, reader: SpaceReader, keys: int) -> int:
         size = keys * reader.version.dimension

@@ -341,11 +341,11 @@ def family(metric: Metric) -> Any:  # prometheus_client's families share no type
 
 def _calls(outcomes: Outcomes) -> Families:
     calls, errors = family(CALLS), family(ERRORS)
-    for door, tally in outcomes.tallies.items():
-        calls.add_metric([door.value, said(door, OK)], tally.answered)
+    for channel, tally in outcomes.tallies.items():
+        calls.add_metric([channel.value, said(channel, OK)], tally.answered)
         for code, count in tally.failed.items():
-            calls.add_metric([door.value, code], count)
-            errors.add_metric([door.value, code], count)
+            calls.add_metric([channel.value, code], count)
+            errors.add_metric([channel.value, code], count)
     yield from (calls, errors)
 
 

@@ -19,7 +19,7 @@ from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.templates import MOST_FIELDS, Serialized
 from headrace.telemetry.outcomes import Outcomes
 
@@ -66,27 +66,27 @@ def _inferring(service: Service) -> _Inferring:
     async def infer(message: Serialized, call: GrpcCall) -> bytes:
         found = recognise(message, call.deadline)
         if found is None:
-            with Allowance.of(service.limits, call) as allowance:
-                return await infer_new(bytes(message), call, allowance)
+            with RequestBudget.of(service.limits, call) as budget:
+                return await infer_new(bytes(message), call, budget)
         loaded, inputs, writer, request_id, deadline = found
         answer = await predict(loaded, inputs, deadline, call)
         written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
         return _flagged(written, answer) if call.notes else written
 
-    async def infer_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+    async def infer_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
         def ask(found: Inference) -> Awaitable[Answer]:
             return predict(found.loaded, found.inputs, found.deadline, call)
 
-        steps = parse(message, call.deadline, allowance)
-        found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
+        steps = parse(message, call.deadline, budget)
+        found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
         writer, request_id = found.writer, found.request_id
         written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
         return _flagged(written, answer) if call.notes else written
 
     async def write_large(writer: AnswerWriter, answer: Answer, request_id: str, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call) as allowance:
-            async with service.lane as lane:
-                return await in_steps(writer.writing(answer, request_id, allowance), lane)
+        with RequestBudget.of(service.limits, call) as budget:
+            async with service.slicer as slicer:
+                return await in_steps(writer.writing(answer, request_id, budget), slicer)
 
     return infer
 

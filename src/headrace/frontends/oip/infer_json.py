@@ -43,7 +43,7 @@ from headrace.model.servable import (
 )
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -149,7 +149,7 @@ def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInf
 
 
 def parse(
-    loaded: LoadedVersion, call: HttpCall, json_bytes: int, max_depth: int, allowance: Allowance
+    loaded: LoadedVersion, call: HttpCall, json_bytes: int, max_depth: int, budget: RequestBudget
 ) -> Steps[JsonInference]:
     """Decode a request whose JSON is short, in small steps, and learn its template.
 
@@ -158,7 +158,7 @@ def parse(
         call: The call.
         json_bytes: Length of the JSON in its body, in bytes.
         max_depth: Largest nesting depth of the JSON.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: The request is invalid.
@@ -176,11 +176,11 @@ def parse(
     for one, span in zip(request.inputs, spans, strict=True):
         spec = specs[one.name]
         tensors.append(
-            (yield from from_binary(one, spec, body[slice(*span)], allowance))
+            (yield from from_binary(one, spec, body[slice(*span)], budget))
             if span
-            else (yield from from_json(one, spec, allowance))
+            else (yield from from_json(one, spec, budget))
         )
-    inference = finished(loaded, request, tensors, call.deadline, allowance)
+    inference = finished(loaded, request, tensors, call.deadline, budget)
     if not request.id and "timeout" not in (request.parameters or ()):
         binary = [span for span in spans if span is not None]
         if len(binary) == len(spans):
@@ -207,23 +207,23 @@ def input_specs(loaded: LoadedVersion, request: InferRequest) -> dict[str, Tenso
     return specs
 
 
-def from_binary(tensor: InferInput, spec: TensorSpec, raw: bytes, allowance: Allowance) -> Steps[WireTensor]:
+def from_binary(tensor: InferInput, spec: TensorSpec, raw: bytes, budget: RequestBudget) -> Steps[WireTensor]:
     """Decode an input in raw form; strings in small steps.
 
     Args:
         tensor: The input as received.
         spec: The expected input.
         raw: Its bytes.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: The strings do not fill the shape.
         TooLarge: The request has too many strings.
     """
-    allowance.hold(len(raw))  # for a copy, or the decoded strings
+    budget.hold(len(raw))  # for a copy, or the decoded strings
     found = WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), raw)
     if found.datatype == BYTES:
-        found = found._replace(values=(yield from texts_of(found, raw, allowance)))
+        found = found._replace(values=(yield from texts_of(found, raw, budget)))
     return found
 
 
@@ -232,7 +232,7 @@ def finished(
     request: InferRequest,
     tensors: list[WireTensor],
     deadline: float,
-    allowance: Expansion,
+    budget: Expansion,
 ) -> JsonInference:
     """Check a request's tensors, and read the rest of the request.
 
@@ -241,13 +241,13 @@ def finished(
         request: The JSON of the body.
         tensors: The inputs.
         deadline: The call's own deadline.
-        allowance: Limits the memory for repeating one-row inputs.
+        budget: Limits the memory for repeating one-row inputs.
 
     Raises:
         InvalidRequest: The request is invalid.
     """
     signature = signature_of(loaded, request)
-    inputs = check(signature, tensors, allowance)
+    inputs = check(signature, tensors, budget)
     outputs = _choices(signature, request)
     parameters = request.parameters or {}
     if "timeout" in parameters:

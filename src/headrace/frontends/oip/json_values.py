@@ -45,13 +45,13 @@ class InferInput(msgspec.Struct):
     data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def from_json(tensor: InferInput, spec: TensorSpec, allowance: Expansion) -> Steps[WireTensor]:
+def from_json(tensor: InferInput, spec: TensorSpec, budget: Expansion) -> Steps[WireTensor]:
     """Decode an input's values from short JSON; in small steps where some are absent.
 
     Args:
         tensor: The input as received.
         spec: The expected input.
-        allowance: Limits the values that are filled in.
+        budget: Limits the values that are filled in.
 
     Raises:
         InvalidRequest: The values do not match the datatype or the shape.
@@ -61,7 +61,7 @@ def from_json(tensor: InferInput, spec: TensorSpec, allowance: Expansion) -> Ste
     text = bytes(tensor.data)  # type: ignore[arg-type]
     values = _typed_at_once(tensor, text)
     if values is None:
-        return (yield from from_values(tensor, spec, decode(text, nan=False), allowance))
+        return (yield from from_values(tensor, spec, decode(text, nan=False), budget))
     return WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), packed(tensor, values))
 
 
@@ -79,16 +79,14 @@ def check_given(tensor: InferInput) -> None:
         )
 
 
-def from_values(
-    tensor: InferInput, spec: TensorSpec, values: Json, allowance: Expansion
-) -> Steps[WireTensor]:
+def from_values(tensor: InferInput, spec: TensorSpec, values: Json, budget: Expansion) -> Steps[WireTensor]:
     """Convert an input's values in small steps, filling in absent ones; the list is consumed.
 
     Args:
         tensor: The input as received.
         spec: The expected input.
         values: The parsed JSON: flat, or nested like the shape or like the input's rows.
-        allowance: Limits the values that are filled in.
+        budget: Limits the values that are filled in.
 
     Raises:
         InvalidRequest: The values do not match the datatype or the shape, or a null has no default.
@@ -99,7 +97,7 @@ def from_values(
         raise _not_of_kind(tensor, values, list)
     sizes: tuple[int, ...] | None = None
     if (yield from _is_nested(tensor, spec, values)):
-        sizes, values = yield from _without_lists(tensor, spec, values, allowance)
+        sizes, values = yield from _without_lists(tensor, spec, values, budget)
     raw: list[Any] = []
     first = 0
     for part in long_lists.parts(values):
@@ -128,7 +126,7 @@ def _is_nested(tensor: InferInput, spec: TensorSpec, values: list[Json]) -> Step
 
 
 def _without_lists(
-    tensor: InferInput, spec: TensorSpec, rows: list[Json], allowance: Expansion
+    tensor: InferInput, spec: TensorSpec, rows: list[Json], budget: Expansion
 ) -> Steps[tuple[tuple[int, ...], list[Json]]]:
     """Return the sizes of a row, and all values as a flat list."""
     if len(rows) != tensor.shape[0]:
@@ -137,7 +135,7 @@ def _without_lists(
     other = _may_lack_values(spec) and sizes != whole and not (yield from _are_lists_of(rows, sizes[:1]))
     if other:  # nested like the input's rows, not like the shape that the client sent
         sizes = whole
-    filling = _Filling(spec, allowance) if _may_lack_values(spec) and sizes == whole else None
+    filling = _Filling(spec, budget) if _may_lack_values(spec) and sizes == whole else None
     level = rows
     for index, size in enumerate(sizes):
         inner: list[Json] = []
@@ -178,10 +176,10 @@ class _Filling:
         has_filled: Whether anything was filled in.
     """
 
-    def __init__(self, spec: TensorSpec, allowance: Expansion) -> None:
+    def __init__(self, spec: TensorSpec, budget: Expansion) -> None:
         self.has_filled = False
         self._spec = spec
-        self._allowance = allowance
+        self._budget = budget
 
     def filled(self, part: list[Json], size: int, *, last: bool) -> list[Json]:
         if all(isinstance(one, list) and len(one) == size for one in part):
@@ -192,14 +190,14 @@ class _Filling:
     def _whole(self, value: Json, size: int, last: bool) -> Json:
         spec = self._spec
         if value is None:  # an absent row; its nulls are then handled like nulls that were sent
-            pay(spec, size, self._allowance)
+            pay(spec, size, self._budget)
             return [None] * size
         if not isinstance(value, list):
             if len(spec.shape) != 1 or not (size == 1 or spec.shorter):
                 return value
             value = [value]
         if last and spec.shorter and len(value) < size:
-            pay(spec, size - len(value), self._allowance)
+            pay(spec, size - len(value), self._budget)
             return [*value, *[spec.absent] * (size - len(value))]
         return value
 

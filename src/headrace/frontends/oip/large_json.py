@@ -18,10 +18,10 @@ from headrace.frontends.wire.body_parts import joined
 from headrace.frontends.wire.cooperative_steps import Steps, in_steps
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensors import WireTensor
 from headrace.frontends.wire.texts import raw_texts
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.servable import TensorSpec
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16
@@ -51,7 +51,7 @@ async def decode(
     loaded: LoadedVersion,
     call: HttpCall,
     json_bytes: int,
-    allowance: Allowance,
+    budget: RequestBudget,
 ) -> JsonInference:
     """Decode a request whose JSON is large.
 
@@ -60,7 +60,7 @@ async def decode(
         loaded: The version in the path; the caller keeps it loaded.
         call: The call.
         json_bytes: Length of the JSON in its body, in bytes.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: The request is invalid.
@@ -69,34 +69,34 @@ async def decode(
             content_type.
     """
     body = call.body
-    async with service.lane as lane:
+    async with service.slicer as slicer:
         text = body if json_bytes == len(body) else body[:json_bytes]
         max_depth = service.limits.max_json_depth
-        document = await parse_in_slices(text, max_depth, allowance, lane, nan=False)
+        document = await parse_in_slices(text, max_depth, budget, slicer, nan=False)
         data = list[Json]()
         try:
             data += _take_data(document, loaded)
-            await _check_rest(document, len(data), lane)
+            await _check_rest(document, len(data), slicer)
             request = infer_json.parsed(msgspec.json.encode(document))
             specs = infer_json.input_specs(loaded, request)
             spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
             tensors = [
                 await in_steps(
-                    infer_json.from_binary(one, specs[one.name], body[slice(*span)], allowance), lane
+                    infer_json.from_binary(one, specs[one.name], body[slice(*span)], budget), slicer
                 )
                 if span
-                else await in_steps(_from_values(one, specs[one.name], came, allowance), lane)
+                else await in_steps(_from_values(one, specs[one.name], came, budget), slicer)
                 for one, span, came in zip(request.inputs, spans, data, strict=True)
             ]
         except BaseException:
             await long_lists.given_back(
-                [document, data], lane
+                [document, data], slicer
             )  # on success the values are consumed, and the rest is small
             raise
-    return infer_json.finished(loaded, request, tensors, call.deadline, allowance)
+    return infer_json.finished(loaded, request, tensors, call.deadline, budget)
 
 
-async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
+async def _check_rest(document: Json, inputs: int, slicer: TimeSlicer) -> None:
     """Limit the texts and values of a body without its data, since it is parsed in one step."""
     left, found, most = [document], 1, _REST_VALUES + inputs * _REST_VALUES_AN_INPUT
     looked_at = 0
@@ -120,7 +120,7 @@ async def _check_rest(document: Json, inputs: int, lane: Lane) -> None:
             )
         looked_at += 1
         if looked_at % _LOOKED_AT_ONCE == 0:
-            await lane.breathe()
+            await slicer.breathe()
 
 
 def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:
@@ -139,17 +139,17 @@ def _take_data(document: Json, loaded: LoadedVersion) -> list[Json]:
 
 
 def _from_values(
-    tensor: InferInput, spec: TensorSpec, values: Json, allowance: Allowance
+    tensor: InferInput, spec: TensorSpec, values: Json, budget: RequestBudget
 ) -> Steps[WireTensor]:
     check_given(tensor)
-    return (yield from from_values(tensor, spec, values, allowance))
+    return (yield from from_values(tensor, spec, values, budget))
 
 
 # ---- Answers ----
 
 
 def needs_slices(answer: Answer, inference: JsonInference) -> bool:
-    """Return whether writing an answer takes long enough to need the lane."""
+    """Return whether writing an answer takes long enough to need the time slicer."""
     in_json, raw_size = [], 0
     for spec, is_binary in inference.outputs:
         tensor = answer.tensor(spec.name)
@@ -161,35 +161,37 @@ def needs_slices(answer: Answer, inference: JsonInference) -> bool:
 
 
 async def encode_answer(
-    loaded: LoadedVersion, inference: JsonInference, answer: Answer, lane: Lane
+    loaded: LoadedVersion, inference: JsonInference, answer: Answer, slicer: TimeSlicer
 ) -> HttpReply:
     """Serialize an answer in slices; see ``infer_json.encode_answer``."""
-    printed = await _print_values(answer, inference, lane)
+    printed = await _print_values(answer, inference, slicer)
     written = {
-        spec.name: await _raw_texts(answer.tensor(spec.name), lane)
+        spec.name: await _raw_texts(answer.tensor(spec.name), slicer)
         for spec, is_binary in inference.outputs
         if is_binary and spec.dtype == STRING
     }
     pieces, headers = infer_json.pieces_of(loaded, inference, answer, printed, written)
     written.clear()
-    return HttpReply(await in_steps(joined(pieces), lane), headers=headers)
+    return HttpReply(await in_steps(joined(pieces), slicer), headers=headers)
 
 
-async def _raw_texts(texts: Array, lane: Lane) -> list[bytes | memoryview]:
+async def _raw_texts(texts: Array, slicer: TimeSlicer) -> list[bytes | memoryview]:
     raw = list[bytes | memoryview]()
     for pieces in raw_texts(texts):
         raw += pieces
-        await lane.breathe()
+        await slicer.breathe()
     return raw
 
 
-async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) -> dict[str, msgspec.Raw]:
+async def _print_values(
+    answer: Answer, inference: JsonInference, slicer: TimeSlicer
+) -> dict[str, msgspec.Raw]:
     """Serialize the outputs requested as JSON, in slices.
 
     Args:
         answer: The answer.
         inference: The request.
-        lane: The lane, held by the caller.
+        slicer: The time slicer, held by the caller.
 
     Raises:
         InvalidRequest: Strings that are not UTF-8 were requested as JSON.
@@ -202,6 +204,6 @@ async def _print_values(answer: Answer, inference: JsonInference, lane: Lane) ->
         for cut in json_output.row_slices([flat]):
             values = infer_json.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
-            await lane.breathe()
-        printed[spec.name] = msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", lane))
+            await slicer.breathe()
+        printed[spec.name] = msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", slicer))
     return printed

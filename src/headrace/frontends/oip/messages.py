@@ -51,7 +51,7 @@ from headrace.model.servable import (
 )
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
 
 InferRequest = protos.message("inference.ModelInferRequest")
@@ -164,13 +164,13 @@ class InferDecoder:
         inputs = CheckedInputs(known.layout, columns, known.rows)
         return Inference(loaded, inputs, known.writer, request_id, deadline)
 
-    def parse(self, message: bytes, deadline: float, allowance: Allowance) -> Steps[Inference]:
+    def parse(self, message: bytes, deadline: float, budget: RequestBudget) -> Steps[Inference]:
         """Decode a request in small steps, and learn its template.
 
         Args:
             message: The serialized ModelInferRequest.
             deadline: The call's own deadline; the request's timeout can only bring it forward.
-            allowance: Limits the cost of the request.
+            budget: Limits the cost of the request.
 
         Returns:
             The request. Submit it in the same turn of the event loop: nothing else keeps its version loaded.
@@ -186,9 +186,9 @@ class InferDecoder:
         version = version_number(request.model_version)
         with Lease(self._loaded(request.model_name, version)) as loaded:
             signature = signature_named(loaded.signatures, signature_parameter(request.parameters))
-            allowance.most_rows = loaded.config.batching.max_queue_rows
-            tensors = yield from _tensors(request, signature, allowance)
-            inputs = yield from checking(signature, tensors, allowance)
+            budget.most_rows = loaded.config.batching.max_queue_rows
+            tensors = yield from _tensors(request, signature, budget)
+            inputs = yield from checking(signature, tensors, budget)
         is_raw = len(request.raw_input_contents) > 0
         outputs = signature.check_outputs(_outputs(request.outputs))
         writer = writer_for(loaded, signature, outputs, typed=not is_raw)
@@ -271,7 +271,7 @@ def _outputs(outputs: Iterable[protos.Message]) -> Iterator[str]:
         yield output.name
 
 
-def _tensors(request: protos.Message, signature: Signature, allowance: Allowance) -> Steps[list[WireTensor]]:
+def _tensors(request: protos.Message, signature: Signature, budget: RequestBudget) -> Steps[list[WireTensor]]:
     inputs, raw = request.inputs, request.raw_input_contents
     check_names(signature, (tensor.name for tensor in inputs))
     if raw and len(raw) != len(inputs):
@@ -288,21 +288,21 @@ def _tensors(request: protos.Message, signature: Signature, allowance: Allowance
                 "given both in contents and in raw_input_contents; use one of them", field=tensor.name
             )
         shape = wire_shape(tensor.name, tensor.shape)
-        allowance.rows(shape[0] if shape else 0, tensor.name)
+        budget.rows(shape[0] if shape else 0, tensor.name)
         refuse_texts(specs[tensor.name], tensor.datatype, shape)
         values = raw[index] if raw else b""  # read only once, as each access copies
         found = WireTensor(tensor.name, tensor.datatype, shape, values)
         if len(values) > AT_ONCE_BYTES:
             yield
         if not raw:
-            found = found._replace(values=(yield from _typed_values(tensor, allowance)))
+            found = found._replace(values=(yield from _typed_values(tensor, budget)))
         elif found.datatype == BYTES:
-            found = found._replace(values=(yield from texts_of(found, values, allowance)))
+            found = found._replace(values=(yield from texts_of(found, values, budget)))
         tensors.append(found)
     return tensors
 
 
-def _typed_values(tensor: protos.Message, allowance: Allowance) -> Steps[bytes | Array]:
+def _typed_values(tensor: protos.Message, budget: RequestBudget) -> Steps[bytes | Array]:
     datatype = tensor.datatype
     wanted = CONTENTS.get(datatype)
     if wanted is None:
@@ -316,6 +316,6 @@ def _typed_values(tensor: protos.Message, allowance: Allowance) -> Steps[bytes |
         raise InvalidRequest(f"expected {wanted} for {datatype}, got {', '.join(given)}", field=tensor.name)
     values = getattr(tensor.contents, wanted)
     if datatype == BYTES:
-        allowance.hold(TEXT_BYTES * len(values))
+        budget.hold(TEXT_BYTES * len(values))
         return (yield from gathering(values))
     return numbers(tensor.name, datatype, BY_OIP[datatype].dtype, values).tobytes()

@@ -24,7 +24,7 @@ from headrace.frontends.wire.texts import join_strings
 from headrace.model.servable import Shape, Signature
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
 
 InferResponse = protos.message("inference.ModelInferResponse")
@@ -150,13 +150,13 @@ class AnswerWriter:
             written += (length_prefix(_RAW_OUTPUTS, len(strings)), strings)
         return b"".join(written) + _id_field(request_id)
 
-    def writing(self, answer: Answer, request_id: str, allowance: Allowance) -> Steps[bytes]:
+    def writing(self, answer: Answer, request_id: str, budget: RequestBudget) -> Steps[bytes]:
         """Serialize an answer in small steps.
 
         Args:
             answer: The answer.
             request_id: The request's id, which is returned.
-            allowance: Charged with the bytes written.
+            budget: Charged with the bytes written.
 
         Raises:
             Overloaded: The byte budget of all requests is exhausted.
@@ -165,15 +165,15 @@ class AnswerWriter:
         if self._typed:
             written.append(self._base)
             for spec in self._specs:
-                written += yield from writing_output(spec, answer.tensor(spec.name), allowance)
+                written += yield from writing_output(spec, answer.tensor(spec.name), budget)
         else:
             for name, row_bytes, before, _ in self._parts_of(answer):
                 written.append(before)
                 if row_bytes < 0:
-                    written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), allowance)
+                    written += yield from raw_texts_of(_RAW_OUTPUTS, answer.tensor(name), budget)
                 else:
                     tensor = answer.tensor(name)
-                    allowance.hold(tensor.nbytes)
+                    budget.hold(tensor.nbytes)
                     written.append(raw_bytes(tensor))
         written.append(_id_field(request_id))
         return (yield from joined(written))

@@ -26,14 +26,14 @@ from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.lifecycle.handle import Lease
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
     from headrace.serving.loaded_version import LoadedVersion
 
-_AT_ONCE_SECONDS = 0.001  # decoding that takes longer continues in the lane
+_AT_ONCE_SECONDS = 0.001  # decoding that takes longer continues in the time slicer
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -95,21 +95,21 @@ def _inferring(service: Service) -> HttpHandler:
                 inference = await _parsed(service, loaded, call, json_bytes)
         answer = await service.predict(loaded, inference.inputs, inference.deadline, call)
         if large_json.needs_slices(answer, inference):
-            async with service.lane as lane:
-                return await large_json.encode_answer(loaded, inference, answer, lane)
+            async with service.slicer as slicer:
+                return await large_json.encode_answer(loaded, inference, answer, slicer)
         return encode_answer(loaded, inference, answer)
 
     return infer
 
 
 async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference:
-    allowance = Allowance.of(service.limits, call)
+    budget = RequestBudget.of(service.limits, call)
     if json_bytes > service.at_once_bytes:
-        await service.lane.step()
+        await service.slicer.step()
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):
-            return await large_json.decode(service, loaded, call, json_bytes, allowance)
-    steps = parse(loaded, call, json_bytes, service.limits.max_json_depth, allowance)
+            return await large_json.decode(service, loaded, call, json_bytes, budget)
+    steps = parse(loaded, call, json_bytes, service.limits.max_json_depth, budget)
     until = perf_counter() + _AT_ONCE_SECONDS
     while True:
         try:
@@ -118,8 +118,8 @@ async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_
             return cast("JsonInference", end.value)
         if perf_counter() >= until:
             break
-    async with service.lane as lane:
-        return await in_steps(steps, lane)
+    async with service.slicer as slicer:
+        return await in_steps(steps, slicer)
 
 
 def _health(service: Service, healthy: Callable[[], bool], word: str) -> HttpHandler:

@@ -13,7 +13,7 @@ from headrace.frontends.wire.protobuf_packing import field_of
 from headrace.model.servable import TensorSpec
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 _Output = protos.message("inference.ModelInferResponse.InferOutputTensor")
 _Contents = protos.message("inference.InferTensorContents")
@@ -32,13 +32,13 @@ CONTENTS = {
 """The field of InferTensorContents for each datatype; FP16 and BF16 have none."""
 
 
-def writing_output(spec: TensorSpec, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+def writing_output(spec: TensorSpec, tensor: Array, budget: RequestBudget) -> Steps[list[bytes]]:
     """Serialize an output with typed contents as a field of the response, in pieces and small steps.
 
     Args:
         spec: The output, whose datatype has typed contents.
         tensor: The values.
-        allowance: Charged with the bytes written.
+        budget: Charged with the bytes written.
 
     Raises:
         Overloaded: The byte budget of all requests is exhausted.
@@ -46,7 +46,7 @@ def writing_output(spec: TensorSpec, tensor: Array, allowance: Allowance) -> Ste
     datatype = datatype_name(spec)
     head: bytes = _Output(name=spec.name, datatype=datatype, shape=tensor.shape).SerializeToString()
     number = field_number(_Contents, CONTENTS[datatype])
-    values = yield from field_of(number, tensor, allowance)
+    values = yield from field_of(number, tensor, budget)
     size = sum(map(len, values))
     before = length_prefix(_OUTPUT_CONTENTS, size)
     return [length_prefix(_OUTPUTS, len(head) + len(before) + size), head, before, *values]

@@ -14,7 +14,7 @@ from headrace.model.missing_values import FILLED_A_VALUE, pay_for_array
 from headrace.model.servable import TensorSpec
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 _VALUES_A_PIECE = 8192
 
@@ -22,17 +22,17 @@ _VALUES_A_PIECE = 8192
 class Column:
     """Gathers one input's values from all examples that have any."""
 
-    __slots__ = ("_absent", "_allowance", "_filler", "_flat", "_pieces", "_size", "_sizes", "spec")
+    __slots__ = ("_absent", "_budget", "_filler", "_flat", "_pieces", "_size", "_sizes", "spec")
 
-    def __init__(self, spec: TensorSpec, allowance: Allowance) -> None:
+    def __init__(self, spec: TensorSpec, budget: RequestBudget) -> None:
         """Start without examples.
 
         Args:
             spec: The input.
-            allowance: Charged with the values filled in for absent ones.
+            budget: Charged with the values filled in for absent ones.
         """
         self.spec = spec
-        self._allowance = allowance
+        self._budget = budget
         self._filler = spec.absent.encode() if isinstance(spec.absent, str) else spec.absent
         # If missing values have a default, the spec determines their number; else the first example does.
         known = self._filler is not None and None not in spec.shape
@@ -92,7 +92,7 @@ class Column:
         else:
             filler = np.array([self._filler], STRING if self.spec.dtype == STRING else None)
             dtype = np.result_type(flat, filler) if len(flat) else filler.dtype
-            pay_for_array(self.spec, rows * self._size - len(flat), dtype.itemsize, self._allowance)
+            pay_for_array(self.spec, rows * self._size - len(flat), dtype.itemsize, self._budget)
             piece = np.full((rows, self._size), filler, dtype)
             piece[np.arange(self._size) < np.array(self._sizes)[:, None]] = flat
         self._pieces.append(piece)
@@ -128,8 +128,8 @@ class Column:
         if self._sizes:
             self._finish_piece()
         (row,) = self._pieces
-        self._allowance.values(row.size * len(self._absent) // FILLED_A_VALUE, self.spec.name)
-        self._allowance.expanded(held_bytes(row) * len(self._absent), self.spec.name)
+        self._budget.values(row.size * len(self._absent) // FILLED_A_VALUE, self.spec.name)
+        self._budget.expanded(held_bytes(row) * len(self._absent), self.spec.name)
         whole = np.empty((rows, self._size), np.result_type(row, *own))
         says = np.ones(rows, np.bool_)
         says[self._absent] = False

@@ -16,7 +16,7 @@ from headrace.model.servable import Kind, Signature, TensorSpec
 
 if TYPE_CHECKING:
     from headrace.config import SignatureConfig
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 Values = list[Any]
 Features = dict[str, Values]
@@ -29,7 +29,7 @@ _SCORES, _CLASSES, _VALUE = "scores", "classes", "outputs"
 
 
 def columns_of(
-    signature: Signature, examples: list[Features], allowance: Allowance
+    signature: Signature, examples: list[Features], budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     """Make columns of examples; features that are not inputs are ignored, as in TensorFlow.
 
@@ -38,13 +38,13 @@ def columns_of(
     Args:
         signature: The signature whose inputs are made.
         examples: One example for each row; consumed.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: A feature is missing, or has the wrong type or number of values.
         TooLarge: Too many values would be filled in.
     """
-    columns = [Column(spec, allowance) for spec in signature.inputs]
+    columns = [Column(spec, budget) for spec in signature.inputs]
     count = 0
     for part in long_lists.parts(examples, _EXAMPLES_A_STEP):
         for index, example in enumerate(part, count):

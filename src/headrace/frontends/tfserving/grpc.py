@@ -18,7 +18,7 @@ from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.templates import Serialized
 
 if TYPE_CHECKING:
@@ -78,24 +78,24 @@ def _predicting(service: Service) -> UnaryHandler:
     async def handle(message: Serialized, call: GrpcCall) -> bytes:
         found = recognise(message)
         if found is None:
-            with Allowance.of(service.limits, call) as allowance:
-                return await handle_new(bytes(message), call, allowance)
+            with RequestBudget.of(service.limits, call) as budget:
+                return await handle_new(bytes(message), call, budget)
         loaded, inputs, writer = found
         answer = await predict(loaded, inputs, call.deadline, call)
         return writer.write(answer) or await write_large(writer, answer, call)
 
-    async def handle_new(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
+    async def handle_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
         def ask(found: Prediction) -> Awaitable[Answer]:
             return predict(found.loaded, found.inputs, call.deadline, call)
 
-        steps = parse(message, allowance)
-        found, answer = await decode_and_ask(message, form, steps, ask, allowance, service.lane)
+        steps = parse(message, budget)
+        found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
         return found.writer.write(answer) or await write_large(found.writer, answer, call)
 
     async def write_large(writer: AnswerWriter, answer: Answer, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call) as allowance:
-            async with service.lane as lane:
-                return await in_steps(writer.writing(answer, allowance), lane)
+        with RequestBudget.of(service.limits, call) as budget:
+            async with service.slicer as slicer:
+                return await in_steps(writer.writing(answer, budget), slicer)
 
     return handle
 

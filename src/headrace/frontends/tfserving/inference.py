@@ -17,7 +17,7 @@ from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import CheckedInputs, Signature
 
@@ -74,15 +74,15 @@ def inferring(
     request_class = protos.message(f"tensorflow.serving.{request_name}")
 
     async def handle(message: bytes, call: GrpcCall) -> bytes:
-        with Allowance.of(service.limits, call) as allowance:
-            return await answer(message, call, allowance)
+        with RequestBudget.of(service.limits, call) as budget:
+            return await answer(message, call, budget)
 
-    async def answer(message: bytes, call: GrpcCall, allowance: Allowance) -> bytes:
-        steps = decode(message, allowance)
+    async def answer(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
+        steps = decode(message, budget)
         # Submit all tasks in one turn of the event loop: the version stays loaded until the last answer.
         if len(message) > AT_ONCE_BYTES:
-            async with service.lane as lane:
-                loaded, ready = await in_steps(steps, lane)
+            async with service.slicer as slicer:
+                loaded, ready = await in_steps(steps, slicer)
                 answers = [service.predict(loaded, one.inputs, call.deadline, call) for one in ready]
         else:
             loaded, ready = run(steps)
@@ -93,23 +93,23 @@ def inferring(
         ]
         writing = _written(ready, found)
         if results.needs_slices(*found):
-            async with service.lane as lane:
-                return response_of(loaded, await in_steps(writing, lane))
+            async with service.slicer as slicer:
+                return response_of(loaded, await in_steps(writing, slicer))
         return response_of(loaded, run(writing))
 
-    def decode(message: bytes, allowance: Allowance) -> Steps[tuple[LoadedVersion, list[_Ready]]]:
-        given = yield from find_examples(message, allowance)
+    def decode(message: bytes, budget: RequestBudget) -> Steps[tuple[LoadedVersion, list[_Ready]]]:
+        given = yield from find_examples(message, budget)
         tasks = tasks_of(protos.parse(request_class, given.request))
         with Lease(find(service, tasks[0].chosen)) as loaded:
-            allowance.most_rows = loaded.config.batching.max_queue_rows
-            allowance.rows(len(given.starts), "input")
+            budget.most_rows = loaded.config.batching.max_queue_rows
+            budget.rows(len(given.starts), "input")
             signatures = _signatures(loaded, tasks)
             columns: dict[str, dict[str, Array]] = {}
             for signature, _ in signatures:
                 if signature.name not in columns:
-                    columns[signature.name] = yield from read_columns(signature, message, given, allowance)
+                    columns[signature.name] = yield from read_columns(signature, message, given, budget)
             ready = [
-                _Ready(signature, method, signature.check(columns[signature.name], allowance=allowance))
+                _Ready(signature, method, signature.check(columns[signature.name], budget=budget))
                 for signature, method in signatures
             ]
         return loaded, ready

@@ -18,7 +18,7 @@ from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.wire.base64_texts import decoded
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
@@ -79,14 +79,14 @@ def signature_name(document: dict[str, Json]) -> str:
 
 
 def columns_of(
-    document: dict[str, Json], signature: Signature, allowance: Allowance
+    document: dict[str, Json], signature: Signature, budget: RequestBudget
 ) -> tuple[dict[str, Array], bool]:
     """Return the inputs in a body, and whether they came as rows.
 
     Args:
         document: The body.
         signature: The signature whose inputs are expected.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is invalid.
@@ -102,7 +102,7 @@ def columns_of(
     else:
         given = columns_in(document["inputs"], signature)
         signature.check_names(given)
-    return {spec.name: as_array(spec, given[spec.name], allowance) for spec in signature.inputs}, by_row
+    return {spec.name: as_array(spec, given[spec.name], budget) for spec in signature.inputs}, by_row
 
 
 def is_by_row(document: dict[str, Json]) -> bool:
@@ -215,13 +215,13 @@ def _nested_type(dtype: np.dtype[Any], rank: int) -> Any:
     return found
 
 
-def as_array(spec: TensorSpec, value: Json, allowance: Allowance) -> Array:
+def as_array(spec: TensorSpec, value: Json, budget: RequestBudget) -> Array:
     """Convert a JSON value to an array of an input's dtype and rank.
 
     Args:
         spec: The input.
         value: All its rows.
-        allowance: Charged with the values filled in for absent ones.
+        budget: Charged with the values filled in for absent ones.
 
     Raises:
         InvalidRequest: The value has elements of another type, another depth, or ragged lists.
@@ -231,7 +231,7 @@ def as_array(spec: TensorSpec, value: Json, allowance: Allowance) -> Array:
     try:
         return read(spec, value)
     except InvalidRequest:
-        completed = complete(spec, value, allowance)
+        completed = complete(spec, value, budget)
         if completed is value:
             raise
         return read(spec, completed)
@@ -316,7 +316,7 @@ def as_bytes(value: Json, field: str) -> bytes:
 
 
 def examples_of(
-    document: dict[str, Json], signature: Signature, allowance: Allowance
+    document: dict[str, Json], signature: Signature, budget: RequestBudget
 ) -> list[dict[str, list[Json]]]:
     """Return the examples of a body for classify or regress: lists of values by feature.
 
@@ -325,14 +325,14 @@ def examples_of(
     Args:
         document: The body.
         signature: The signature that takes the features.
-        allowance: Charged with the context, once for each example.
+        budget: Charged with the context, once for each example.
 
     Raises:
         InvalidRequest: The examples are not a list of objects of values.
         TooLarge: The context, repeated for all examples, exceeds the limits.
     """
     given = list_of_examples(document)
-    shared = shared_features(document, len(given), signature, allowance)
+    shared = shared_features(document, len(given), signature, budget)
     return [{**shared, **features(one, f"examples[{index}]")} for index, one in enumerate(given)]
 
 
@@ -350,7 +350,7 @@ def list_of_examples(document: dict[str, Json]) -> list[Json]:
 
 
 def shared_features(
-    document: dict[str, Json], examples: int, signature: Signature, allowance: Allowance
+    document: dict[str, Json], examples: int, signature: Signature, budget: RequestBudget
 ) -> dict[str, list[Json]]:
     """Return the context's features that the signature takes, charged once for each example.
 
@@ -358,7 +358,7 @@ def shared_features(
         document: The body.
         examples: Number of examples.
         signature: The signature that takes the features.
-        allowance: Charged with the features.
+        budget: Charged with the features.
 
     Raises:
         InvalidRequest: The context is not an object of values.
@@ -370,9 +370,9 @@ def shared_features(
     if not signature.examples:  # otherwise the model chooses its features itself
         context = {name: values for name, values in context.items() if name in signature.input_names}
     for name, values in context.items():
-        allowance.values(len(values) * examples, f"context.{name}")
+        budget.values(len(values) * examples, f"context.{name}")
         size = sum(len(one) if isinstance(one, bytes) else _NUMBER_BYTES for one in values)
-        allowance.expanded(size * examples, f"context.{name}")
+        budget.expanded(size * examples, f"context.{name}")
     return context
 
 

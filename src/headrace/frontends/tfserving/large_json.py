@@ -20,8 +20,8 @@ from headrace.frontends.wire.base64_texts import decoding
 from headrace.frontends.wire.body_parts import joined
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_text import Json
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
@@ -34,15 +34,15 @@ _LONG_BYTES = 192 * 1024  # a multiple of three
 
 
 async def columns_of(
-    document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
+    document: dict[str, Json], signature: Signature, budget: RequestBudget, slicer: TimeSlicer
 ) -> tuple[dict[str, Array], bool]:
     """Return the inputs in a body, and whether they came as rows; the body is consumed.
 
     Args:
         document: The body.
         signature: The signature whose inputs are expected.
-        allowance: Limits the cost of the request.
-        lane: The lane, held by the caller.
+        budget: Limits the cost of the request.
+        slicer: The time slicer, held by the caller.
 
     Raises:
         InvalidRequest: The body has not exactly one of ``instances`` and ``inputs``, or a value is invalid.
@@ -50,21 +50,21 @@ async def columns_of(
     """
     by_row = json_bodies.is_by_row(document)
     if by_row:
-        given = await _columns_of_rows(document["instances"], signature, lane)
+        given = await _columns_of_rows(document["instances"], signature, slicer)
     else:
         given = json_bodies.columns_in(document["inputs"], signature)
         signature.check_names(given)
     columns = {
-        spec.name: await _as_array(spec, given[spec.name], allowance, lane) for spec in signature.inputs
+        spec.name: await _as_array(spec, given[spec.name], budget, slicer) for spec in signature.inputs
     }
     return columns, by_row
 
 
-async def _columns_of_rows(rows: Json, signature: Signature, lane: Lane) -> dict[str, Json]:
+async def _columns_of_rows(rows: Json, signature: Signature, slicer: TimeSlicer) -> dict[str, Json]:
     named = json_bodies.is_named(rows, signature)
     columns: dict[str, list[Json]] = {name: [] for name in signature.input_names}
     first = 0
-    async for part in long_lists.used_up(rows, lane):
+    async for part in long_lists.used_up(rows, slicer):
         json_bodies.check_rows(part, first, named, signature)
         first += len(part)
         for name, column in columns.items():
@@ -72,15 +72,15 @@ async def _columns_of_rows(rows: Json, signature: Signature, lane: Lane) -> dict
     return columns
 
 
-async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: Lane) -> Array:
+async def _as_array(spec: TensorSpec, value: Json, budget: RequestBudget, slicer: TimeSlicer) -> Array:
     shape: list[int] = []
     flat: list[Json] = [value]
     for level in range(len(spec.shape) + 1):
         inner: list[Json] = []
         sizes: set[int] = set()
         step = _rows_a_step(spec) if level == 1 else long_lists.STEP
-        async for came in long_lists.used_up(flat, lane, step):
-            part = _complete(spec, came, allowance) if level == 1 else came
+        async for came in long_lists.used_up(flat, slicer, step):
+            part = _complete(spec, came, budget) if level == 1 else came
             sizes.update([len(one) if isinstance(one, list) else -1 for one in part])
             if len(sizes) != 1 or -1 in sizes:
                 raise InvalidRequest(
@@ -93,9 +93,9 @@ async def _as_array(spec: TensorSpec, value: Json, allowance: Allowance, lane: L
             break
     filled = np.empty(len(flat), spec.dtype)
     first = 0
-    async for part in long_lists.used_up(flat, lane):
-        whole = part if spec.shape else _complete(spec, part, allowance)
-        filled[first : first + len(part)] = await _elements(spec, whole, first, lane)
+    async for part in long_lists.used_up(flat, slicer):
+        whole = part if spec.shape else _complete(spec, part, budget)
+        filled[first : first + len(part)] = await _elements(spec, whole, first, slicer)
         first += len(part)
     return filled.reshape(shape)
 
@@ -107,7 +107,7 @@ def _rows_a_step(spec: TensorSpec) -> int:
     return max(1, long_lists.STEP // max(1, math.prod(size or 1 for size in spec.shape)))
 
 
-def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[Json]:
+def _complete(spec: TensorSpec, rows: list[Json], budget: RequestBudget) -> list[Json]:
     """Fill in absent values of some rows; rows that are complete only take a quick check."""
     if len(spec.shape) > 1:
         needed = spec.absent is not None
@@ -118,10 +118,10 @@ def _complete(spec: TensorSpec, rows: list[Json], allowance: Allowance) -> list[
         needed = any(not isinstance(row, list) or len(row) < size or None in row for row in rows)
     else:
         needed = False
-    return cast("list[Json]", complete(spec, rows, allowance)) if needed else rows
+    return cast("list[Json]", complete(spec, rows, budget)) if needed else rows
 
 
-async def _elements(spec: TensorSpec, part: list[Json], first: int, lane: Lane) -> Array:
+async def _elements(spec: TensorSpec, part: list[Json], first: int, slicer: TimeSlicer) -> Array:
     if spec.dtype != STRING:
         return json_bodies.numbers(spec, part, first)
     texts = np.empty(len(part), STRING)
@@ -130,7 +130,7 @@ async def _elements(spec: TensorSpec, part: list[Json], first: int, lane: Lane) 
         texts[:] = short
         return texts
     for index, one in enumerate(part):
-        texts[index] = await _as_bytes(one, spec.name, lane)
+        texts[index] = await _as_bytes(one, spec.name, slicer)
     return texts
 
 
@@ -144,37 +144,37 @@ def _short_texts(part: list[Json]) -> list[bytes] | None:
     return None
 
 
-async def _as_bytes(value: Json, field: str, lane: Lane) -> bytes:
+async def _as_bytes(value: Json, field: str, slicer: TimeSlicer) -> bytes:
     text = value.get(json_bodies.BASE64) if isinstance(value, dict) else None
     if not isinstance(text, str) or len(text) <= _BASE64_STEP or len(value) != 1:
         if isinstance(value, str) and len(value) > _BREATH_CHARACTERS:
-            await lane.breathe()
+            await slicer.breathe()
         return json_bodies.as_bytes(value, field)
     parts = []
     try:
         for part in decoding(text, _BASE64_STEP):
             parts.append(part)
-            await lane.breathe()
+            await slicer.breathe()
     except ValueError as error:
         raise InvalidRequest(f"expected base64: {error}", field=field) from error
-    return await in_steps(joined([*parts]), lane)
+    return await in_steps(joined([*parts]), slicer)
 
 
 async def examples_of(
-    document: dict[str, Json], signature: Signature, allowance: Allowance, lane: Lane
+    document: dict[str, Json], signature: Signature, budget: RequestBudget, slicer: TimeSlicer
 ) -> list[dict[str, list[Json]]]:
     """Return the examples of a body, which is consumed; see ``json_bodies.examples_of``."""
     given = json_bodies.list_of_examples(document)
-    shared = json_bodies.shared_features(document, len(given), signature, allowance)
+    shared = json_bodies.shared_features(document, len(given), signature, budget)
     found: list[dict[str, list[Json]]] = []
-    async for part in long_lists.used_up(given, lane):
+    async for part in long_lists.used_up(given, slicer):
         for one in part:
-            found.append({**shared, **await _features(one, f"examples[{len(found)}]", lane)})
-            await lane.breathe()
+            found.append({**shared, **await _features(one, f"examples[{len(found)}]", slicer)})
+            await slicer.breathe()
     return found
 
 
-async def _features(example: Json, field: str, lane: Lane) -> dict[str, list[Json]]:
+async def _features(example: Json, field: str, slicer: TimeSlicer) -> dict[str, list[Json]]:
     if not isinstance(example, dict) or sum(map(_length, example.values())) <= long_lists.STEP:
         return json_bodies.features(example, field)
     found: dict[str, list[Json]] = {}
@@ -183,9 +183,9 @@ async def _features(example: Json, field: str, lane: Lane) -> dict[str, list[Jso
             found.update(json_bodies.features({name: values}, field))
         else:
             long = found[name] = []
-            async for part in long_lists.used_up(values, lane):
+            async for part in long_lists.used_up(values, slicer):
                 long += json_bodies.features({name: part}, field)[name]
-        await lane.breathe()
+        await slicer.breathe()
     return found
 
 
@@ -196,26 +196,26 @@ def _length(values: Json) -> int:
 # ---- Answers ----
 
 
-async def print_predictions(tensors: Mapping[str, Array], *, by_row: bool, lane: Lane) -> bytes:
+async def print_predictions(tensors: Mapping[str, Array], *, by_row: bool, slicer: TimeSlicer) -> bytes:
     """Serialize Predict's answer in slices of rows; see ``json_bodies.print_predictions``."""
     texts = _LongTexts(by_row=by_row)
-    tensors = {name: await texts.taken_out(name, tensor, lane) for name, tensor in tensors.items()}
+    tensors = {name: await texts.taken_out(name, tensor, slicer) for name, tensor in tensors.items()}
     if by_row:
         parts = []
         for rows in json_output.row_slices([*tensors.values()]):
             cut = {name: tensor[rows] for name, tensor in tensors.items()}
             parts.append(_within(json_bodies.print_predictions(cut, by_row=True)))
-            await lane.breathe()
+            await slicer.breathe()
         return await texts.put_back(
-            await json_output.joined_by_commas(b'{"predictions":[', parts, b"]}", lane), lane
+            await json_output.joined_by_commas(b'{"predictions":[', parts, b"]}", slicer), slicer
         )
-    printed = [(name, await _print_tensor(name, tensor, lane)) for name, tensor in tensors.items()]
+    printed = [(name, await _print_tensor(name, tensor, slicer)) for name, tensor in tensors.items()]
     if len(printed) == 1:
         whole = b'{"outputs":' + printed[0][1] + b"}"
     else:
         members = [json_bodies.print_json(name) + b":" + one for name, one in printed]
         whole = b'{"outputs":{' + b",".join(members) + b"}}"
-    return await texts.put_back(whole, lane)
+    return await texts.put_back(whole, slicer)
 
 
 class _LongText(NamedTuple):
@@ -234,7 +234,7 @@ class _LongTexts:
         self._by_row = by_row
         self._texts: list[_LongText] = []
 
-    async def taken_out(self, name: str, tensor: Array, lane: Lane) -> Array:
+    async def taken_out(self, name: str, tensor: Array, slicer: TimeSlicer) -> Array:
         """Return the tensor with marks in place of its long texts."""
         if tensor.dtype != STRING:
             return tensor
@@ -242,7 +242,7 @@ class _LongTexts:
         for start in range(0, len(flat), long_lists.STEP):
             part = enumerate(flat[start : start + long_lists.STEP], start)
             long += [index for index, one in part if len(one) > _LONG_BYTES]
-            await lane.breathe()
+            await slicer.breathe()
         if not long:
             return tensor
         short = tensor.copy()
@@ -255,19 +255,19 @@ class _LongTexts:
             flat[index] = mark
         return short
 
-    async def put_back(self, printed: bytes, lane: Lane) -> bytes:
+    async def put_back(self, printed: bytes, slicer: TimeSlicer) -> bytes:
         """Return the serialized answer with the long texts in place of their marks."""
         start, parts = 0, list[bytes]()
         for one in sorted(self._texts):  # in the order of the answer: row by row, or output by output
             mark = json_bodies.print_json(json_bodies.printed_text(one.mark, as_base64=one.as_base64))
             at = printed.index(mark, start)
             parts.append(printed[start:at])
-            parts += await _print_long(one.value, lane, as_base64=one.as_base64)
+            parts += await _print_long(one.value, slicer, as_base64=one.as_base64)
             start = at + len(mark)
-        return await in_steps(joined([*parts, printed[start:]]), lane) if parts else printed
+        return await in_steps(joined([*parts, printed[start:]]), slicer) if parts else printed
 
 
-async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[bytes]:
+async def _print_long(value: bytes, slicer: TimeSlicer, *, as_base64: bool) -> list[bytes]:
     starts = range(0, len(value), _LONG_BYTES)
     if not as_base64:
         decoder, parts = codecs.getincrementaldecoder("utf-8")(), []
@@ -275,7 +275,7 @@ async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[byte
             for start in (*starts, len(value)):
                 piece = value[start : start + _LONG_BYTES]
                 parts.append(json_bodies.print_json(decoder.decode(piece, final=not piece))[1:-1])
-                await lane.breathe()
+                await slicer.breathe()
         except UnicodeDecodeError:
             pass
         else:
@@ -283,18 +283,18 @@ async def _print_long(value: bytes, lane: Lane, *, as_base64: bool) -> list[byte
     parts = []
     for start in starts:
         parts.append(base64.b64encode(value[start : start + _LONG_BYTES]))
-        await lane.breathe()
+        await slicer.breathe()
     return [b'{"%s":"' % json_bodies.BASE64.encode(), *parts, b'"}']
 
 
-async def _print_tensor(name: str, tensor: Array, lane: Lane) -> bytes:
+async def _print_tensor(name: str, tensor: Array, slicer: TimeSlicer) -> bytes:
     if not tensor.ndim:
         return json_bodies.print_json(json_bodies.json_values(name, tensor))
     parts = []
     for rows in json_output.row_slices([tensor]):
         parts.append(json_bodies.print_json(json_bodies.json_values(name, tensor[rows]))[1:-1])
-        await lane.breathe()
-    return await json_output.joined_by_commas(b"[", parts, b"]", lane)
+        await slicer.breathe()
+    return await json_output.joined_by_commas(b"[", parts, b"]", slicer)
 
 
 def _within(printed: bytes) -> bytes:

@@ -24,7 +24,7 @@ from headrace.frontends.wire.texts import TEXT_BYTES
 from headrace.model.servable import Signature
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 _INPUT = 2  # of each request that has examples
 _LIST, _LIST_WITH_CONTEXT = 1, 2  # of an Input
@@ -51,18 +51,18 @@ class Examples(NamedTuple):
     context: bytes
 
 
-def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
+def find_examples(message: bytes, budget: RequestBudget) -> Steps[Examples]:
     """Find a request's examples in small steps; repeated parts are merged, as in protobuf.
 
     Args:
         message: A serialized request of Classify, Regress or MultiInference.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: The message is malformed, or has no examples.
         TooLarge: It exceeds the limits.
     """
-    steps = _Steps(allowance)
+    steps = _Steps(budget)
     kind, before = 0, 0
     starts, stops = array("q"), array("q")
     context, rest = bytearray(), bytearray()  # a list of two-byte pieces would take thirty times the memory
@@ -97,23 +97,23 @@ def find_examples(message: bytes, allowance: Allowance) -> Steps[Examples]:
 
 
 class _Steps:
-    """Counts the fields walked, and charges them to the allowance a step at a time."""
+    """Counts the fields walked, and charges them to the budget a step at a time."""
 
-    def __init__(self, allowance: Allowance) -> None:
-        self._allowance = allowance
+    def __init__(self, budget: RequestBudget) -> None:
+        self._budget = budget
         self._walked = self._values = 0
 
     def walked(self, field: Field | None = None) -> Steps[None]:
         self._walked += 1
         self._values += 1 if field is None else MESSAGE_VALUES
         if self._walked >= _FIELDS_A_STEP:
-            self._allowance.values(self._values, "input")
+            self._budget.values(self._values, "input")
             self._walked = self._values = 0
             yield
 
 
 def read_columns(
-    signature: Signature, message: bytes, given: Examples, allowance: Allowance
+    signature: Signature, message: bytes, given: Examples, budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     """Make columns of examples; features that are not inputs are ignored, as in TensorFlow.
 
@@ -121,54 +121,54 @@ def read_columns(
         signature: The signature whose inputs are made.
         message: The message.
         given: Positions of the examples in it.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: A feature is missing, or has the wrong type or number of values.
         TooLarge: There are too many values, or the repeated ones take too much.
     """
     if signature.examples:
-        return {signature.inputs[0].name: (yield from _serialized(message, given, allowance))}
-    columns = [Column(spec, allowance) for spec in signature.inputs]
+        return {signature.inputs[0].name: (yield from _serialized(message, given, budget))}
+    columns = [Column(spec, budget) for spec in signature.inputs]
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
-        features = yield from _parse(message[start:stop], allowance)
+        features = yield from _parse(message[start:stop], budget)
         if stop - start > AT_ONCE_BYTES:
             yield
         said = [_values(features, column.spec.name) for column in columns]
-        allowance.values(sum([1 if values is None else len(values) for values in said]), "input")
+        budget.values(sum([1 if values is None else len(values) for values in said]), "input")
         for column, values in zip(columns, said, strict=True):
             column.add(index, values)
         yield
-    shared = yield from _parse(given.context, allowance)
+    shared = yield from _parse(given.context, budget)
     arrays = {
         column.spec.name: column.array(len(given.starts), _values(shared, column.spec.name))
         for column in columns
     }
-    allowance.hold(sum(array.nbytes + TEXT_BYTES * array.size for array in arrays.values()))
+    budget.hold(sum(array.nbytes + TEXT_BYTES * array.size for array in arrays.values()))
     return arrays
 
 
-def _parse(example: bytes, allowance: Allowance) -> Steps[Mapping[str, protos.Message]]:
+def _parse(example: bytes, budget: RequestBudget) -> Steps[Mapping[str, protos.Message]]:
     """Return the features of an Example; a large one is counted before it is parsed."""
     if len(example) > AT_ONCE_BYTES:
         for values in counted(example, _FORM):
-            allowance.values(values, "input")
+            budget.values(values, "input")
             yield
         yield  # parsing copies a large one, as slicing it did
     features: Mapping[str, protos.Message] = protos.parse(_Example, example, counted=True).features.feature
     return features
 
 
-def _serialized(message: bytes, given: Examples, allowance: Allowance) -> Steps[Array]:
+def _serialized(message: bytes, given: Examples, budget: RequestBudget) -> Steps[Array]:
     """Return serialized Examples, each after the context, so that the example's own features win."""
     count = len(given.starts)
-    allowance.expanded(len(given.context) * count, "context")
-    allowance.hold(len(message))
-    yield from _parse(given.context, allowance)
+    budget.expanded(len(given.context) * count, "context")
+    budget.hold(len(message))
+    yield from _parse(given.context, budget)
     rows = np.empty(count, STRING)
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         example = message[start:stop]
-        yield from _parse(example, allowance)  # validates it: an invalid one would fail the whole batch
+        yield from _parse(example, budget)  # validates it: an invalid one would fail the whole batch
         rows[index] = given.context + example
         yield
     return rows

@@ -37,7 +37,7 @@ from headrace.model.servable import CheckedInputs, RowLayout, Shape, Signature, 
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
 
 PredictRequest = protos.message("tensorflow.serving.PredictRequest")
@@ -135,12 +135,12 @@ class PredictDecoder:
             return None
         return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
 
-    def parse(self, message: bytes, allowance: Allowance) -> Steps[Prediction]:
+    def parse(self, message: bytes, budget: RequestBudget) -> Steps[Prediction]:
         """Decode a request in small steps, and learn its template.
 
         Args:
             message: The serialized PredictRequest.
-            allowance: Limits the cost of the request.
+            budget: Limits the cost of the request.
 
         Returns:
             The request. Submit it in the same turn of the event loop: nothing else keeps its version loaded.
@@ -155,11 +155,11 @@ class PredictDecoder:
         with Lease(find(self._service, chosen)) as loaded:
             signature = find_signature(loaded, chosen.signature)
             check_names(signature, request.inputs)
-            allowance.most_rows = loaded.config.batching.max_queue_rows
+            budget.most_rows = loaded.config.batching.max_queue_rows
             tensors = []
             for name, proto in request.inputs.items():
-                tensors.append((yield from read_tensor(signature.input(name), proto, allowance)))
-            inputs = yield from checking(signature, tensors, allowance)
+                tensors.append((yield from read_tensor(signature.input(name), proto, budget)))
+            inputs = yield from checking(signature, tensors, budget)
         writer = writer_for(loaded, signature, signature.check_outputs(request.output_filter))
         prediction = Prediction(loaded, inputs, writer)
         self._learn(message, chosen, tensors, signature, prediction)
@@ -321,12 +321,12 @@ class AnswerWriter:
         written.append(self._tail)
         return b"".join(written)
 
-    def writing(self, answer: Answer, allowance: Allowance) -> Steps[bytes]:
+    def writing(self, answer: Answer, budget: RequestBudget) -> Steps[bytes]:
         """Serialize an answer in small steps.
 
         Args:
             answer: The answer.
-            allowance: Charged with the bytes written.
+            budget: Charged with the bytes written.
 
         Raises:
             Overloaded: The byte budget of all requests is exhausted.
@@ -334,10 +334,10 @@ class AnswerWriter:
         written: list[bytes | memoryview] = []
         for name, row_bytes, prefix in self._parts_of(answer):
             if row_bytes is None:
-                pieces = yield from writing_tensor(answer.tensor(name), allowance)
+                pieces = yield from writing_tensor(answer.tensor(name), budget)
                 written += (_entry_prefix(name, sum(map(len, pieces))), *pieces)
             else:
-                allowance.hold(row_bytes * answer.rows)
+                budget.hold(row_bytes * answer.rows)
                 written += (prefix, raw_bytes(answer.tensor(name)))
         written.append(self._tail)
         return (yield from joined(written))

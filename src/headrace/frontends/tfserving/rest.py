@@ -20,8 +20,8 @@ from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_o
 from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.long_lists import given_back
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import CheckedInputs, Signature, takes_packed
 
@@ -88,8 +88,8 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
     tensors = {name: answer.tensor(name) for name in signature.output_names}
     size = inputs.rows * signature.output_values
     if not 0 < size <= PRINTED_AT_ONCE and needs_slices(tensors.values()):
-        async with service.lane as lane:
-            return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, lane=lane))
+        async with service.slicer as slicer:
+            return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, slicer=slicer))
     return HttpReply(json_bodies.print_predictions(tensors, by_row=by_row))
 
 
@@ -97,18 +97,18 @@ async def _larger_inputs(
     service: Service, chosen: ModelChoice, call: HttpCall
 ) -> tuple[LoadedVersion, _PredictInputs]:
     """Find the version and decode the inputs of a body that may take long."""
-    await service.lane.step()
+    await service.slicer.step()
     loaded = find(service, chosen)
     if call.deadline != NO_DEADLINE:
         refuse_unread(loaded, call)
     at_once = _inputs_at_once(service, loaded, call)
     if at_once is not None:
         return loaded, at_once
-    allowance = Allowance.of(service.limits, call)
+    budget = RequestBudget.of(service.limits, call)
     with Lease(loaded):
-        columns, by_row, name = await _large_columns(service, loaded, call, allowance)
+        columns, by_row, name = await _large_columns(service, loaded, call, budget)
     signature = find_signature(loaded, name)
-    return loaded, (signature, signature.check(columns, allowance=allowance), by_row)
+    return loaded, (signature, signature.check(columns, budget=budget), by_row)
 
 
 def _inputs_at_once(service: Service, loaded: LoadedVersion, call: HttpCall) -> _PredictInputs | None:
@@ -124,32 +124,32 @@ def _inputs_at_once(service: Service, loaded: LoadedVersion, call: HttpCall) -> 
 
 
 async def _large_columns(
-    service: Service, loaded: LoadedVersion, call: HttpCall, allowance: Allowance
+    service: Service, loaded: LoadedVersion, call: HttpCall, budget: RequestBudget
 ) -> tuple[dict[str, Array], bool, str]:
     decoder = _rows_decoder(loaded)
-    async with service.lane as lane:
+    async with service.slicer as slicer:
         if decoder is not None:
-            tried = Allowance.of(service.limits, call)  # separate, as an unusual body is decoded again
-            rows = await decoder.decode_in_slices(call.body, tried, lane)
+            tried = RequestBudget.of(service.limits, call)  # separate, as an unusual body is decoded again
+            rows = await decoder.decode_in_slices(call.body, tried, slicer)
             if rows is not None:
                 return rows, True, ""
-        document = await _large_document(service, call, allowance, lane)
+        document = await _large_document(service, call, budget, slicer)
         try:
             name = json_bodies.signature_name(document)
             columns, by_row = await large_json.columns_of(
-                document, find_signature(loaded, name), allowance, lane
+                document, find_signature(loaded, name), budget, slicer
             )
         finally:
-            await given_back(document, lane)
+            await given_back(document, slicer)
     return columns, by_row, name
 
 
 async def _large_document(
-    service: Service, call: HttpCall, allowance: Allowance, lane: Lane
+    service: Service, call: HttpCall, budget: RequestBudget, slicer: TimeSlicer
 ) -> dict[str, Json]:
     if _LIST_BEGINS.match(call.body):
         json_bodies.document([])  # raises the error for a list before it is parsed
-    found = await parse_in_slices(call.body, service.limits.max_json_depth, allowance, lane)
+    found = await parse_in_slices(call.body, service.limits.max_json_depth, budget, slicer)
     return json_bodies.document(found)
 
 
@@ -190,9 +190,9 @@ def general_predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits
     """Decode the body of a Predict request of any form; see ``predict_inputs``."""
     document = json_bodies.parse(call.body, limits.max_json_depth)
     signature = find_signature(loaded, json_bodies.signature_name(document))
-    allowance = Allowance.of(limits, call)
-    columns, by_row = json_bodies.columns_of(document, signature, allowance)
-    return signature, signature.check(columns, allowance=allowance), by_row
+    budget = RequestBudget.of(limits, call)
+    columns, by_row = json_bodies.columns_of(document, signature, budget)
+    return signature, signature.check(columns, budget=budget), by_row
 
 
 async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
@@ -217,8 +217,8 @@ async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
 
 async def _printed(service: Service, result: results.Result) -> HttpReply:
     if results.needs_slices(result):
-        async with service.lane as lane:
-            return HttpReply(await in_steps(results.print_result(result), lane))
+        async with service.slicer as slicer:
+            return HttpReply(await in_steps(results.print_result(result), slicer))
     return HttpReply(run(results.print_result(result)))
 
 
@@ -229,34 +229,34 @@ async def _example_inputs(
     check: Callable[[LoadedVersion, Signature], None],
 ) -> tuple[LoadedVersion, Signature, CheckedInputs]:
     if len(call.body) > service.at_once_bytes:
-        await service.lane.step()
+        await service.slicer.step()
     loaded = find(service, chosen)
-    allowance = Allowance.of(service.limits, call)
+    budget = RequestBudget.of(service.limits, call)
     if parsed_at_once(call.body, service.at_once_bytes, service.limits):
         document = json_bodies.parse(call.body, service.limits.max_json_depth)
         signature = find_signature(loaded, json_bodies.signature_name(document))
         check(loaded, signature)
-        given = json_bodies.examples_of(document, signature, allowance)
-        columns = run(_columns_of(signature, given, allowance))
+        given = json_bodies.examples_of(document, signature, budget)
+        columns = run(_columns_of(signature, given, budget))
     else:
         with Lease(loaded):
-            async with service.lane as lane:
-                document = await _large_document(service, call, allowance, lane)
+            async with service.slicer as slicer:
+                document = await _large_document(service, call, budget, slicer)
                 try:
                     signature = find_signature(loaded, json_bodies.signature_name(document))
                     check(loaded, signature)
-                    given = await large_json.examples_of(document, signature, allowance, lane)
-                    columns = await in_steps(_columns_of(signature, given, allowance), lane)
+                    given = await large_json.examples_of(document, signature, budget, slicer)
+                    columns = await in_steps(_columns_of(signature, given, budget), slicer)
                 finally:
-                    await given_back(document, lane)
-    return loaded, signature, signature.check(columns, allowance=allowance)
+                    await given_back(document, slicer)
+    return loaded, signature, signature.check(columns, budget=budget)
 
 
 def _columns_of(
-    signature: Signature, given: list[examples.Features], allowance: Allowance
+    signature: Signature, given: list[examples.Features], budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     make = serialized.of_features if signature.examples else examples.columns_of
-    return make(signature, given, allowance)
+    return make(signature, given, budget)
 
 
 async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:

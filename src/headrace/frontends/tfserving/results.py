@@ -28,7 +28,7 @@ def cost(result: Result) -> int:
 
 
 def needs_slices(*results: Result) -> bool:
-    """Return whether serializing the results takes long enough to need the lane."""
+    """Return whether serializing the results takes long enough to need the time slicer."""
     return sum(map(cost, results)) > json_output.PRINTED_AT_ONCE
 
 

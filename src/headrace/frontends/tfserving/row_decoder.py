@@ -23,8 +23,8 @@ from headrace.frontends.tfserving.json_bodies import leaf_type
 from headrace.frontends.tfserving.text_rows import Packer, TextRowsPacker
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import decode
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.servable import CheckedInputs, Signature, TensorSpec
 
 _PART_BYTES = 32 * 1024
@@ -138,7 +138,7 @@ class RowsDecoder:
         return None if columns is None else _tuple(CheckedInputs, (self._layout, columns, len(rows)))
 
     async def decode_in_slices(
-        self, body: bytes, allowance: Allowance, lane: Lane
+        self, body: bytes, budget: RequestBudget, slicer: TimeSlicer
     ) -> dict[str, Array] | None:
         """Decode a large body with other work in between; return None as ``decode`` does.
 
@@ -147,8 +147,8 @@ class RowsDecoder:
 
         Args:
             body: The request's body.
-            allowance: Charged with the values, and the arrays made of them.
-            lane: The lane, held by the caller.
+            budget: Charged with the values, and the arrays made of them.
+            slicer: The time slicer, held by the caller.
 
         Raises:
             TooLarge: The body has too many values.
@@ -168,24 +168,24 @@ class RowsDecoder:
                 if end is None:
                     return None
                 cut = end.end() - 1
-            columns = self._part(body[start:cut], allowance)
+            columns = self._part(body[start:cut], budget)
             if columns is None:
                 return None
             found.append(columns)
             start = cut + 1
-            await lane.breathe()
+            await slicer.breathe()
         whole = zip(self.signature.inputs, zip(*found, strict=True), strict=True)
         return {spec.name: _joined(spec, parts) for spec, parts in whole}
 
-    def _part(self, text: bytes, allowance: Allowance) -> tuple[bytes, ...] | None:
+    def _part(self, text: bytes, budget: RequestBudget) -> tuple[bytes, ...] | None:
         try:
             rows = self._decode_rows(b"[" + text + b"]")
             columns = self._packed(rows) if rows else None
         except _UNUSUAL:
             return None
         if columns is not None:
-            allowance.values(len(rows) * self._values_a_row, "body")
-            allowance.hold(sum(map(len, columns)))
+            budget.values(len(rows) * self._values_a_row, "body")
+            budget.hold(sum(map(len, columns)))
         return columns
 
     def _packed(self, rows: Sequence[Any]) -> tuple[bytes, ...] | None:

@@ -16,7 +16,7 @@ from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.examples import Features, Values
 from headrace.frontends.wire import long_lists, protos
 from headrace.frontends.wire.cooperative_steps import Steps
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.model.servable import Signature
 
 _Example = protos.message("tensorflow.Example")
@@ -24,14 +24,14 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def of_features(
-    signature: Signature, examples: list[Features], allowance: Allowance
+    signature: Signature, examples: list[Features], budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     """Make a serialized Example of each example's features.
 
     Args:
         signature: A signature that takes Examples.
         examples: One example for each row; lists that several of them share are serialized once. Consumed.
-        allowance: Limits the cost of the request.
+        budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: A feature mixes texts and numbers, or has an integer of over 64 bits.
@@ -47,12 +47,12 @@ def of_features(
             if part is None:
                 part = parts[name, id(values)] = _serialized(name, values)
             row.append(part)
-        allowance.expanded(sum(map(len, row)), "examples")
+        budget.expanded(sum(map(len, row)), "examples")
         rows.append(b"".join(row))
         yield
     for _ in long_lists.parts(examples):  # freed only now, as lists are identified by their addresses
         yield
-    allowance.hold(sum(map(len, rows)))
+    budget.hold(sum(map(len, rows)))
     column = np.empty(len(rows), STRING)
     column[:] = rows
     return {signature.inputs[0].name: column}

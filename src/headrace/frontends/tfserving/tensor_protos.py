@@ -25,7 +25,7 @@ from headrace.frontends.wire.tensors import (
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.model.servable import TensorSpec
 
 TensorProto = protos.message("tensorflow.TensorProto")
@@ -50,13 +50,13 @@ _DTYPES = {datatype.oip: datatype.dtype for datatype in BY_TENSORFLOW.values()} 
 }
 
 
-def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -> Steps[WireTensor]:
+def read_tensor(spec: TensorSpec, proto: protos.Message, budget: RequestBudget) -> Steps[WireTensor]:
     """Read one input in small steps.
 
     Args:
         spec: The input.
         proto: A TensorProto.
-        allowance: Limits the cost of the request. One value may be repeated for a whole shape, so the size of
+        budget: Limits the cost of the request. One value may be repeated for a whole shape, so the size of
             the message is no limit.
 
     Raises:
@@ -72,7 +72,7 @@ def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -
             field=name,
         )
     shape = _shape(name, proto.tensor_shape)
-    allowance.rows(shape[0] if shape else 0, name)
+    budget.rows(shape[0] if shape else 0, name)
     used = [field.name for field, _ in proto.ListFields() if field.name in _ALL_VALUE_FIELDS]
     if proto.tensor_content:
         return WireTensor(name, datatype, shape, _content(name, datatype, proto.tensor_content, used))
@@ -86,7 +86,7 @@ def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -
     if len(values) > count:
         raise InvalidRequest(f"expected {count} values for its shape, got {len(values)}", field=name)
     if datatype == BYTES:
-        return WireTensor(name, datatype, shape, (yield from _strings(name, values, count, allowance)))
+        return WireTensor(name, datatype, shape, (yield from _strings(name, values, count, budget)))
     given = numbers(name, datatype, _DTYPES[datatype], values)
     missing = count - len(given)
     if not missing:
@@ -94,7 +94,7 @@ def read_tensor(spec: TensorSpec, proto: protos.Message, allowance: Allowance) -
     if len(shape) == len(spec.shape) + 1 and not (spec.shorter or spec.accepts(shape[1:])):
         raise InvalidRequest(f"expected {spec}, got shape {list(shape)}", field=name)
     # At the width of the model's dtype, to which they are widened later.
-    allowance.expanded(missing * max(given.itemsize, spec.dtype.itemsize), name)
+    budget.expanded(missing * max(given.itemsize, spec.dtype.itemsize), name)
     last = given[-1] if len(given) else given.dtype.type(0)
     filled = yield from _filled(given, last, count)
     return WireTensor(name, datatype, shape, filled.view(np.uint8).data)
@@ -111,14 +111,14 @@ def _filled(given: Array, last: object, count: int) -> Steps[Array]:
     return filled
 
 
-def _strings(name: str, values: Sequence[bytes], count: int, allowance: Allowance) -> Steps[Array]:
+def _strings(name: str, values: Sequence[bytes], count: int, budget: RequestBudget) -> Steps[Array]:
     """Return strings as an array; missing ones repeat the last one, or are empty if there is none."""
     given, missing = len(values), count - len(values)
     last = values[-1] if given else b""
     if missing:
-        allowance.values(missing, name)
-        allowance.expanded(missing * (_POINTER_BYTES + len(last)), name)
-    allowance.hold(TEXT_BYTES * given)
+        budget.values(missing, name)
+        budget.expanded(missing * (_POINTER_BYTES + len(last)), name)
+    budget.hold(TEXT_BYTES * given)
     strings = yield from gathering(values)
     return (yield from _filled(strings, last, count)) if missing else strings
 
@@ -157,19 +157,19 @@ def write_tensor(tensor: Array) -> protos.Message:
     return proto
 
 
-def writing_tensor(tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+def writing_tensor(tensor: Array, budget: RequestBudget) -> Steps[list[bytes]]:
     """Serialize the message of ``write_tensor``, in pieces and small steps.
 
     Args:
         tensor: The output.
-        allowance: Charged with the bytes written.
+        budget: Charged with the bytes written.
 
     Raises:
         Overloaded: The byte budget of all requests is exhausted.
     """
     proto, field, tensor = _written_head(tensor)
     number = field_number(TensorProto, field)
-    values = yield from field_of(number, tensor, allowance)
+    values = yield from field_of(number, tensor, budget)
     return [proto.SerializeToString(), *values]
 
 

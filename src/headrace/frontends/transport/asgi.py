@@ -48,8 +48,8 @@ from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.transport.waiting_calls import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.time_slicer import Lane
-from headrace.telemetry.outcomes import Door, Outcome, Outcomes
+from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.telemetry.outcomes import Channel, Outcome, Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate
@@ -91,7 +91,7 @@ class Application:
         methods: Iterable[GrpcMethod],
         limits: Limits | None = None,
         outcomes: Outcomes | None = None,
-        lane: Lane | None = None,
+        slicer: TimeSlicer | None = None,
     ) -> None:
         """Serve these routes and methods.
 
@@ -100,7 +100,7 @@ class Application:
             methods: Methods of the gRPC services.
             limits: Limits on request bodies.
             outcomes: Records of how calls end, shared with the engine.
-            lane: Lane for decoding large bodies and compressing large responses, shared with the codecs.
+            slicer: Slices the decoding of large bodies and the compression of large responses.
         """
         self._router = Router(routes)
         served = list(methods)
@@ -112,10 +112,10 @@ class Application:
         self.pauses = Pauses()
         self.answers = Answers(limits.max_inflight_bytes // _ANSWERS_SHARE)
         self.outcomes = outcomes or Outcomes()
-        self._of_grpc, self._of_rest = self.outcomes.tallies[Door.GRPC], self.outcomes.tallies[Door.REST]
-        self._lane = lane or Lane()
+        tallies = self.outcomes.tallies
+        self._of_grpc, self._of_rest = tallies[Channel.GRPC], tallies[Channel.REST]
+        self._slicer, self.load = slicer or TimeSlicer(), ReportedLoad()
         self._closing: tuple[tuple[bytes, bytes], ...] = ()
-        self.load = ReportedLoad()
         self._holding: asyncio.Event | None = None
 
     def drain(self) -> None:
@@ -338,10 +338,10 @@ class Application:
         try:
             bodies.grow(account, next(steps))
             bodies.grow(account, next(steps))
-            async with self._lane as lane:
+            async with self._slicer as slicer:
                 while True:
                     bodies.grow(account, next(steps))
-                    await lane.breathe()
+                    await slicer.breathe()
         except StopIteration as end:
             opened: bytes = end.value
             bodies.grow(account, len(opened))
@@ -486,7 +486,7 @@ class Application:
             length = (b"content-length", b"%d" % len(body))
             headers = [*reply.headers, *self.load.headers, *self._closing, length]
             if is_long and accepts_gzip(scope["headers"]):
-                body = await gzipped(body, self._lane)
+                body = await gzipped(body, self._slicer)
                 headers[-1] = (b"content-length", b"%d" % len(body))
                 headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
             await send({"type": "http.response.start", "status": reply.status, "headers": headers})

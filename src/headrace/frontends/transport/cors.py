@@ -16,14 +16,14 @@ from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Receive
 from headrace.frontends.transport.guarded_app import GuardedApplication
 from headrace.frontends.transport.responses import Send
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate
 
 Pairs = tuple[tuple[bytes, bytes], ...]
-Parts = tuple[Iterable[HttpRoute], Iterable[GrpcMethod], Limits, Outcomes, Lane]
+Parts = tuple[Iterable[HttpRoute], Iterable[GrpcMethod], Limits, Outcomes, TimeSlicer]
 """Arguments of Application, in order."""
 
 _VARY = (b"vary", b"origin")

@@ -15,7 +15,7 @@ from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Receive
 from headrace.frontends.transport.headers import echo_request_id, is_grpc
 from headrace.frontends.transport.responses import Send
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.telemetry.outcomes import Outcomes
 
 
@@ -33,13 +33,13 @@ class GuardedApplication(Application):
         methods: Iterable[GrpcMethod],
         limits: Limits,
         outcomes: Outcomes,
-        lane: Lane,
+        slicer: TimeSlicer,
         *,
         gate: Gate,
     ) -> None:
         """Serve these routes and methods behind ``gate``; otherwise as ``Application``."""
         methods = list(methods)
-        super().__init__(routes, methods, limits, outcomes, lane)
+        super().__init__(routes, methods, limits, outcomes, slicer)
         self.gate = gate
         self._admitted = super().answer
         self._verbs = {method.path: method.verbs for method in methods}

@@ -11,7 +11,7 @@ from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 _GZIP, _GZIP_OR_ZLIB = 16 + zlib.MAX_WBITS, 32 + zlib.MAX_WBITS
 _STEP_BYTES = 64 * 1024
@@ -73,21 +73,21 @@ def _opens_too_far(came: int, allowed: int, limits: Limits) -> TooLarge:
     )
 
 
-async def gzipped(body: bytes, lane: Lane) -> bytes:
-    """Compress a response as gzip, a large one in the lane.
+async def gzipped(body: bytes, slicer: TimeSlicer) -> bytes:
+    """Compress a response as gzip, a large one in the time slicer.
 
     Args:
         body: Body of the response.
-        lane: Lane in which large responses are compressed.
+        slicer: Time slicer in which large responses are compressed.
     """
     packer = zlib.compressobj(_FASTEST, wbits=_GZIP)
     if len(body) <= _STEP_BYTES:
         return packer.compress(body) + packer.flush()
     parts = []
-    async with lane:
+    async with slicer:
         for start in range(0, len(body), _STEP_BYTES):
             parts.append(packer.compress(body[start : start + _STEP_BYTES]))
-            await lane.breathe()
+            await slicer.breathe()
     return b"".join([*parts, packer.flush()])
 
 

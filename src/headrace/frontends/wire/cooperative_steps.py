@@ -1,4 +1,4 @@
-"""Work in small steps: run at once if there are few, or in the lane with other requests in between."""
+"""Work in small steps: run at once if there are few, or in the time slicer with other requests in between."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Result = TypeVar("Result")
 Steps: TypeAlias = Generator[None, None, Result]
@@ -28,7 +28,7 @@ def at_once(steps: Generator[object, None, Result]) -> Result | None:
     """Run the first steps; most work has no more of them.
 
     Args:
-        steps: Steps to run; if some remain, continue them in the lane.
+        steps: Steps to run; if some remain, continue them in the time slicer.
 
     Returns:
         Result of the steps; None if some remain.
@@ -41,16 +41,16 @@ def at_once(steps: Generator[object, None, Result]) -> Result | None:
     return None
 
 
-async def in_steps(steps: Generator[object, None, Result], lane: Lane) -> Result:
+async def in_steps(steps: Generator[object, None, Result], slicer: TimeSlicer) -> Result:
     """Run steps with other requests served in between, and return their result.
 
     Args:
         steps: Steps to run.
-        lane: Lane, entered by the caller.
+        slicer: Time slicer, entered by the caller.
     """
     while True:
         try:
             next(steps)
         except StopIteration as end:
             return cast("Result", end.value)
-        await lane.breathe()
+        await slicer.breathe()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.wire.body_parts import joined
 from headrace.frontends.wire.cooperative_steps import in_steps
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 
 PRINTED_AT_ONCE = 4096
 """Cost, in numbers, up to which a response is printed at once."""
@@ -33,7 +33,7 @@ def row_slices(tensors: Sequence[Array]) -> Iterator[slice]:
 
 
 def needs_slices(tensors: Iterable[Array]) -> bool:
-    """Return whether printing tensors takes so long that it must be done in the lane."""
+    """Return whether printing tensors takes so long that it must be done in the time slicer."""
     cost = 0
     for tensor in tensors:
         cost += tensor.size
@@ -51,15 +51,15 @@ def _cost_of_texts(tensor: Array) -> int:
     return sum(map(len, tensor.flat)) // _TEXT_BYTES_A_NUMBER
 
 
-async def joined_by_commas(start: bytes, parts: list[bytes], end: bytes, lane: Lane) -> bytes:
+async def joined_by_commas(start: bytes, parts: list[bytes], end: bytes, slicer: TimeSlicer) -> bytes:
     """Join printed parts with commas, in small steps.
 
     Args:
         start: Text before the first part.
         parts: Printed parts; the list is emptied.
         end: Text after the last part.
-        lane: Lane, entered by the caller.
+        slicer: Time slicer, entered by the caller.
     """
     between = [piece for part in parts for piece in (b",", part)]
     parts.clear()
-    return await in_steps(joined([start, *between[1:], end]), lane)
+    return await in_steps(joined([start, *between[1:], end]), slicer)

@@ -22,8 +22,8 @@ from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Json = Any
 """Decoded JSON; to be checked with isinstance before use."""
@@ -242,7 +242,7 @@ class _Structure(NamedTuple):
     nan: bool = True
 
 
-async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: Lane) -> _Structure:
+async def _structure(text: bytes, max_depth: int, budget: RequestBudget, slicer: TimeSlicer) -> _Structure:
     """Find a text's marks, and check its depth and number of values before any value is made."""
     scanner, deep, before = _Scanner(), 0, (-1, 0)
     found_at, found_marks = bytearray(), bytearray()  # grown in place, so that nothing is joined in the end
@@ -257,13 +257,13 @@ async def _structure(text: bytes, max_depth: int, allowance: Allowance, lane: La
             if depth.min() < 0:
                 raise InvalidRequest("expected JSON: a closing bracket has no opening one", field="body")
             values = _values(at, marks, before)
-            allowance.values(values, "body")
-            allowance.hold(values * _BYTES_A_VALUE_HELD)
+            budget.values(values, "body")
+            budget.hold(values * _BYTES_A_VALUE_HELD)
             _add_separators(separators, marks, depth, len(found_marks))
             found_at += at.data
             found_marks += marks.data
             deep, before = int(depth[-1]), (int(at[-1]), int(marks[-1]))
-        await lane.breathe()
+        await slicer.breathe()
     if deep or scanner.in_string:
         raise InvalidRequest("expected JSON: it ends within a string, a list or an object", field="body")
     levels = {level: np.frombuffer(of_level, np.int64) for level, of_level in separators.items()}
@@ -315,15 +315,15 @@ def _opens(mark: int) -> bool:
 
 
 async def parse_in_slices(
-    text: bytes, max_depth: int, allowance: Allowance, lane: Lane, *, nan: bool = True
+    text: bytes, max_depth: int, budget: RequestBudget, slicer: TimeSlicer, *, nan: bool = True
 ) -> Json:
     """Parse a text of any size, with other requests served in between.
 
     Args:
         text: JSON text.
         max_depth: Largest nesting depth.
-        allowance: Limits on the cost of the request.
-        lane: Lane, entered by the caller.
+        budget: Limits on the cost of the request.
+        slicer: Time slicer, entered by the caller.
         nan: Whether NaN, Infinity and -Infinity are accepted as numbers.
 
     Raises:
@@ -331,9 +331,9 @@ async def parse_in_slices(
         TooLarge: It has too many values.
         Overloaded: All requests together would hold too many bytes.
     """
-    structure = (await _structure(text, max_depth, allowance, lane))._replace(nan=nan)
+    structure = (await _structure(text, max_depth, budget, slicer))._replace(nan=nan)
     try:
-        return await _parsed(structure, _Span(0, len(text), 0, len(structure.at), 1), lane)
+        return await _parsed(structure, _Span(0, len(text), 0, len(structure.at), 1), slicer)
     except RecursionError as error:  # only with limits.max_json_depth in the hundreds
         raise InvalidRequest("expected JSON with less nesting", field="body") from error
 
@@ -356,34 +356,34 @@ class _Span(NamedTuple):
     level: int
 
 
-async def _parsed(structure: _Structure, span: _Span, lane: Lane) -> Json:
+async def _parsed(structure: _Structure, span: _Span, slicer: TimeSlicer) -> Json:
     """Parse one value: at once if it is small, a scalar in pieces, a container part by part."""
     start, stop, first, last, level = span
     text, at, marks, _, nan = structure
     if first == last and stop - start > _PART_BYTES:
-        return await _long_value(structure, start, stop, lane)
+        return await _long_value(structure, start, stop, slicer)
     if first == last or (stop - start <= _PART_BYTES and last - first <= _PART_MARKS):
         return decode(text[start:stop], nan=nan)
     kind, edges = int(marks[first]), _edges(structure, span)
     if (
         not _opens(kind)
         or int(marks[last - 1]) != kind + _END
-        or await _without_space(text, start, stop, lane) != (at[first], at[last - 1] + 1)
+        or await _without_space(text, start, stop, slicer) != (at[first], at[last - 1] + 1)
         or (marks[edges[1:-1]] != _COMMA).any()
     ):
         raise InvalidRequest(f"expected JSON: no valid value at byte {start}", field="body")
     found: Json = [] if kind == _LIST else {}
     if last - first == 2:
-        begin, end = await _without_space(text, int(at[first]) + 1, int(at[last - 1]), lane)
+        begin, end = await _without_space(text, int(at[first]) + 1, int(at[last - 1]), slicer)
         if begin == end:
             return found
-    await lane.breathe()
+    await slicer.breathe()
     try:
         for group in _groups(at[edges], edges):
-            await _add_members(found, structure, edges[group], level, lane)
-            await lane.breathe()
+            await _add_members(found, structure, edges[group], level, slicer)
+            await slicer.breathe()
     except InvalidRequest:
-        await given_back(found, lane)
+        await given_back(found, slicer)
         raise
     return found
 
@@ -397,10 +397,10 @@ def _edges(structure: _Structure, span: _Span) -> Integers:
     return np.concatenate(([span.first], separators[first:last]))
 
 
-async def _long_value(structure: _Structure, start: int, stop: int, lane: Lane) -> Json:
+async def _long_value(structure: _Structure, start: int, stop: int, slicer: TimeSlicer) -> Json:
     """Parse a scalar: a long string in pieces; a long number is refused."""
     text = structure.text
-    start, stop = await _without_space(text, start, stop, lane)
+    start, stop = await _without_space(text, start, stop, slicer)
     is_text = text[start : start + 1] == b'"'
     if stop - start <= (_PART_BYTES if is_text else _LONGEST_NUMBER):
         return decode(text[start:stop], nan=structure.nan)
@@ -420,24 +420,24 @@ async def _long_value(structure: _Structure, start: int, stop: int, lane: Lane) 
         end = _cut_of_text(text, begin, closing)
         pieces.append(decode(b'"' + text[begin:end] + b'"'))
         begin = end
-        await lane.breathe()
+        await slicer.breathe()
     return "".join(pieces)
 
 
-async def _without_space(text: bytes, start: int, stop: int, lane: Lane) -> tuple[int, int]:
+async def _without_space(text: bytes, start: int, stop: int, slicer: TimeSlicer) -> tuple[int, int]:
     """Return where a value begins and ends within white space of any length."""
     while start < stop:
         piece = text[start : min(stop, start + _PIECE_BYTES)]
         start += len(piece) - len(piece.lstrip(_SPACE))
         if piece.lstrip(_SPACE):
             break
-        await lane.breathe()
+        await slicer.breathe()
     while start < stop:
         piece = text[max(start, stop - _PIECE_BYTES) : stop]
         stop -= len(piece) - len(piece.rstrip(_SPACE))
         if piece.rstrip(_SPACE):
             break
-        await lane.breathe()
+        await slicer.breathe()
     return start, stop
 
 
@@ -465,13 +465,14 @@ def _groups(at: Integers, edges: Integers) -> Iterator[slice]:
         current = following
 
 
-async def _add_members(found: Json, structure: _Structure, edges: Integers, level: int, lane: Lane) -> None:
-    text, at = structure.text, structure.at
-    first, last = int(edges[0]), int(edges[-1])
+async def _add_members(
+    found: Json, structure: _Structure, edges: Integers, level: int, slicer: TimeSlicer
+) -> None:
+    text, at, first, last = structure.text, structure.at, int(edges[0]), int(edges[-1])
     start, stop = int(at[first]) + 1, int(at[last])
     large = stop - start > _PART_BYTES or last - first > _PART_MARKS
     if len(edges) == 2 and large:
-        await _add_large(found, structure, _Span(start, stop, first + 1, last, level + 1), lane)
+        await _add_large(found, structure, _Span(start, stop, first + 1, last, level + 1), slicer)
         return
     opening, closing = _BRACKETS[_LIST if isinstance(found, list) else _OBJECT]
     part = decode(opening + text[start:stop] + closing, nan=structure.nan)
@@ -485,9 +486,9 @@ async def _add_members(found: Json, structure: _Structure, edges: Integers, leve
         found.update(part)
 
 
-async def _add_large(found: Json, structure: _Structure, span: _Span, lane: Lane) -> None:
+async def _add_large(found: Json, structure: _Structure, span: _Span, slicer: TimeSlicer) -> None:
     if isinstance(found, list):
-        found.append(await _parsed(structure, span, lane))
+        found.append(await _parsed(structure, span, slicer))
         return
     start, stop, first, last, level = span
     colon = int(structure.at[first]) if first < last and structure.marks[first] == _COLON else -1
@@ -496,4 +497,4 @@ async def _add_large(found: Json, structure: _Structure, span: _Span, lane: Lane
     name = decode(structure.text[start:colon]) if colon >= 0 else None
     if not isinstance(name, str):
         raise InvalidRequest(f"expected JSON: a name is missing at byte {start}", field="body")
-    found[name] = await _parsed(structure, _Span(colon + 1, stop, first + 1, last, level), lane)
+    found[name] = await _parsed(structure, _Span(colon + 1, stop, first + 1, last, level), slicer)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from itertools import repeat
 from typing import Any
 
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 
 _CONTAINERS = frozenset((list, dict))
 
@@ -15,21 +15,21 @@ STEP = 2048
 """Number of values converted at once."""
 
 
-async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator[list[Any]]:
+async def used_up(values: list[Any], slicer: TimeSlicer, step: int = 0) -> AsyncIterator[list[Any]]:
     """Yield the parts of a list, freeing each: freeing a million lists at once takes long, too.
 
     If the caller fails, asyncio closes this generator, which frees the rest in its own iterations.
 
     Args:
         values: The list; its values are replaced by None.
-        lane: Lane, entered by the caller.
+        slicer: Time slicer, entered by the caller.
         step: Number of values in a part; ``STEP`` if 0.
     """
     try:
         for part in parts(values, step):
             yield part
             del part
-            await lane.breathe()
+            await slicer.breathe()
     except GeneratorExit:
         while values:
             del values[-STEP:]
@@ -37,12 +37,12 @@ async def used_up(values: list[Any], lane: Lane, step: int = 0) -> AsyncIterator
         raise
 
 
-async def given_back(document: Any, lane: Lane) -> None:
+async def given_back(document: Any, slicer: TimeSlicer) -> None:
     """Free a document in small steps: freeing a million objects at once takes long.
 
     Args:
         document: Decoded JSON; its lists and objects are emptied.
-        lane: Lane, entered by the caller.
+        slicer: Time slicer, entered by the caller.
     """
     left = [document]
     while left:
@@ -55,7 +55,7 @@ async def given_back(document: Any, lane: Lane) -> None:
             else:
                 left += one.values() if isinstance(one, dict) else one
                 one.clear()
-        await lane.breathe()
+        await slicer.breathe()
 
 
 def _taken_out(container: list[Any] | dict[str, Any]) -> list[Any]:

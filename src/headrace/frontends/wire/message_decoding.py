@@ -1,4 +1,4 @@
-"""Decode messages that match no template: at once, or in the lane, where large ones are counted first."""
+"""Decode messages that match no template: at once, or in slices, where large ones are counted first."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, Form, charge, counted
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.request_budget import RequestBudget
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Decoded = TypeVar("Decoded")
 Result = TypeVar("Result")
@@ -21,8 +21,8 @@ async def decode_and_ask(
     form: Form,
     steps: Steps[Decoded],
     ask: Callable[[Decoded], Awaitable[Result]],
-    allowance: Allowance,
-    lane: Lane,
+    budget: RequestBudget,
+    slicer: TimeSlicer,
 ) -> tuple[Decoded, Result]:
     """Decode a message, submit its request, and wait for the answer.
 
@@ -32,8 +32,8 @@ async def decode_and_ask(
         steps: Steps that decode the message.
         ask: Function that submits the request. It is called in the event-loop iteration in which decoding
             ends, because nothing keeps the version loaded after that.
-        allowance: Limits on the cost of the request.
-        lane: Lane in which a long decode runs, and which is left before the answer is awaited.
+        budget: Limits on the cost of the request.
+        slicer: Time slicer in which a long decode runs, and which is left before the answer is awaited.
 
     Returns:
         The decoded request, and the answer.
@@ -45,10 +45,10 @@ async def decode_and_ask(
     found = None if is_large else at_once(steps)
     if found is not None:
         return found, await ask(found)
-    async with lane:
+    async with slicer:
         if is_large:
-            await charge(counted(message, form), allowance, lane)
-            allowance.hold(len(message))  # for the tensors, which are copied from it
-        found = await in_steps(steps, lane)
+            await charge(counted(message, form), budget, slicer)
+            budget.hold(len(message))  # for the tensors, which are copied from it
+        found = await in_steps(steps, slicer)
         answering = ask(found)
     return found, await answering

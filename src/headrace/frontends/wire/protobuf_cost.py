@@ -17,8 +17,8 @@ from headrace.frontends.wire.name_limits import check_name
 from headrace.frontends.wire.protobuf_fields import FIXED_BYTES, LENGTH_DELIMITED, VARINT, read_varint
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
-    from headrace.frontends.wire.time_slicer import Lane
+    from headrace.frontends.wire.request_budget import RequestBudget
+    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 AT_ONCE_BYTES = 64 * 1024
 """Size up to which a message is parsed uncounted: the worst takes about a millisecond and a few megabytes."""
@@ -152,17 +152,17 @@ def malformed(message: bytes, position: int) -> InvalidRequest:
     )
 
 
-async def charge(counts: Iterable[int], allowance: Allowance, lane: Lane) -> None:
+async def charge(counts: Iterable[int], budget: RequestBudget, slicer: TimeSlicer) -> None:
     """Charge a request for counted values, with other requests served in between.
 
     Args:
         counts: Numbers of further values counted.
-        allowance: Limits on the cost of the request.
-        lane: Lane, entered by the caller.
+        budget: Limits on the cost of the request.
+        slicer: Time slicer, entered by the caller.
 
     Raises:
         TooLarge: The request has too many values.
     """
     for count in counts:
-        allowance.values(count, "message")
-        await lane.breathe()
+        budget.values(count, "message")
+        await slicer.breathe()

@@ -13,7 +13,7 @@ from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.texts import raw_texts, text_parts
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 WRITTEN_AT_ONCE = 4096
 """Number of values up to which protobuf writes an output at once, which is faster for few values."""
@@ -37,13 +37,13 @@ def is_large_raw(size: int) -> bool:
     return size > _BYTES_AT_ONCE
 
 
-def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+def field_of(number: int, tensor: Array, budget: RequestBudget) -> Steps[list[bytes]]:
     """Return the pieces of a repeated field with the values of a tensor, as protobuf serializes it.
 
     Args:
         number: Number of the field.
         tensor: Values of the field; float16 as the integers of their bits.
-        allowance: Allowance that holds the bytes written.
+        budget: Allowance that holds the bytes written.
 
     Raises:
         Overloaded: All requests together would hold too many bytes.
@@ -53,7 +53,7 @@ def field_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[byt
     parts = text_parts(flat) if tensor.dtype == STRING else _cuts(flat)
     for part in parts:
         written = _texts(number, part) if isinstance(part, list) else [_numbers(part)]
-        allowance.hold(_COPIES * sum(map(len, written)))
+        budget.hold(_COPIES * sum(map(len, written)))
         pieces += written
         yield
     if tensor.dtype != STRING and pieces:
@@ -66,11 +66,11 @@ def _cuts(values: Array) -> Iterator[Array]:
         yield values[start : start + _STEP]
 
 
-def raw_texts_of(number: int, tensor: Array, allowance: Allowance) -> Steps[list[bytes]]:
+def raw_texts_of(number: int, tensor: Array, budget: RequestBudget) -> Steps[list[bytes]]:
     """Return the pieces of one bytes field with a tensor's texts, each after its length; see ``field_of``."""
     pieces: list[bytes] = []
     for written in raw_texts(tensor):
-        allowance.hold(_COPIES * sum(map(len, written)))
+        budget.hold(_COPIES * sum(map(len, written)))
         pieces += written
         yield
     return [length_prefix(number, sum(map(len, pieces))), *pieces]

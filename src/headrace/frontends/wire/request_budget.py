@@ -16,7 +16,7 @@ BYTES_A_VALUE = 2
 """Smallest size of a value in any form that is decoded value by value, such as ``0,``."""
 
 
-class Allowance:
+class RequestBudget:
     """Adds up the cost of decoding one request, and refuses what exceeds the limits.
 
     Made for a request that is parsed; one that is recognised by its template needs none. Raw bytes (raw
@@ -62,8 +62,8 @@ class Allowance:
         self._expanded = 0
 
     @classmethod
-    def of(cls, limits: Limits, call: HttpCall | GrpcCall) -> Allowance:
-        """Return the allowance of a call.
+    def of(cls, limits: Limits, call: HttpCall | GrpcCall) -> RequestBudget:
+        """Return the budget of a call.
 
         Args:
             limits: Limits on a request.
@@ -72,11 +72,11 @@ class Allowance:
         return cls(limits, call.counted(), call.budget)
 
     def __enter__(self) -> Self:
-        """Return the allowance itself."""
+        """Return the budget itself."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release the bytes held on an account of the allowance's own."""
+        """Release the bytes held on an account of the budget's own."""
         if self._budget is not None and self._account is not None:
             self._budget.release(self._account.held)
             self._account = None

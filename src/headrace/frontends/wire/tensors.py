@@ -29,7 +29,7 @@ from headrace.model.servable import (
 )
 
 if TYPE_CHECKING:
-    from headrace.frontends.wire.request_budget import Allowance
+    from headrace.frontends.wire.request_budget import RequestBudget
 
 BYTES = "BYTES"
 BFLOAT16 = "BF16"
@@ -82,38 +82,38 @@ def check_names(signature: Signature, names: Iterable[str]) -> None:
 
 
 def check(
-    signature: Signature, tensors: Sequence[WireTensor], allowance: Expansion | None = None
+    signature: Signature, tensors: Sequence[WireTensor], budget: Expansion | None = None
 ) -> CheckedInputs:
     """Check a request's tensors against a signature at once; see ``checking``."""
-    return run(checking(signature, tensors, allowance))
+    return run(checking(signature, tensors, budget))
 
 
 def checking(
-    signature: Signature, tensors: Sequence[WireTensor], allowance: Expansion | None = None
+    signature: Signature, tensors: Sequence[WireTensor], budget: Expansion | None = None
 ) -> Steps[CheckedInputs]:
     """Check a request's tensors against a signature, in small steps where much is spread.
 
     Args:
         signature: Signature of the model.
         tensors: Tensors of the request.
-        allowance: Limits on what may be spread.
+        budget: Limits on what may be spread.
 
     Raises:
         InvalidRequest: An input is missing, unknown, given twice, or of the wrong datatype, shape or size.
-        TooLarge: The spread columns would exceed the allowance.
+        TooLarge: The spread columns would exceed the budget.
     """
     check_names(signature, (tensor.name for tensor in tensors))
     by_name = {tensor.name: tensor for tensor in tensors}
-    allowance = allowance or Expanded()
-    exact = yield from _exact(signature, by_name, allowance)
+    budget = budget or Expanded()
+    exact = yield from _exact(signature, by_name, budget)
     if exact is not None:
         return exact
     arrays = {name: as_array(tensor) for name, tensor in by_name.items()}
-    return signature.check(arrays, exact=True, allowance=allowance)
+    return signature.check(arrays, exact=True, budget=budget)
 
 
 def _exact(
-    signature: Signature, by_name: dict[str, WireTensor], allowance: Expansion
+    signature: Signature, by_name: dict[str, WireTensor], budget: Expansion
 ) -> Steps[CheckedInputs | None]:
     """Use the tensors' bytes as columns unchanged; return None where they need conversion or are wrong."""
     columns, shapes, all_rows = [], [], []
@@ -129,7 +129,7 @@ def _exact(
     spread = spread_inputs(signature, all_rows)
     if spread is None:
         return None
-    charge_spread(spread, layout, rows, allowance)
+    charge_spread(spread, layout, rows, budget)
     if not is_spread_at_once(spread, layout, rows):
         return CheckedInputs(layout, (yield from _spreading(columns, spread, rows)), rows)
     return CheckedInputs(layout, spread_columns(columns, spread, layout, rows), rows)
@@ -306,21 +306,21 @@ def _string_array(tensor: WireTensor, count: int) -> Array:
     return run(gathering(cast("list[bytes] | Array", tensor.values))).reshape(tensor.shape)
 
 
-def texts_of(tensor: WireTensor, raw: bytes, allowance: Allowance) -> Steps[Array]:
+def texts_of(tensor: WireTensor, raw: bytes, budget: RequestBudget) -> Steps[Array]:
     """Read a tensor's strings from their raw form in small steps, after charging for them.
 
     Args:
         tensor: The tensor.
         raw: Its strings, each after its length.
-        allowance: Limits on the cost of the request.
+        budget: Limits on the cost of the request.
 
     Raises:
         InvalidRequest: A string is truncated, or there are more or fewer than the shape says.
         TooLarge: The request has too many values.
     """
     count = _element_count(tensor)
-    allowance.values(min(count, len(raw)), tensor.name)
-    allowance.hold(TEXT_BYTES * min(count, len(raw) // LENGTH_BYTES))
+    budget.values(min(count, len(raw)), tensor.name)
+    budget.hold(TEXT_BYTES * min(count, len(raw) // LENGTH_BYTES))
     return (yield from splitting(tensor.name, raw, count))
 
 

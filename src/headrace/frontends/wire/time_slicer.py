@@ -1,4 +1,4 @@
-"""The lane: heavy decoding and encoding in slices, one at a time, with other requests served in between."""
+"""The time slicer: heavy decoding and encoding in slices, one at a time, with other requests in between."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Only one task with more slices runs at a time, as it may hold a hundred bytes fo
 """
 
 
-class Lane:
+class TimeSlicer:
     """A lock that its users share in turns of one slice each. Serving thread only.
 
-    Other requests run between any two slices, however many users the lane has. A task of few slices does not
-    wait for the end of one with many.
+    Other requests run between any two slices, however many users the time slicer has. A task of few slices
+    does not wait for the end of one with many.
 
     Use it as an asynchronous context manager; inside it, await ``breathe`` between short steps. Small bodies
     do not use it.
@@ -29,14 +29,14 @@ class Lane:
     __slots__ = ("_heavy", "_place", "_slices", "_step", "_until")
 
     def __init__(self) -> None:
-        """Start with a free lane."""
+        """Start with an idle time slicer."""
         self._place = _Place()
         self._heavy = _Place()
         self._step = asyncio.Lock()
         self._slices: dict[asyncio.Task[object] | None, int] = {}
         self._until = 0.0
 
-    async def __aenter__(self) -> Lane:
+    async def __aenter__(self) -> TimeSlicer:
         """Wait for a turn."""
         await self._place.take()
         self._slices[asyncio.current_task()] = 0
@@ -44,7 +44,7 @@ class Lane:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Release the lane, and let other requests run; after a failure, return at once.
+        """Release the time slicer, and let other requests run; after a failure, return at once.
 
         A failed request still holds bytes of the budget, which must not cause others to be refused meanwhile.
         """
@@ -71,7 +71,7 @@ class Lane:
         self._until = perf_counter() + _SLICE_SECONDS
 
     async def step(self) -> None:
-        """Wait for a turn to decode a body in one step of some milliseconds, outside the lane.
+        """Wait for a turn to decode a body in one step of some milliseconds, outside the time slicer.
 
         Other requests run after each such step, so that concurrent steps do not add up to one long delay. A
         lone step does not wait.

@@ -21,10 +21,10 @@ from headrace.server.handover.messages import (
     Ask,
     Given,
     Go,
+    HandoverRefused,
     Hello,
     Message,
     Ready,
-    Refused,
     Take,
     Taken,
     protocol,
@@ -163,7 +163,7 @@ class Giving:
         if spoken is None:
             theirs = ", ".join(map(str, hello.protocols))
             why = f"headrace {self._release} speaks handover protocol {PROTOCOLS[0]}, not {theirs}"
-            await conversation.say(Refused(f"{why}: stop the running server, and start the new one"))
+            await conversation.say(HandoverRefused(f"{why}: stop the running server, and start the new one"))
             raise Unavailable(f"headrace {hello.headrace} speaks another handover protocol: {theirs}")
         _log.info("another server is about to take over", extra={"release": hello.headrace})
         await self._give_sockets(conversation, spoken)
@@ -222,7 +222,7 @@ async def _refuse(conversation: Conversation, why: str) -> None:
     """Refuse a peer, after reading its first message: refused earlier, it could not read the reason."""
     try:
         await conversation.hear()
-        await conversation.say(Refused(why))
+        await conversation.say(HandoverRefused(why))
     except HeadraceError as error:
         _log.warning(
             "refused a server that wanted to take over (%s), but could not tell it why: %s", why, error

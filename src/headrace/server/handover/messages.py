@@ -1,7 +1,7 @@
 """Messages between two servers during a handover: JSON, in a numbered protocol.
 
-The two servers may be of different releases. ``Hello`` and ``Refused`` never change. Any other change that
-the other side must know about gets a new protocol number. Unknown fields are ignored.
+The two servers may be of different releases. ``Hello`` and ``HandoverRefused`` never change. Any other change
+that the other side must know about gets a new protocol number. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     protocols: tuple[int, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class HandoverRefused(msgspec.Struct, frozen=True, tag="refused"):
     """The running server refuses the handover.
 
     Attributes:
@@ -88,7 +88,7 @@ class Taken(msgspec.Struct, frozen=True, tag="taken"):
     """The new server gets all new connections; the running one shuts down, which ends the conversation."""
 
 
-Message = Hello | Refused | Given | Ask | Ready | Take | Go | Taken
+Message = Hello | HandoverRefused | Given | Ask | Ready | Take | Go | Taken
 
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)

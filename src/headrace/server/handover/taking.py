@@ -26,10 +26,10 @@ from headrace.server.handover.messages import (
     Ask,
     Given,
     Go,
+    HandoverRefused,
     Hello,
     Message,
     Ready,
-    Refused,
     Take,
     Taken,
 )
@@ -119,7 +119,7 @@ class Taking:
         try:
             await conversation.say(Hello(release, PROTOCOLS))
             given = await conversation.hear()
-            if isinstance(given, Refused):
+            if isinstance(given, HandoverRefused):
                 raise FailedPrecondition(f"handover: the running server refuses: {given.why}")
             if not isinstance(given, Given) or given.protocol not in PROTOCOLS or given.sets < 1:
                 raise Unavailable("handover: the process at the path does not answer like a headrace server")

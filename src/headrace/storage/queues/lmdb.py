@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError
 from headrace.storage.lmdb_environment import LmdbOptions, NoRoom, Transaction, open_lmdb
-from headrace.storage.queues.lmdb_tables import NAMES, Clocks, Limits, Prospect, Tables, sizes
+from headrace.storage.queues.lmdb_tables import NAMES, Clocks, Prospect, QueueLimits, Tables, sizes
 from headrace.storage.queues.lmdb_writer import LmdbWriter
 from headrace.storage.queues.queue import Delivery, Depth, Held, Message, check_messages, check_receive
 from headrace.storage.queues.queue_settings import LmdbQueue
@@ -50,7 +50,7 @@ class LmdbMessages:
         """
         self._settings = settings
         self._process = os.getpid()
-        self._limits = Limits(settings.max_messages, settings.largest_bytes)
+        self._limits = QueueLimits(settings.max_messages, settings.largest_bytes)
         self._disk_reserve = min(settings.largest_bytes // 8, _DISK_RESERVE_BYTES)
         self._set_aside = 0
         self._open(clocks or Clocks())

@@ -68,7 +68,7 @@ class Clocks(NamedTuple):
     wall: Callable[[], float] = _wall
 
 
-class Limits(NamedTuple):
+class QueueLimits(NamedTuple):
     """The capacity of a queue.
 
     Attributes:
@@ -118,7 +118,7 @@ class Tables:
 
     # ---- publishing -----------------------------------------------------------------------------
 
-    def publish(self, transaction: Transaction, messages: Sequence[Message], limits: Limits) -> int:
+    def publish(self, transaction: Transaction, messages: Sequence[Message], limits: QueueLimits) -> int:
         """Add the messages that are not known yet.
 
         Returns:

@@ -8,7 +8,7 @@ import msgspec
 
 from headrace.base.status_codes import OK
 from headrace.batching.request import Timings
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 
 _LONGEST_PATH = 256
 
@@ -89,12 +89,12 @@ def line(outcome: Outcome, unix_offset_seconds: float) -> bytes:
                 request_id=outcome.request_id,
                 trace_id="" if trace is None else trace.trace_id,
                 span_id="" if trace is None else trace.span_id,
-                protocol=outcome.door.value,
+                protocol=outcome.channel.value,
                 client=outcome.caller,
                 caller=outcome.key_of,
                 method=outcome.method[:_LONGEST_PATH],
                 path=_cut(outcome.path),
-                status=(outcome.status or outcome.code.http) if outcome.door is Door.REST else 0,
+                status=(outcome.status or outcome.code.http) if outcome.channel is Channel.REST else 0,
                 code=outcome.code.name,
                 error=outcome.error_type,
                 model="" if asked is None else asked.model,

@@ -13,7 +13,7 @@ from headrace.base.errors import ConfigError
 from headrace.config import AccessLog as Settings
 from headrace.telemetry.access_log.lines import is_always_told, line
 from headrace.telemetry.access_log.log_file import LineFile
-from headrace.telemetry.outcomes import Door, Outcome, Outcomes
+from headrace.telemetry.outcomes import Channel, Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class AccessLog:
         return True
 
     def _hear(self, outcome: Outcome) -> None:
-        if outcome.door is Door.IN_PROCESS:
+        if outcome.channel is Channel.IN_PROCESS:
             return
         if self._sample >= 1 or is_always_told(outcome, self._slow_seconds) or self._draw() < self._sample:
             self._queue.put(outcome)

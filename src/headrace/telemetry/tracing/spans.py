@@ -9,7 +9,7 @@ from typing import NamedTuple
 from headrace.base.status_codes import OK
 from headrace.base.trace_context import TraceContext
 from headrace.batching.request import Timings
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 from headrace.telemetry.tracing.batch_spans import BatchSpan
 
 Value = str | int | float | bool
@@ -91,7 +91,7 @@ class Describer:
     def call(self, outcome: Outcome, context: TraceContext) -> SpanData:
         """Return the span of the call itself."""
         attributes: dict[str, Value] = {"headrace.request_id": outcome.request_id}
-        if outcome.door is Door.GRPC:
+        if outcome.channel is Channel.GRPC:
             name, error = self._grpc(outcome, attributes)
         else:
             name, error = self._http(outcome, attributes)

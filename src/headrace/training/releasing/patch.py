@@ -18,7 +18,7 @@ import numpy as np
 from headrace.base.errors import LoadError
 from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.description import Base, Description, StoredArray, arrays_of, file_name
+from headrace.ctr.files.description import Base, FileDescription, StoredArray, arrays_of, file_name
 from headrace.ctr.files.model_reader import read_description, read_model
 from headrace.ctr.files.model_writer import write_description
 from headrace.ctr.interfaces import Weights
@@ -43,7 +43,7 @@ class Whole:
     """
 
     number: int
-    description: Description
+    description: FileDescription
     weights: Weights
     checksums: Mapping[str, str]
 
@@ -61,7 +61,7 @@ class Patch:
     """
 
     base: int
-    description: Description
+    description: FileDescription
     rows: Mapping[str, Array]
     size_bytes: int
     whole_bytes: int
@@ -125,7 +125,7 @@ def open_base(model_directory: Path, number: int) -> Whole | None:
     return Whole(number, description, weights, checksums)
 
 
-def find_patch(base: Whole, description: Description, arrays: Mapping[str, Array]) -> Patch | None:
+def find_patch(base: Whole, description: FileDescription, arrays: Mapping[str, Array]) -> Patch | None:
     """Compute the patch from a base to a new version.
 
     Args:

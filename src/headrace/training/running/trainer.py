@@ -38,7 +38,7 @@ _PATIENCE_SECONDS = 60.0
 """Seconds that learning waits for a version to be written before a warning; the file system may hang."""
 
 
-class Origin(Protocol):
+class RowPositions(Protocol):
     """A source of rows with positions of its own, such as a topic of Kafka."""
 
     def position(self, rows: int) -> Mapping[str, object]:
@@ -49,7 +49,7 @@ class Origin(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RunPlan:
     """The actions of a run besides learning.
 
     Attributes:
@@ -70,7 +70,7 @@ class Plan:
     checkpoint_every: Every = NEVER
     most_rows: int | None = None
     identity: Mapping[str, object]
-    origin: Origin | None = None
+    origin: RowPositions | None = None
 
 
 class RunResult(NamedTuple):
@@ -104,7 +104,7 @@ class Trainer:
     def __init__(
         self,
         learner: Learner,
-        plan: Plan,
+        plan: RunPlan,
         observers: Sequence[Observer] = (),
         now: Callable[[], float] = time.monotonic,
         patience_seconds: float = _PATIENCE_SECONDS,

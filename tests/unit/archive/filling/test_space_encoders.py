@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.archive.filling.embedder_pool import Away, Call, Supplier, Where
-from headrace.archive.filling.space_encoders import Asking, Encoder, Filled, Stop
+from headrace.archive.filling.embedder_pool import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop
 from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
 from tests.waiting import until
 
@@ -20,11 +20,11 @@ class Thread:
 
     def __init__(self) -> None:
         self.embedder = LengthEmbedder()
-        supplier = Supplier("ill", ["texts"], embedder=self.embedder)
+        supplier = PooledEmbedder("ill", ["texts"], embedder=self.embedder)
         supplier.is_ready = True
         self.encoder = Encoder(supplier, self.embedder, 1)
-        other = Supplier("well", ["films"], embedder=LengthEmbedder())
-        self.asking = Asking(Filled({"texts": [self.encoder]}, {"films": other}), Stop())
+        other = PooledEmbedder("well", ["films"], embedder=LengthEmbedder())
+        self.asking = EncoderCalls(Filled({"texts": [self.encoder]}, {"films": other}), Stop())
 
     def asks(self, contents: Sequence[bytes], patience: float = 60.0) -> list[list[float]]:
         found: list[list[float]] = self.asking.ask(self.encoder, WHERE, contents, patience).vectors.tolist()

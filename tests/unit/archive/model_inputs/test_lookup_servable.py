@@ -14,7 +14,7 @@ from headrace.archive.lookup.input_totals import InputTotals
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.catalog import with_default, without
 from headrace.archive.model.columns import Column
-from headrace.archive.model_inputs.lookup_servable import FeaturedServable
+from headrace.archive.model_inputs.lookup_servable import LookupServable
 from headrace.base.errors import InvalidRows, NotFound, NotLoadable, Unavailable
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.batching.batch_queue import declared_outputs
@@ -107,8 +107,8 @@ def archive() -> Iterator[Archive]:
         yield opened
 
 
-def featured(archive: Archive, config: ModelConfig | None = None, **versions: int) -> FeaturedServable:
-    return FeaturedServable(Echo(), archive, "m", config or config_of(), versions)
+def featured(archive: Archive, config: ModelConfig | None = None, **versions: int) -> LookupServable:
+    return LookupServable(Echo(), archive, "m", config or config_of(), versions)
 
 
 def asked(urls: list[str], users: list[str]) -> Tensors:
@@ -165,7 +165,7 @@ class Broken(Echo):
 
 
 def test_rows_of_a_batch_that_fails_are_not_counted_as_often_as_they_are_tried(archive: Archive) -> None:
-    model = FeaturedServable(Broken(), archive, "m", config_of(), {})
+    model = LookupServable(Broken(), archive, "m", config_of(), {})
     with pytest.raises(ValueError, match="it cannot"):
         model.predict(asked(["a", "b"], ["7", "7"]))
     assert vars_of(archive.of_models["m", "image"]) == (0, 0, 0)
@@ -214,7 +214,7 @@ def test_a_key_may_be_an_input_of_the_model_as_well(archive: Archive) -> None:
             assert inputs["image"][0, 1] == 1
             return {"url": inputs["url"]}
 
-    model = FeaturedServable(Named(), archive, "m", config_of(image=IMAGE), {})
+    model = LookupServable(Named(), archive, "m", config_of(image=IMAGE), {})
     assert model.signatures[DEFAULT_SIGNATURE].input_names == ("url",)
     assert model.predict({"url": np.array([b"a"], STRING)})["url"].tolist() == [b"a"]
 
@@ -298,14 +298,14 @@ def test_each_model_has_its_own_quota_of_new_keys() -> None:
     images = {**IMAGES, "max_new_keys_per_second": 0.001, "max_new_keys_burst": 1}
     with archive_of(InMemoryStore(MemoryStore()), images) as archive:
         for name in ("m", "n"):
-            model = FeaturedServable(Echo(), archive, name, config_of(), {})
+            model = LookupServable(Echo(), archive, name, config_of(), {})
             model.predict(asked([f"{name} wants this", f"{name} wants that"], ["", ""]))
         until(lambda: archive.queue.depth().messages == 2)
 
 
 def test_the_model_is_closed_with_what_stands_before_it(archive: Archive) -> None:
     model = Echo()
-    FeaturedServable(model, archive, "m", config_of(), {}).close()
+    LookupServable(model, archive, "m", config_of(), {}).close()
     assert model.is_closed
     assert archive.lookup("images", ["a"]).found.all()
 
@@ -420,7 +420,7 @@ def test_a_model_whose_own_inputs_and_outputs_are_in_the_way_is_refused(
 ) -> None:
     config = config_of(image=InputSource(space="images", key=key))
     with pytest.raises(NotLoadable, match=said):
-        FeaturedServable(EchoWithOwnWays(*outputs), archive, "m", config, {})
+        LookupServable(EchoWithOwnWays(*outputs), archive, "m", config, {})
 
 
 def test_many_threads_each_get_their_own_rows(archive: Archive) -> None:

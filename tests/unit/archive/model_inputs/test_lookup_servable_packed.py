@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.model_inputs.lookup_servable import FeaturedServable
+from headrace.archive.model_inputs.lookup_servable import LookupServable
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.batching.concatenation import join
 from headrace.config import InputSource, ModelConfig
@@ -41,12 +41,12 @@ def archive() -> Iterator[Archive]:
         yield opened
 
 
-def served(archive: Archive, folder: Path, **sources: InputSource) -> FeaturedServable:
+def served(archive: Archive, folder: Path, **sources: InputSource) -> LookupServable:
     model = load(folder / "model.ctr", RuntimeOptions())
-    return FeaturedServable(model, archive, "m", ModelConfig(inputs=sources), {})
+    return LookupServable(model, archive, "m", ModelConfig(inputs=sources), {})
 
 
-def requests_of(servable: FeaturedServable, inputs: Tensors) -> list[PackedColumns]:
+def requests_of(servable: LookupServable, inputs: Tensors) -> list[PackedColumns]:
     signature = servable.signatures["serving_default"]
     parts = [{name: array[rows] for name, array in inputs.items()} for rows in (slice(0, 2), slice(2, None))]
     return [packed_columns(signature, part) for part in parts]

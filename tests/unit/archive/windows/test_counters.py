@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.archive.model.window_settings import Window
-from headrace.archive.windows.bucket_plan import Plan
+from headrace.archive.windows.bucket_plan import BucketPlan
 from headrace.archive.windows.counters import Changed, Counters
-from headrace.archive.windows.kernels import JUMP_ROWS, Rows
+from headrace.archive.windows.kernels import JUMP_ROWS, CountedRows
 from headrace.base.errors import ConfigError, FailedPrecondition
 
 WINDOWS = {
@@ -29,7 +29,7 @@ WINDOWS = {
     "mean_3": Window(mean="x", seconds=3),
     "rate_4": Window(count=True, seconds=4, per_seconds=60),
 }
-PLAN = Plan.of(WINDOWS.values(), 1)
+PLAN = BucketPlan.of(WINDOWS.values(), 1)
 AHEAD = 50
 
 
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 Written = tuple[int, str, dict[str, float]]
 
 
-def rows_of(counters: Counters, rows: Sequence[Row]) -> Rows:
+def rows_of(counters: Counters, rows: Sequence[Row]) -> CountedRows:
     slots = [int(counters.slots_of([row.key])[0]) if row.key else -1 for row in rows]
     keys = sorted({row.key for row in rows} - {""})
     by_key = dict(zip(keys, counters.slots_of(keys).tolist(), strict=True))
@@ -59,7 +59,7 @@ def rows_of(counters: Counters, rows: Sequence[Row]) -> Rows:
         [row.x if one.where is None or row.good else 0.0 for one in PLAN.measures if one.column]
         for row in rows
     ]
-    return Rows(
+    return CountedRows(
         np.array(slots, np.int32),
         np.array([row.bucket for row in rows], np.int64),
         np.array(counted, np.uint8).reshape(len(rows), len(PLAN.measures)),
@@ -235,12 +235,12 @@ def test_a_first_row_with_a_wrong_clock_is_refused() -> None:
 
 def steps_of_a_gap(buckets: int) -> int:
     """Count the interpreter's instructions in these counters until all windows have left so many buckets."""
-    plan = Plan.of([Window(count=True, seconds=buckets * one // 32) for one in range(1, 33)], 1)
+    plan = BucketPlan.of([Window(count=True, seconds=buckets * one // 32) for one in range(1, 33)], 1)
     counters = Counters(plan, ahead_buckets=10**6, max_cells=10**6)
     slots = np.full(buckets, counters.slots_of(["a"])[0], np.int32)
     counted, nothing = np.ones((buckets, 1), np.uint8), np.zeros((buckets, 0))
-    assert len(list(counters.take(Rows(slots, np.arange(buckets), counted, nothing)))) == buckets - 1
-    later = Rows(np.array([-1], np.int32), np.array([3 * buckets]), counted[:1], nothing[:1])
+    assert len(list(counters.take(CountedRows(slots, np.arange(buckets), counted, nothing)))) == buckets - 1
+    later = CountedRows(np.array([-1], np.int32), np.array([3 * buckets]), counted[:1], nothing[:1])
     changes, steps = steps_in(Counters.take.__code__.co_filename, lambda: list(counters.take(later)))
     assert changes[-1].boundary == 2 * buckets
     return steps
@@ -310,14 +310,14 @@ def test_what_goes_on_from_a_state_goes_on_as_if_nothing_had_been(drawn: list, c
 
 
 def test_a_window_that_is_new_begins_with_the_buckets_that_are_kept() -> None:
-    first = Counters(Plan.of([Window(count=True, seconds=4)], 1), ahead_buckets=AHEAD, max_cells=1000)
-    plan = Plan.of(
+    first = Counters(BucketPlan.of([Window(count=True, seconds=4)], 1), ahead_buckets=AHEAD, max_cells=1000)
+    plan = BucketPlan.of(
         [Window(count=True, seconds=2), Window(sum="x", seconds=9), Window(count=True, seconds=4)], 1
     )
     counted = np.ones((JUMP_ROWS + 3, 1), np.uint8)
     buckets = np.array([10] * JUMP_ROWS + [11, 12, 13])
     slots = np.repeat(first.slots_of(["a"]), len(buckets))
-    list(first.take(Rows(slots, buckets, counted, np.zeros((len(buckets), 0)))))
+    list(first.take(CountedRows(slots, buckets, counted, np.zeros((len(buckets), 0)))))
     second = Counters(plan, ahead_buckets=AHEAD, max_cells=1000)
     second.restore(first.state(), first.plan)
     list(second.finish())
@@ -333,11 +333,11 @@ def counted(counters: Counters, rows: Sequence[tuple[str, int]]) -> list[Changed
     slots = np.array([by_key[key] for key, _ in rows], np.int32)
     buckets = np.array([bucket for _, bucket in rows], np.int64)
     nothing = np.zeros((len(rows), 0))
-    return list(counters.take(Rows(slots, buckets, np.ones((len(rows), 1), np.uint8), nothing)))
+    return list(counters.take(CountedRows(slots, buckets, np.ones((len(rows), 1), np.uint8), nothing)))
 
 
 def counting(seconds: int, *, ahead_buckets: int = AHEAD, max_cells: int = 10_000) -> Counters:
-    plan = Plan.of([Window(count=True, seconds=seconds)], 1)
+    plan = BucketPlan.of([Window(count=True, seconds=seconds)], 1)
     return Counters(plan, ahead_buckets=ahead_buckets, max_cells=max_cells)
 
 

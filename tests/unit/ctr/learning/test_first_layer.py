@@ -7,7 +7,7 @@ import pytest
 
 from headrace.ctr.learning import first_layer
 from headrace.ctr.learning.batched import BatchedModel
-from headrace.ctr.learning.first_layer_kernels import Plan
+from headrace.ctr.learning.first_layer_kernels import DistinctValues
 from headrace.ctr.model_settings import Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
@@ -53,7 +53,7 @@ def test_what_is_learnt_is_the_same_whichever_fields_are_multiplied_once(
 def test_each_value_is_multiplied_once_where_values_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, forward = [], first_layer.kernels.forward
 
-    def noted(plan: Plan, *given: object) -> None:
+    def noted(plan: DistinctValues, *given: object) -> None:
         plans.append(plan)
         forward(plan, *given)
 

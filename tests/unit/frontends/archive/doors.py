@@ -14,10 +14,10 @@ from headrace.archive.model.columns import ColumnSettings, columns_of
 from headrace.base.errors import HeadraceError
 from headrace.config import Limits
 from headrace.frontends.archive import grpc, rest
-from headrace.frontends.archive.service import Door
+from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcCall, HttpCall, HttpReply
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue_settings import MemoryQueue
 from headrace.storage.stores.open_store import open_store
@@ -52,21 +52,21 @@ def an_archive() -> Iterator[Archive]:
 
 
 @contextmanager
-def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[Door]:
+def a_door(*, is_admin: bool = False, limits: Limits | None = None) -> Iterator[ArchiveService]:
     """A Door to four spaces and two feature tables, which are filled by Put."""
     with an_archive() as archive:
-        door = Door(archive, limits or Limits(), Lane(), is_admin=is_admin)
+        service = ArchiveService(archive, limits or Limits(), TimeSlicer(), is_admin=is_admin)
         try:
-            yield door
+            yield service
         finally:
-            door.close()
+            service.close()
 
 
-def post(door: Door, path: str, body: object, **headers: str) -> Any:
+def post(service: ArchiveService, path: str, body: object, **headers: str) -> Any:
     """What a POST answers; its text if that is given as bytes."""
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
     space, _, verb = path.partition(":")
-    routes = {one.pattern: one.handler for one in rest.http_routes(door)}
+    routes = {one.pattern: one.handler for one in rest.http_routes(service)}
     call = HttpCall("POST", f"/v1/archive/{path}", {"space": space}, body=text)
     call.headers = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return json.loads(answered(routes[f"/v1/archive/{{space}}:{verb}"](call)).body)
@@ -82,15 +82,15 @@ def answered(handling: Any) -> HttpReply:
     return run(reply())
 
 
-def ask(door: Door, method: str, **fields: object) -> Any:
+def ask(service: ArchiveService, method: str, **fields: object) -> Any:
     """What a unary method answers, as a message."""
     message = protos.message(f"headrace.archive.v1.{method}Request")(**fields).SerializeToString()
-    return protos.message(f"headrace.archive.v1.{method}Response").FromString(sent(door, method, message))
+    return protos.message(f"headrace.archive.v1.{method}Response").FromString(sent(service, method, message))
 
 
-def sent(door: Door, method: str, message: bytes) -> bytes:
+def sent(service: ArchiveService, method: str, message: bytes) -> bytes:
     """What a unary method answers to bytes."""
-    handlers = {one.path.rpartition("/")[2]: one.unary for one in grpc.grpc_methods(door, Outcomes())}
+    handlers = {one.path.rpartition("/")[2]: one.unary for one in grpc.grpc_methods(service, Outcomes())}
 
     async def answer() -> bytes:
         handler = handlers[method]
@@ -100,9 +100,9 @@ def sent(door: Door, method: str, message: bytes) -> bytes:
     return run(answer())
 
 
-def stream(door: Door, *messages: bytes) -> list[Any]:
+def stream(service: ArchiveService, *messages: bytes) -> list[Any]:
     """What LookupStream answers to each message."""
-    (handler,) = [one.stream for one in grpc.grpc_methods(door, Outcomes()) if one.stream is not None]
+    (handler,) = [one.stream for one in grpc.grpc_methods(service, Outcomes()) if one.stream is not None]
 
     async def coming() -> AsyncIterator[bytes]:
         for message in messages:

@@ -10,7 +10,7 @@ from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue_settings import MemoryQueue
 from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store_settings import MemoryStore
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 
 
 def test_a_name_wins_over_the_address_and_nobody_is_asked_without_a_quota() -> None:
@@ -22,7 +22,7 @@ def test_a_name_wins_over_the_address_and_nobody_is_asked_without_a_quota() -> N
     with Archive(config, open_store(config.store), open_queue(config.queue)) as archive:
         call = HttpCall("POST", "/", {})
         assert _caller(archive.reader("limited"), call) == ""
-        call.outcome = Outcome(Door.REST, "[::1]:4711")
+        call.outcome = Outcome(Channel.REST, "[::1]:4711")
         assert _caller(archive.reader("limited"), call) == "[::1]"
         call.headers = [(CALLER_HEADER, b"ads" * 100)]
         assert _caller(archive.reader("limited"), call) == ("ads" * 100)[:200]

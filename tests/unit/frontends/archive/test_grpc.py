@@ -23,9 +23,9 @@ def vectors(count: int, dtype: str = "<f4") -> np.ndarray:
 @pytest.mark.parametrize("count", [1, 256, 257, 5000])
 def test_what_was_put_comes_back_as_raw_bytes(space: str, dtype: str, count: int) -> None:
     keys, given = [f"key {number:040}" for number in range(count)], vectors(count, "<f2")
-    with a_door() as door:
-        ask(door, "Put", space=space, keys=keys, vectors=given.tobytes(), dtype="float16")
-        answer = ask(door, "Lookup", space=space, keys=[*keys, "new"], written=True)
+    with a_door() as service:
+        ask(service, "Put", space=space, keys=keys, vectors=given.tobytes(), dtype="float16")
+        answer = ask(service, "Lookup", space=space, keys=[*keys, "new"], written=True)
     assert (answer.dtype, answer.dimension, answer.version) == (dtype, DIMENSION, 1)
     found = np.frombuffer(answer.vectors, dtype).reshape(-1, DIMENSION)
     assert np.array_equal(found[:-1], given)
@@ -35,21 +35,21 @@ def test_what_was_put_comes_back_as_raw_bytes(space: str, dtype: str, count: int
 
 
 def test_when_vectors_were_written_is_left_out_otherwise() -> None:
-    with a_door() as door:
-        assert not ask(door, "Lookup", space="items", keys=["a"]).written
+    with a_door() as service:
+        assert not ask(service, "Lookup", space="items", keys=["a"]).written
 
 
 def test_no_keys_are_no_vectors() -> None:
-    with a_door() as door:
-        answer = ask(door, "Lookup", space="items")
+    with a_door() as service:
+        answer = ask(service, "Lookup", space="items")
         assert (answer.vectors, answer.found, answer.dimension) == (b"", b"", DIMENSION)
 
 
 def test_messages_of_a_stream_are_answered_in_order_and_fail_alone() -> None:
-    with a_door() as door:
-        ask(door, "Put", space="items", keys=["a"], vectors=vectors(1).tobytes())
+    with a_door() as service:
+        ask(service, "Put", space="items", keys=["a"], vectors=vectors(1).tobytes())
         answers = stream(
-            door,
+            service,
             Request(space="items", keys=["a"]).SerializeToString(),
             Request(space="nope", keys=["a"]).SerializeToString(),
             b"\xff\xff",
@@ -76,14 +76,14 @@ def test_a_message_with_the_tag_of_keys_all_over_is_parsed_in_steps() -> None:
     keys = ["\x12" * 5000 for _ in range(20)]
     message = Request(space="items", keys=keys).SerializeToString()
     assert not is_light(message)
-    with a_door() as door:
-        assert ask(door, "Lookup", space="items", keys=keys).found == bytes(20)
+    with a_door() as service:
+        assert ask(service, "Lookup", space="items", keys=keys).found == bytes(20)
 
 
 def test_more_keys_than_any_space_takes_are_refused_before_they_are_made() -> None:
     message = Request(space="items", keys=["k" * 20] * 10_001).SerializeToString()
-    with a_door() as door:
-        error = error_of(lambda: sent(door, "Lookup", message))
+    with a_door() as service:
+        error = error_of(lambda: sent(service, "Lookup", message))
         assert isinstance(error, TooLarge)
         assert error.message.startswith("keys: expected at most 10000 keys")
 
@@ -94,35 +94,35 @@ def test_more_fields_than_any_message_has_are_refused_before_they_are_walked(fie
     error = error_of(lambda: run(parsing(message, Request, 1000, 8192)))
     assert isinstance(error, TooLarge)
     assert error.message == "message: expected at most 3000 fields in the message, got more"
-    with a_door() as door:
-        assert isinstance(error_of(lambda: sent(door, "Lookup", message + field * 500_000)), TooLarge)
+    with a_door() as service:
+        assert isinstance(error_of(lambda: sent(service, "Lookup", message + field * 500_000)), TooLarge)
 
 
 def test_what_is_wrong_is_named() -> None:
     good = {"space": "items", "keys": ["a", "b"]}
-    with a_door() as door:
+    with a_door() as service:
         assert isinstance(
-            error_of(lambda: ask(door, "Lookup", space="items", keys=["a"], version=9)), NotFound
+            error_of(lambda: ask(service, "Lookup", space="items", keys=["a"], version=9)), NotFound
         )
-        error = error_of(lambda: ask(door, "Lookup", space="items", keys=["a", ""]))
+        error = error_of(lambda: ask(service, "Lookup", space="items", keys=["a", ""]))
         assert error.message.startswith("keys[1]: expected 1 to 8192 bytes")
-        error = error_of(lambda: ask(door, "Put", **good, vectors=b"123"))
+        error = error_of(lambda: ask(service, "Put", **good, vectors=b"123"))
         assert (
             error.message
             == "vectors: expected 2 vectors of float32, one per key, all of one length, got 3 bytes"
         )
-        error = error_of(lambda: ask(door, "Put", **good, dtype="int8", vectors=b"12"))
+        error = error_of(lambda: ask(service, "Put", **good, dtype="int8", vectors=b"12"))
         assert error.message == "dtype: expected float32 or float16, or row for a table, got 'int8'"
-        error = error_of(lambda: ask(door, "Put", **good, vectors=bytes(8)))
+        error = error_of(lambda: ask(service, "Put", **good, vectors=bytes(8)))
         assert error.message == "vectors: expected numbers [2, 4], got float32, [2, 1]"
-        error = error_of(lambda: sent(door, "Put", b"\x12\x02\xff\xff"))
+        error = error_of(lambda: sent(service, "Put", b"\x12\x02\xff\xff"))
         assert isinstance(error, InvalidRequest)
 
 
 def test_text_that_is_none_is_named_in_large_messages() -> None:
     message = Request(space="items", keys=["k" * 100] * 900).SerializeToString() + b"\x12\x02\xff\xff"
-    with a_door() as door:
-        error = error_of(lambda: sent(door, "Lookup", message))
+    with a_door() as service:
+        error = error_of(lambda: sent(service, "Lookup", message))
         assert error.message.startswith("keys[900]: expected UTF-8")
 
 
@@ -139,16 +139,16 @@ def test_large_keys_are_taken_step_by_step_and_what_is_too_long_not_at_all() -> 
 
 def test_a_large_message_that_is_cut_is_refused() -> None:
     message = Request(space="items", keys=["k" * 100] * 900).SerializeToString()[:-1]
-    with a_door() as door:
-        error = error_of(lambda: sent(door, "Lookup", message))
+    with a_door() as service:
+        error = error_of(lambda: sent(service, "Lookup", message))
         assert isinstance(error, InvalidRequest)
 
 
 def test_spaces_are_described() -> None:
-    with a_door() as door:
-        ask(door, "Lookup", space="halves", keys=["a", "b"])
-        (space,) = ask(door, "Describe", space="halves").spaces
-        assert len(ask(door, "Describe").spaces) == len(SPACES)
+    with a_door() as service:
+        ask(service, "Lookup", space="halves", keys=["a", "b"])
+        (space,) = ask(service, "Describe", space="halves").spaces
+        assert len(ask(service, "Describe").spaces) == len(SPACES)
     (version,) = space.versions
     assert (version.dimension, version.dtype, version.answered) == (DIMENSION, "float16", "float16")
     assert (space.default_version, space.max_keys, space.counts.missing) == (1, 10_000, 2)

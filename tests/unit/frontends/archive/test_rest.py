@@ -17,9 +17,9 @@ NOTHING = [0.0] * DIMENSION
 
 
 def test_what_was_put_is_found_and_what_was_not_is_flagged() -> None:
-    with a_door() as door:
-        assert post(door, "items:put", {"keys": ["a"], "vectors": [ONE]}) == {}
-        assert post(door, "items:lookup", {"keys": ["b", "a", "a"]}) == {
+    with a_door() as service:
+        assert post(service, "items:put", {"keys": ["a"], "vectors": [ONE]}) == {}
+        assert post(service, "items:lookup", {"keys": ["b", "a", "a"]}) == {
             "vectors": [NOTHING, ONE, ONE],
             "found": [False, True, True],
             "version": 1,
@@ -27,37 +27,37 @@ def test_what_was_put_is_found_and_what_was_not_is_flagged() -> None:
 
 
 def test_when_vectors_were_written_is_said_on_request() -> None:
-    with a_door() as door:
-        post(door, "items:put", {"keys": ["a"], "vectors": [ONE]})
-        written = post(door, "items:lookup", {"keys": ["a", "b"], "written": True})["written"]
+    with a_door() as service:
+        post(service, "items:put", {"keys": ["a"], "vectors": [ONE]})
+        written = post(service, "items:lookup", {"keys": ["a", "b"], "written": True})["written"]
         assert written[0] > 1e12
         assert written[1] == 0
 
 
 def test_no_keys_are_no_vectors() -> None:
-    with a_door() as door:
-        assert post(door, "items:lookup", {"keys": []}) == {"vectors": [], "found": [], "version": 1}
+    with a_door() as service:
+        assert post(service, "items:lookup", {"keys": []}) == {"vectors": [], "found": [], "version": 1}
 
 
 @pytest.mark.parametrize("space", ["items", "halves", "wide"])
 def test_long_answers_are_printed_as_short_ones_are(space: str) -> None:
     """In slices, of rows or of parts of one."""
-    with a_door() as door:
-        dimension = door.archive.reader(space).version.dimension
+    with a_door() as service:
+        dimension = service.archive.reader(space).version.dimension
         keys = [f"key {number}" for number in range(9 if space == "wide" else 3000)]
         vectors = np.random.default_rng(1).standard_normal((len(keys), dimension)).astype(np.float16)
-        door.archive.put(space, keys, vectors)
-        answer = post(door, f"{space}:lookup", {"keys": keys})
+        service.archive.put(space, keys, vectors)
+        answer = post(service, f"{space}:lookup", {"keys": keys})
         assert np.array_equal(np.array(answer["vectors"]), vectors)
         assert answer["found"] == [True] * len(keys)
 
 
 def test_large_bodies_are_taken_in_slices() -> None:
-    with a_door() as door:
+    with a_door() as service:
         keys = [f"key {number:0100}" for number in range(5000)]
         vectors = [[float(number)] * DIMENSION for number in range(len(keys))]
-        assert post(door, "items:put", {"keys": keys, "vectors": vectors}) == {}
-        assert post(door, "items:lookup", {"keys": keys})["vectors"] == vectors
+        assert post(service, "items:put", {"keys": keys, "vectors": vectors}) == {}
+        assert post(service, "items:lookup", {"keys": keys})["vectors"] == vectors
 
 
 KEYS = ["ok"]
@@ -85,17 +85,17 @@ WRONG: dict[str, tuple[object, str]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_with_a_lookup_is_named(case: str) -> None:
     body, said = WRONG[case]
-    with a_door() as door:
-        error = error_of(lambda: post(door, "items:lookup", body))
+    with a_door() as service:
+        error = error_of(lambda: post(service, "items:lookup", body))
         assert isinstance(error, InvalidRequest)
         assert error.message.startswith(said), error.message
 
 
 def test_the_place_of_a_wrong_key_is_told_in_long_lookups_too() -> None:
-    with a_door() as door:
+    with a_door() as service:
         keys: list[Any] = [f"k{number}" for number in range(3000)]
         keys[2345] = 7
-        error = error_of(lambda: post(door, "items:lookup", {"keys": keys}))
+        error = error_of(lambda: post(service, "items:lookup", {"keys": keys}))
         assert error.message == "keys[2345]: expected a text, got int"
 
 
@@ -127,60 +127,60 @@ WRONG_PUTS: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("case", WRONG_PUTS)
 def test_what_is_wrong_with_a_put_is_named(case: str) -> None:
     body, said = WRONG_PUTS[case]
-    with a_door() as door:
-        error = error_of(lambda: post(door, "items:put", body))
+    with a_door() as service:
+        error = error_of(lambda: post(service, "items:put", body))
         assert isinstance(error, InvalidRequest)
         assert error.message.startswith(said), error.message
 
 
 def test_not_a_number_is_not_stored() -> None:
-    with a_door() as door:
-        error = error_of(lambda: post(door, "items:put", b'{"keys": ["a"], "vectors": [[1, 2, 3, NaN]]}'))
+    with a_door() as service:
+        error = error_of(lambda: post(service, "items:put", b'{"keys": ["a"], "vectors": [[1, 2, 3, NaN]]}'))
         assert error.message == "vectors[0]: expected finite numbers of float32"
 
 
 def test_limits_of_a_space_and_of_the_server() -> None:
-    with a_door(limits=Limits(max_expanded_bytes=200_000)) as door:
-        error = error_of(lambda: post(door, "few:lookup", {"keys": ["a", "b", "c", "d"]}))
+    with a_door(limits=Limits(max_expanded_bytes=200_000)) as service:
+        error = error_of(lambda: post(service, "few:lookup", {"keys": ["a", "b", "c", "d"]}))
         assert isinstance(error, TooLarge)
         assert error.message == "keys: expected at most 3 keys, got 4; split the request"
-        error = error_of(lambda: post(door, "few:lookup", {"keys": ["ä" * 6]}))
+        error = error_of(lambda: post(service, "few:lookup", {"keys": ["ä" * 6]}))
         assert error.message == "keys[0]: expected 1 to 10 bytes of UTF-8, got 12"
-        error = error_of(lambda: post(door, "wide:lookup", {"keys": ["a"] * 9}))
+        error = error_of(lambda: post(service, "wide:lookup", {"keys": ["a"] * 9}))
         assert isinstance(error, TooLarge)
         assert "limits.max_expanded_bytes" in error.message
 
 
 def test_a_put_of_too_many_keys_is_refused_before_there_is_room_for_them() -> None:
-    with a_door() as door:
+    with a_door() as service:
         body = {"keys": ["k"] * 4, "vectors": [[0] * 300_000, [], [], []]}
-        error = error_of(lambda: post(door, "few:put", body))
+        error = error_of(lambda: post(service, "few:put", body))
         assert isinstance(error, TooLarge)
         assert error.message == "keys: expected at most 3 keys, got 4; split the request"
 
 
 def test_forgetting_wants_an_administrator() -> None:
-    with a_door() as door:
+    with a_door() as service:
         for verb in ("invalidate", "forget"):
-            error = error_of(lambda verb=verb: post(door, f"items:{verb}", {"keys": ["a"]}))
+            error = error_of(lambda verb=verb: post(service, f"items:{verb}", {"keys": ["a"]}))
             assert isinstance(error, FailedPrecondition)
-    with a_door(is_admin=True) as door:
+    with a_door(is_admin=True) as service:
         for verb in ("invalidate", "forget"):
-            post(door, "items:put", {"keys": ["a", "b"], "vectors": [ONE, ONE]})
-            assert post(door, f"items:{verb}", {"keys": ["a"]}) == {}
-            assert post(door, "items:lookup", {"keys": ["a", "b"]})["found"] == [False, True]
+            post(service, "items:put", {"keys": ["a", "b"], "vectors": [ONE, ONE]})
+            assert post(service, f"items:{verb}", {"keys": ["a"]}) == {}
+            assert post(service, "items:lookup", {"keys": ["a", "b"]})["found"] == [False, True]
 
 
 def test_unknown_spaces_and_versions_are_not_found() -> None:
-    with a_door() as door:
-        assert isinstance(error_of(lambda: post(door, "nope:lookup", {"keys": ["a"]})), NotFound)
-        error = error_of(lambda: post(door, "items:lookup", {"keys": ["a"], "version": 7}))
+    with a_door() as service:
+        assert isinstance(error_of(lambda: post(service, "nope:lookup", {"keys": ["a"]})), NotFound)
+        error = error_of(lambda: post(service, "items:lookup", {"keys": ["a"], "version": 7}))
         assert error.message == "no version 7 of the space 'items'; it has version 1"
 
 
 @pytest.mark.parametrize("key", ["a\0b", "../../etc/passwd", "\N{GRINNING FACE}" * 100, " ", "a\nb", "%00"])
 def test_keys_are_opaque(key: str) -> None:
-    with a_door() as door:
-        post(door, "items:put", {"keys": [key], "vectors": [ONE]})
-        found = post(door, "items:lookup", json.dumps({"keys": [key, key + "x"]}).encode())["found"]
+    with a_door() as service:
+        post(service, "items:put", {"keys": [key], "vectors": [ONE]})
+        found = post(service, "items:lookup", json.dumps({"keys": [key, key + "x"]}).encode())["found"]
         assert found == [True, False]

@@ -18,11 +18,11 @@ from headrace.archive.model.keys import SLICE_LETTERS, in_slices
 from headrace.base.errors import DeadlineExceeded, InvalidRequest, Overloaded
 from headrace.config import Limits
 from headrace.frontends.archive import service as doors
-from headrace.frontends.archive.service import Door
+from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.transport.bodies import Bodies
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue_settings import MemoryQueue
 from headrace.storage.stores.memory import InMemoryStore
@@ -67,11 +67,11 @@ async def _turns_beside(work: Any) -> int:
 
 def test_few_large_keys_are_looked_up_with_others_answered_in_between() -> None:
     keys = [f"{number:08000}" for number in range(200)]
-    with a_door() as door:
-        reader = door.archive.reader("items")
+    with a_door() as service:
+        reader = service.archive.reader("items")
 
         async def look() -> None:
-            await door.lookup(reader, keys, GrpcCall(), 0.0, Allowance(door.limits))
+            await service.lookup(reader, keys, GrpcCall(), 0.0, RequestBudget(service.limits))
 
         assert asyncio.run(_turns_beside(look())) > 8
 
@@ -110,25 +110,25 @@ def test_a_silent_store_leaves_time_for_the_answer(seconds: float, monkeypatch: 
     store, spaces = SilentStore(), {"items": SpaceSettings(dimension=DIMENSION)}
     config = ArchiveConfig(store=MemoryStore(), queue=MemoryQueue(), spaces=spaces)
     with Archive(config, store, open_queue(config.queue)) as archive:
-        door = Door(archive, Limits(), Lane(), is_admin=False)
+        service = ArchiveService(archive, Limits(), TimeSlicer(), is_admin=False)
         waited: list[float] = []
         monkeypatch.setattr(doors, "time", SimpleNamespace(monotonic=lambda: 1000.0))
 
         async def look() -> None:
             reader, call = archive.reader("items"), GrpcCall(1000.0 + seconds)
-            found = door.quick(reader, ["a"], call)
+            found = service.quick(reader, ["a"], call)
             assert found is not None
             assert found.waits
             patience = reader.patience
             reader.patience = lambda longest: waited.append(longest) or patience(longest)  # type: ignore[method-assign]
-            found = await door.finished(reader, found, call, 0.0)
+            found = await service.finished(reader, found, call, 0.0)
             assert not found.found.any()
 
         try:
             asyncio.run(look())
         finally:
             store.may_answer.set()
-            door.close()
+            service.close()
     assert 0 < waited[0] <= seconds - max(0.005, 0.09 * seconds)
 
 
@@ -140,27 +140,27 @@ def test_what_a_put_works_on_is_counted_until_it_is_done() -> None:
     keys = [f"key {number}" for number in range(9000)]
     vectors = np.zeros((len(keys), DIMENSION), np.float32)
 
-    async def put(door: Door, bodies: Bodies, seconds: float) -> None:
+    async def put(service: ArchiveService, bodies: Bodies, seconds: float) -> None:
         call = GrpcCall(time.monotonic() + seconds, budget=bodies)
-        await door.put("items", keys, vectors, 0, call)
+        await service.put("items", keys, vectors, 0, call)
 
-    async def puts(door: Door) -> None:
+    async def puts(service: ArchiveService) -> None:
         bodies = Bodies(limits)
         with pytest.raises(DeadlineExceeded):
-            await put(door, bodies, 0.01)
+            await put(service, bodies, 0.01)
         assert bodies.held_bytes > vectors.nbytes
         with pytest.raises(Overloaded, match="max_inflight_bytes"):
-            await put(door, bodies, 20)
+            await put(service, bodies, 20)
         store.may_write.set()
         await asyncio.to_thread(until, lambda: bodies.held_bytes == 0)
-        await put(door, bodies, 20)
+        await put(service, bodies, 20)
         assert bodies.held_bytes == 0
 
     with Archive(config, store, open_queue(config.queue)) as archive:
-        door = Door(archive, limits, Lane(), is_admin=False)
+        service = ArchiveService(archive, limits, TimeSlicer(), is_admin=False)
         store.may_write.clear()
         try:
-            asyncio.run(puts(door))
+            asyncio.run(puts(service))
         finally:
             store.may_write.set()
-            door.close()
+            service.close()

@@ -10,28 +10,28 @@ import pytest
 
 from headrace.base.errors import NotFound
 from headrace.base.status_codes import codes
-from headrace.frontends.archive.service import Door
+from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.wire import protos
 from tests.unit.frontends.archive.doors import SPACES, a_door, ask, error_of, post, stream
 
 Request = protos.message("headrace.archive.v1.LookupRequest")
 
 
-def in_process(door: Door, space: str, version: int) -> Any:
-    return error_of(lambda: door.archive.lookup(space, ["a"], version=version))
+def in_process(service: ArchiveService, space: str, version: int) -> Any:
+    return error_of(lambda: service.archive.lookup(space, ["a"], version=version))
 
 
-def over_rest(door: Door, space: str, version: int) -> Any:
-    return error_of(lambda: post(door, f"{space}:lookup", {"keys": ["a"], "version": version}))
+def over_rest(service: ArchiveService, space: str, version: int) -> Any:
+    return error_of(lambda: post(service, f"{space}:lookup", {"keys": ["a"], "version": version}))
 
 
-def over_grpc(door: Door, space: str, version: int) -> Any:
-    return error_of(lambda: ask(door, "Lookup", space=space, keys=["a"], version=version))
+def over_grpc(service: ArchiveService, space: str, version: int) -> Any:
+    return error_of(lambda: ask(service, "Lookup", space=space, keys=["a"], version=version))
 
 
-def over_a_stream(door: Door, space: str, version: int) -> Any:
+def over_a_stream(service: ArchiveService, space: str, version: int) -> Any:
     message = Request(space=space, keys=["a"], version=version).SerializeToString()
-    (answer,) = stream(door, message)
+    (answer,) = stream(service, message)
     return SimpleNamespace(code=answer.error.code, message=answer.error.message)
 
 
@@ -49,10 +49,10 @@ DOORS = (in_process, over_rest, over_grpc, over_a_stream)
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(
-    door_of: Callable[[Door, str, int], Any], space: str, version: int, told: str
+    door_of: Callable[[ArchiveService, str, int], Any], space: str, version: int, told: str
 ) -> None:
-    with a_door() as door:
-        error = door_of(door, space, version)
+    with a_door() as service:
+        error = door_of(service, space, version)
     if door_of is not over_a_stream:
         assert isinstance(error, NotFound)
         assert codes(error).http == 404

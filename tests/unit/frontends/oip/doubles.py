@@ -18,7 +18,7 @@ from headrace.config import Limits, ModelConfig
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.json_cost import at_once_bytes
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.model.servable import CheckedInputs, Signature, TensorSpec
 from headrace.telemetry.outcomes import Outcomes
@@ -71,7 +71,7 @@ class ServiceDouble:
         self.is_ready = True
         self.services = protos.services()
         self.outcomes = Outcomes()
-        self.lane = Lane()
+        self.slicer = TimeSlicer()
         self.tensorflow_metrics: TensorFlowMetrics | None = None
         self.deadlines: list[float] = []
         self.asked: list[tuple[str, str]] = []

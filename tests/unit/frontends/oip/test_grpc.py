@@ -18,7 +18,7 @@ from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
 from headrace.model.servable import CheckedInputs, Signature
-from headrace.telemetry.outcomes import Door
+from headrace.telemetry.outcomes import Channel
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run, spec
 from tests.unit.frontends.turns import Turns
 from tests.waiting import until_in_loop
@@ -224,7 +224,7 @@ def test_a_stream_answers_every_request_in_order_and_survives_errors() -> None:
     failed = [index for index, one in enumerate(responses) if one.error_message]
     assert failed == [7, 9]
     assert "model 'other'" in responses[7].error_message
-    failed = service.outcomes.tallies[Door.GRPC].failed
+    failed = service.outcomes.tallies[Channel.GRPC].failed
     assert (failed["NOT_FOUND"], failed["INVALID_ARGUMENT"]) == (1, 1)
     assert responses[8].infer_response.raw_output_contents[0] == np.float32(8).tobytes()
 

@@ -26,8 +26,8 @@ from headrace.frontends.oip.infer_json import (
     recognise,
 )
 from headrace.frontends.wire.cooperative_steps import run
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
@@ -413,8 +413,8 @@ def _in_slices(loaded: LoadedDouble, inference: JsonInference, answer: Answer) -
     others = Turns()
 
     async def write() -> HttpReply:
-        async with others, Lane() as lane:
-            return await large_json.encode_answer(loaded, inference, answer, lane)
+        async with others, TimeSlicer() as slicer:
+            return await large_json.encode_answer(loaded, inference, answer, slicer)
 
     with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
         return asyncio.run(write()), others.count
@@ -450,8 +450,8 @@ def test_raw_numbers_of_a_body_count_as_held_each_time_they_are_copied_out_of_it
         found = recognise(loaded, call, int(length))
         assert (found is not None) == known
         if not known:
-            allowance = Allowance.of(Limits(), call)
-            run(parse(loaded, call, int(length), 9, allowance))
+            budget = RequestBudget.of(Limits(), call)
+            run(parse(loaded, call, int(length), 9, budget))
         assert call.account.held == len(text) + (len(raw) if is_copied or not known else 0)
 
 

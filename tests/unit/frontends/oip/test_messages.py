@@ -19,7 +19,7 @@ from headrace.frontends.oip.messages import InferDecoder, Inference, InferReques
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import run
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.texts import splitting
 from headrace.model.servable import Signature
 from tests.unit.frontends.decoding import infer
@@ -322,8 +322,8 @@ def test_a_few_long_texts_are_written_in_steps(texts: list[bytes], typed: bool) 
     writer = infer(decoder(loaded), request.SerializeToString()).writer
     answer = answer_of(y=np.array(texts, object))
     assert writer.write(answer) is None
-    assert len(list(writer.writing(answer, "", Allowance(Limits())))) >= 5
-    response = InferResponse.FromString(run(writer.writing(answer, "", Allowance(Limits()))))
+    assert len(list(writer.writing(answer, "", RequestBudget(Limits())))) >= 5
+    response = InferResponse.FromString(run(writer.writing(answer, "", RequestBudget(Limits()))))
     if typed:
         assert list(response.outputs[0].contents.bytes_contents) == texts
     else:
@@ -335,7 +335,7 @@ def test_many_numbers_are_written_in_steps_and_count_as_held() -> None:
     values = np.arange(600_000, dtype=np.float32).reshape(-1, 1)
     account = Account(lambda size: None)
     assert writer.write(answer_of(p=values)) is None
-    written = run(writer.writing(answer_of(p=values), "", Allowance(Limits(), account)))
+    written = run(writer.writing(answer_of(p=values), "", RequestBudget(Limits(), account)))
     assert list(InferResponse.FromString(written).raw_output_contents) == [values.tobytes()]
     assert account.held == values.nbytes
 
@@ -382,7 +382,9 @@ def test_a_request_holds_its_version_while_it_is_decoded() -> None:
     old, new = echo("BYTES"), echo("BYTES")
     service = ServiceDouble(old)
     request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
-    steps = InferDecoder(service.loaded).parse(request.SerializeToString(), NO_DEADLINE, Allowance(Limits()))
+    steps = InferDecoder(service.loaded).parse(
+        request.SerializeToString(), NO_DEADLINE, RequestBudget(Limits())
+    )
     next(steps)
     assert old.leases == 1
     service.versions = dict.fromkeys(service.versions, new)
@@ -395,7 +397,7 @@ def test_a_request_that_is_given_up_while_it_is_decoded_lets_go_of_its_version()
     version = echo("BYTES")
     request = one("BYTES", [5000], bytes_contents=[b"a"] * 5000)
     decoder = InferDecoder(ServiceDouble(version).loaded)
-    steps = decoder.parse(request.SerializeToString(), NO_DEADLINE, Allowance(Limits()))
+    steps = decoder.parse(request.SerializeToString(), NO_DEADLINE, RequestBudget(Limits()))
     next(steps)
     assert version.leases == 1
     steps.close()

@@ -19,7 +19,7 @@ from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.replies import error_reply
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
 from tests.unit.frontends.turns import Turns
 
@@ -320,7 +320,7 @@ def longest_seconds(service: ServiceDouble, path: str, body: bytes) -> float:
     return min(run(answer()) for _ in range(3))
 
 
-class CountingLane(Lane):
+class CountingLane(TimeSlicer):
     """Counts the steps that are done in it."""
 
     steps = 0
@@ -333,8 +333,8 @@ class CountingLane(Lane):
 def test_values_that_are_used_up_are_not_walked_once_more_to_be_given_back() -> None:
     """One step to parse so many values, and one to take them; walking what is left took two more."""
     service, count = ServiceDouble(echo("FP32")), 50 * long_lists.STEP
-    service.lane = lane = CountingLane()
+    service.slicer = slicer = CountingLane()
     values = b"1," * (count - 1) + b"1"
     body = b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%d],"data":[%s]}]}' % (count, values)
     assert call(service, "POST", "/v2/models/echo/infer", body).status == 200
-    assert lane.steps < 3 * count // long_lists.STEP + 50
+    assert slicer.steps < 3 * count // long_lists.STEP + 50

@@ -17,7 +17,7 @@ from headrace.frontends.tfserving.message_examples import find_examples, read_co
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.oip.doubles import spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, message
@@ -48,8 +48,8 @@ def with_context(context: Any, *examples: Any) -> bytes:
 
 
 def read(data: bytes, limits: Limits | None = None) -> dict[str, Array]:
-    allowance = Allowance(limits or Limits())
-    return run(read_columns(SIGNATURE, data, run(find_examples(data, allowance)), allowance))
+    budget = RequestBudget(limits or Limits())
+    return run(read_columns(SIGNATURE, data, run(find_examples(data, budget)), budget))
 
 
 def test_what_the_context_says_stands_only_where_an_example_says_nothing() -> None:
@@ -89,17 +89,17 @@ def test_the_numbers_of_a_long_example_never_are_a_list() -> None:
     data = with_context(example(n=[1.0] * 100_000), example(n=many[0]), Example(), example(n=many[1]))
     tracemalloc.start()
     try:
-        allowance = Allowance(Limits())
-        columns = run(read_columns(long, data, run(find_examples(data, allowance)), allowance))
+        budget = RequestBudget(Limits())
+        columns = run(read_columns(long, data, run(find_examples(data, budget)), budget))
         assert tracemalloc.get_traced_memory()[1] < 4 * len(data)
     finally:
         tracemalloc.stop()
     assert columns["n"].tolist() == [many[0], [1.0] * 100_000, many[1]]
     texts, given = (
         Signature("serving_default", (spec("n", "BYTES", None),), ()),
-        find_examples(data, allowance),
+        find_examples(data, budget),
     )
-    steps = read_columns(texts, data, run(given), allowance)
+    steps = read_columns(texts, data, run(given), budget)
     with pytest.raises(InvalidRequest, match="got a list of float"):
         run(steps)
 
@@ -118,8 +118,8 @@ def test_where_something_stands_for_missing_values_examples_may_have_fewer() -> 
     signature = Signature("serving_default", (tags, pair, city), ())
     given = [example(tags=[1], city=[b"B"]), example(pair=[1.0, 2.0]), example(tags=[1, 2, 3], pair=[])]
     data = with_context(example(tags=[7, 8]), *given)
-    allowance = Allowance(Limits())
-    columns = run(read_columns(signature, data, run(find_examples(data, allowance)), allowance))
+    budget = RequestBudget(Limits())
+    columns = run(read_columns(signature, data, run(find_examples(data, budget)), budget))
     checked = signature.check(columns)
     assert columns["tags"].tolist() == [[1, -1, -1], [7, 8, -1], [1, 2, 3]]
     assert columns["pair"].tolist() == [[0, 0], [1, 2], [0, 0]]
@@ -127,9 +127,9 @@ def test_where_something_stands_for_missing_values_examples_may_have_fewer() -> 
     assert checked.rows == 3
     for wrong in (example(tags=[1, 2, 3, 4]), example(pair=[1.0])):
         data = with_context(Example(), wrong)
-        found = run(find_examples(data, allowance))
+        found = run(find_examples(data, budget))
         with pytest.raises(InvalidRequest, match=r"expected (tags|pair) .*, got [14] values in an example"):
-            run(read_columns(signature, data, found, allowance))
+            run(read_columns(signature, data, found, budget))
 
 
 def test_filling_up_is_limited_before_it_is_paid() -> None:
@@ -139,10 +139,10 @@ def test_filling_up_is_limited_before_it_is_paid() -> None:
         with_context(Example(), *[example(tags=[1])] * 500),
         with_context(Example(), *[Example()] * 500),
     ):
-        allowance = Allowance(Limits(max_values=65_536))
-        found = run(find_examples(data, allowance))
+        budget = RequestBudget(Limits(max_values=65_536))
+        found = run(find_examples(data, budget))
         with pytest.raises(TooLarge, match="tags: expected at most 65536 values"):
-            run(read_columns(signature, data, found, allowance))
+            run(read_columns(signature, data, found, budget))
 
 
 def test_the_first_example_that_lacks_something_is_named() -> None:
@@ -177,9 +177,9 @@ def test_parts_that_come_more_than_once_are_merged_as_protobuf_has_it(
     wanted = list(getattr(whole, kind).examples) if kind else []
     if not wanted:
         with pytest.raises(InvalidRequest, match="at least one example"):
-            run(find_examples(data, Allowance(Limits())))
+            run(find_examples(data, RequestBudget(Limits())))
         return
-    found = run(find_examples(data, Allowance(Limits())))
+    found = run(find_examples(data, RequestBudget(Limits())))
     assert Request.FromString(found.request).model_spec.name == "m"
     assert not Request.FromString(found.request).HasField("input")
     spans = [
@@ -195,7 +195,7 @@ def test_parts_that_come_more_than_once_are_merged_as_protobuf_has_it(
 )
 def test_what_is_cut_off_or_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest, match="expected a protobuf message"):
-        run(find_examples(data, Allowance(Limits())))
+        run(find_examples(data, RequestBudget(Limits())))
 
 
 def test_an_example_that_is_none_is_refused() -> None:

@@ -16,8 +16,8 @@ from headrace.frontends.oip import rest as oip_rest
 from headrace.frontends.tfserving import rest, row_decoder
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
 from headrace.frontends.transport.rest_routes import Router
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.oip.doubles import LoadedDouble, echo, run, spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, rows_model
 
@@ -34,9 +34,9 @@ def in_slices(model: LoadedDouble, body: bytes, most_values: int = 1 << 20, part
     """What a body's rows are if each part is as short as it can be; None if it must be looked at closely."""
 
     async def decode() -> Any:
-        async with Lane() as lane:
+        async with TimeSlicer() as slicer:
             decoder = RowsDecoder(next(iter(model.signatures.values())))
-            return await decoder.decode_in_slices(body, Allowance(Limits(max_values=most_values)), lane)
+            return await decoder.decode_in_slices(body, RequestBudget(Limits(max_values=most_values)), slicer)
 
     with patch.object(row_decoder, "_PART_BYTES", part):
         found = run(decode())
@@ -98,7 +98,7 @@ def answered_beside_a_heavy_one(path: str, body: bytes) -> bool:
             return
 
     async def beside() -> bool:
-        async with service.lane:
+        async with service.slicer:
             asked = asyncio.create_task(answer())
             for _ in range(50):
                 await asyncio.sleep(0)
@@ -153,7 +153,7 @@ def test_rows_of_64_kb_never_wait_for_the_lane() -> None:
     service = ServiceDouble(FLAT)
 
     async def columns() -> object:
-        async with service.lane:
+        async with service.slicer:
             return rest._inputs_at_once(service, FLAT, HttpCall("POST", "", {}, body=body))  # type: ignore[arg-type]
 
     assert run(columns()) is not None

@@ -12,7 +12,7 @@ from headrace.frontends.tfserving import serialized
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import run
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 
@@ -40,14 +40,14 @@ def read(inputs: Any) -> list[dict[str, list[Any]]]:
     return rows
 
 
-def of_message(given: Any, allowance: Allowance) -> Any:
+def of_message(given: Any, budget: RequestBudget) -> Any:
     message = protos.message("tensorflow.serving.RegressionRequest")(input=given).SerializeToString()
-    found = run(find_examples(message, allowance))
-    return SIGNATURE.check(run(read_columns(SIGNATURE, message, found, allowance)))
+    found = run(find_examples(message, budget))
+    return SIGNATURE.check(run(read_columns(SIGNATURE, message, found, budget)))
 
 
-def allowance(**limits: Any) -> Allowance:
-    return Allowance(Limits(**limits))
+def budget(**limits: Any) -> RequestBudget:
+    return RequestBudget(Limits(**limits))
 
 
 def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> None:
@@ -57,7 +57,7 @@ def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> Non
             "examples": [example(age=("float_list", [1.5])), example(), example(city=("bytes_list", [b"B"]))],
         }
     )
-    rows = read(of_message(given, allowance()))
+    rows = read(of_message(given, budget()))
     assert rows == [
         {"city": [b"Ulm"], "age": [1.5]},
         {"city": [b"Ulm"], "age": [9.0]},
@@ -68,7 +68,7 @@ def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> Non
 def test_features_of_json_become_examples_of_their_kinds() -> None:
     shared = [b"Ulm"]
     given = [{"city": shared, "ages": [1, 2]}, {"city": shared, "ages": [1, 2.5], "none": []}]
-    rows = read(SIGNATURE.check(run(serialized.of_features(SIGNATURE, given, allowance()))))
+    rows = read(SIGNATURE.check(run(serialized.of_features(SIGNATURE, given, budget()))))
     assert rows == [
         {"city": [b"Ulm"], "ages": [1, 2]},
         {"city": [b"Ulm"], "ages": [1.0, 2.5], "none": []},
@@ -84,23 +84,19 @@ def test_features_of_json_become_examples_of_their_kinds() -> None:
 )
 def test_features_that_no_example_can_hold_are_explained(values: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        run(serialized.of_features(SIGNATURE, [{"mixed": values}], allowance()))
+        run(serialized.of_features(SIGNATURE, [{"mixed": values}], budget()))
 
 
 def test_a_large_context_for_many_examples_is_refused_before_it_is_copied() -> None:
     context = example(text=("bytes_list", [b"x" * 1000]))
     given = Input(example_list_with_context={"context": context, "examples": [example()] * 1001})
     with pytest.raises(TooLarge, match=r"^context: .*max_expanded_bytes"):
-        of_message(given, allowance(max_expanded_bytes=1_000_000))
+        of_message(given, budget(max_expanded_bytes=1_000_000))
     text = [b"x" * 1000]
     with pytest.raises(TooLarge, match=r"^examples: .*max_expanded_bytes"):
-        run(
-            serialized.of_features(
-                SIGNATURE, [{"text": text}] * 1001, allowance(max_expanded_bytes=1_000_000)
-            )
-        )
+        run(serialized.of_features(SIGNATURE, [{"text": text}] * 1001, budget(max_expanded_bytes=1_000_000)))
 
 
 def test_no_examples_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one example"):
-        of_message(Input(example_list={}), allowance())
+        of_message(Input(example_list={}), budget())

@@ -9,7 +9,7 @@ import pytest
 from headrace.config import Limits
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport.cors import Origins, shared
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.telemetry.outcomes import Outcomes
 from tests.unit.frontends.transport.wire import GRPC, Response, Wire, body
 
@@ -74,7 +74,7 @@ def answered(
 
     async def ask() -> Response:
         routes = [HttpRoute("GET", "/things/{name}", _things), HttpRoute("DELETE", "/things/{name}", _things)]
-        application = shared(["https://a.example"], None, (routes, [], Limits(), Outcomes(), Lane()))
+        application = shared(["https://a.example"], None, (routes, [], Limits(), Outcomes(), TimeSlicer()))
         if draining:
             application.drain()
         wire = Wire(body())

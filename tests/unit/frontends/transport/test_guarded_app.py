@@ -21,7 +21,7 @@ from headrace.base.errors import PermissionDenied
 from headrace.config import AccessConfig, BatchingPolicy, ServerConfig
 from headrace.frontends.archive import grpc as archive_grpc
 from headrace.frontends.archive import rest as archive_rest
-from headrace.frontends.archive.guarded_service import GuardedDoor
+from headrace.frontends.archive.guarded_service import GuardedArchiveService
 from headrace.frontends.calls import HttpRoute
 from headrace.frontends.guarded_service import guard, questions
 from headrace.frontends.service import Service
@@ -49,7 +49,7 @@ class Served:
         self.routes, self.methods = http_routes(self.service), grpc_methods(self.service)
         self.close: Callable[[], object] = lambda: None
         if archive is not None:
-            door = GuardedDoor(archive, self.service.limits, self.service.lane, is_admin=True)  # type: ignore[arg-type]
+            door = GuardedArchiveService(archive, self.service.limits, self.service.slicer, is_admin=True)  # type: ignore[arg-type]
             self.close = door.close
             self.routes += archive_rest.http_routes(door)
             self.methods += archive_grpc.grpc_methods(door, engine.outcomes)
@@ -58,7 +58,7 @@ class Served:
             self.methods,
             engine.config.limits,
             engine.outcomes,
-            self.service.lane,
+            self.service.slicer,
             gate=gate,
         )
 

@@ -10,7 +10,7 @@ from headrace.base.errors import Unavailable
 from headrace.base.status_codes import OK, codes
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.asgi import Application
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 from tests.unit.frontends.oip.doubles import ServiceDouble, ctr
 from tests.unit.frontends.transport.wire import SMALL, Server
 
@@ -32,8 +32,8 @@ def test_no_is_unavailable_in_records_and_metrics(path: str, observed: bool) -> 
     response = server.http("GET", path)
     body, reason = PATHS[path]
     assert (response.status, json.loads(response.body)) == (503, body)
-    assert (outcomes.tallies[Door.REST].answered, outcomes.tallies[Door.REST].failed["503"]) == (0, 1)
+    assert (outcomes.tallies[Channel.REST].answered, outcomes.tallies[Channel.REST].failed["503"]) == (0, 1)
     assert [(one.code, one.error) for one in seen] == [(codes(Unavailable("")), reason)] * observed
     assert server.http("GET", "/v2/health/live").status == 200
-    assert outcomes.tallies[Door.REST].answered == 1
+    assert outcomes.tallies[Channel.REST].answered == 1
     assert [one.code for one in seen[1:]] == [OK] * observed

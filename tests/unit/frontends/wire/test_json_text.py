@@ -21,17 +21,17 @@ from headrace.frontends.calls import Account
 from headrace.frontends.wire import json_text
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_text import parse_at_once, parse_in_slices
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.turns import Turns
 
 DEPTH = 64
 
 
-def in_slices(text: bytes, allowance: Allowance | None = None, depth: int = DEPTH) -> Any:
+def in_slices(text: bytes, budget: RequestBudget | None = None, depth: int = DEPTH) -> Any:
     async def parse() -> Any:
-        async with Lane() as lane:
-            return await parse_in_slices(text, depth, allowance or Allowance(Limits()), lane)
+        async with TimeSlicer() as slicer:
+            return await parse_in_slices(text, depth, budget or RequestBudget(Limits()), slicer)
 
     return asyncio.run(parse())
 
@@ -152,16 +152,16 @@ def test_values_are_counted_before_they_are_made(unit: bytes, values: int) -> No
     items = 30_000  # several pieces of text
     text = b"[" + b",".join([unit] * items) + b"]"
     exactly = Limits(max_values=items * values)
-    assert len(in_slices(text, Allowance(exactly))) == items
+    assert len(in_slices(text, RequestBudget(exactly))) == items
     fewer = Limits(max_values=items * values - 1)
     with pytest.raises(TooLarge, match=r"^body: expected at most .* values .*limits\.max_values"):
-        in_slices(text, Allowance(fewer))
+        in_slices(text, RequestBudget(fewer))
 
 
 @pytest.mark.parametrize("unit", [b"0", b"[]", b"[0]", b"{}", b'""', b'{"":0}', b"[[0]]"])
 def test_a_body_that_came_uncompressed_has_the_bytes_for_its_values(unit: bytes) -> None:
     text = b"[" + b",".join([unit] * 100_000) + b"]"
-    assert len(in_slices(text, Allowance(Limits()))) == 100_000
+    assert len(in_slices(text, RequestBudget(Limits()))) == 100_000
 
 
 @pytest.mark.parametrize("text", [b"[" + b"[]" * 500_000 + b"]", b"[" + b"{}[] 1" * 200_000 + b"]"])
@@ -170,7 +170,7 @@ def test_brackets_without_commas_between_are_refused_before_they_take_memory(tex
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest, match="a comma is missing before byte"):
-            in_slices(text, Allowance(Limits()))
+            in_slices(text, RequestBudget(Limits()))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -188,8 +188,8 @@ def test_the_deeper_marks_are_the_more_turns_others_have() -> None:
         others = Turns()
 
         async def parse() -> Any:
-            async with others, Lane() as lane:
-                return await parse_in_slices(text, 250, Allowance(Limits()), lane)
+            async with others, TimeSlicer() as slicer:
+                return await parse_in_slices(text, 250, RequestBudget(Limits()), slicer)
 
         with patch("headrace.frontends.wire.time_slicer._SLICE_SECONDS", 0.0):
             found = asyncio.run(parse())
@@ -233,10 +233,10 @@ def test_a_parsed_document_counts_in_the_byte_budget() -> None:
         taken += size
 
     text = b"[" + b",".join([b"[]"] * 20_000) + b"]"
-    in_slices(text, Allowance(Limits(), Account(take)))
+    in_slices(text, RequestBudget(Limits(), Account(take)))
     assert taken > 1_000_000 // 2
     with pytest.raises(Overloaded):
-        in_slices(text, Allowance(Limits(), Account(take)))
+        in_slices(text, RequestBudget(Limits(), Account(take)))
 
 
 @pytest.mark.parametrize(

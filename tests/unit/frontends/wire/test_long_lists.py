@@ -9,7 +9,7 @@ import pytest
 
 from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.long_lists import used_up
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 
 
 def test_a_list_is_given_back_in_several_turns_when_its_reader_fails() -> None:
@@ -18,8 +18,8 @@ def test_a_list_is_given_back_in_several_turns_when_its_reader_fails() -> None:
     left: list[int] = []
 
     async def fails() -> None:
-        async with Lane() as lane:
-            async for _ in used_up(values, lane):
+        async with TimeSlicer() as slicer:
+            async for _ in used_up(values, slicer):
                 raise ValueError("wrong")
 
     async def both() -> None:

@@ -17,8 +17,8 @@ from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.protobuf_cost import charge, counted, form_of
 from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.request_budget import Allowance
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.turns import Turns
 
 INFER, PREDICT = form_of(InferRequest), form_of(PredictRequest)
@@ -91,12 +91,12 @@ HOSTILE: dict[str, tuple[bytes, object]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_counting_ends_soon_after_the_limit_and_takes_no_memory(name: str) -> None:
     message, form = HOSTILE[name]
-    allowance = Allowance(Limits(max_values=65_536))
+    budget = RequestBudget(Limits(max_values=65_536))
 
     def pay() -> None:
         for count in counted(message, form):  # type: ignore[arg-type]
             assert count <= 512 * 1024
-            allowance.values(count, "message")
+            budget.values(count, "message")
 
     tracemalloc.start()
     try:
@@ -112,10 +112,10 @@ def test_others_are_answered_while_a_message_is_counted_and_while_steps_are_done
         yield from itertools.repeat(None, 300_000)
 
     async def both() -> None:
-        async with Turns() as others, Lane() as lane:
+        async with Turns() as others, TimeSlicer() as slicer:
             for work in (
-                charge(counted(b"\x1a\x00" * 300_000, INFER), Allowance(Limits()), lane),
-                in_steps(steps(), lane),  # type: ignore[arg-type]
+                charge(counted(b"\x1a\x00" * 300_000, INFER), RequestBudget(Limits()), slicer),
+                in_steps(steps(), slicer),  # type: ignore[arg-type]
             ):
                 before = others.count
                 await work

@@ -15,14 +15,14 @@ from headrace.frontends.tfserving.tensor_protos import write_tensor, writing_ten
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_packing import field_of
-from headrace.frontends.wire.request_budget import Allowance
+from headrace.frontends.wire.request_budget import RequestBudget
 
 CONTENTS = protos.message("inference.InferTensorContents")
 MANY = 10_000
 
 
-def free() -> Allowance:
-    return Allowance(Limits())
+def free() -> RequestBudget:
+    return RequestBudget(Limits())
 
 
 def values_of(dtype: Any) -> Any:
@@ -66,5 +66,5 @@ def test_what_is_written_is_held_as_it_grows() -> None:
 
     account = Account(take)
     with pytest.raises(Overloaded):
-        run(field_of(3, np.full(1 << 20, -1), Allowance(Limits(), account)))
+        run(field_of(3, np.full(1 << 20, -1), RequestBudget(Limits(), account)))
     assert account.held > 50_000

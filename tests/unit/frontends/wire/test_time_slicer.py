@@ -6,7 +6,7 @@ import asyncio
 from itertools import pairwise
 from time import perf_counter
 
-from headrace.frontends.wire.time_slicer import Lane
+from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.turns import Turns
 
 
@@ -17,10 +17,10 @@ def busy(seconds: float) -> None:
 
 
 def test_one_at_a_time_in_the_order_in_which_they_came() -> None:
-    lane, events = Lane(), []
+    slicer, events = TimeSlicer(), []
 
     async def light(name: str) -> None:
-        async with lane:
+        async with slicer:
             events.append(f"{name} begins")
             await asyncio.sleep(0)
             events.append(f"{name} ends")
@@ -33,13 +33,13 @@ def test_one_at_a_time_in_the_order_in_which_they_came() -> None:
 
 
 def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
-    lane, ended = Lane(), []
+    slicer, ended = TimeSlicer(), []
 
     async def heavy(name: str, steps: int) -> None:
-        async with lane:
+        async with slicer:
             for _ in range(steps):
                 busy(0.002)
-                await lane.breathe()
+                await slicer.breathe()
             ended.append(name)
 
     async def all_of_them() -> None:
@@ -50,10 +50,10 @@ def test_who_needs_little_does_not_wait_for_the_end_of_who_needs_much() -> None:
 
 
 def test_bodies_of_one_step_that_come_together_have_turns_of_others_between_them() -> None:
-    lane, others, begun = Lane(), Turns(), list[int]()
+    slicer, others, begun = TimeSlicer(), Turns(), list[int]()
 
     async def body() -> None:
-        await lane.step()
+        await slicer.step()
         begun.append(others.count)
 
     async def all_of_them() -> None:
@@ -67,10 +67,10 @@ def test_bodies_of_one_step_that_come_together_have_turns_of_others_between_them
 
 
 def test_who_leaves_while_it_waits_for_its_step_holds_up_nobody() -> None:
-    lane = Lane()
+    slicer = TimeSlicer()
 
     async def one_leaves() -> None:
-        first, leaving, last = (asyncio.create_task(lane.step()) for _ in range(3))
+        first, leaving, last = (asyncio.create_task(slicer.step()) for _ in range(3))
         await first
         leaving.cancel()
         await asyncio.wait_for(last, 30)
@@ -81,20 +81,20 @@ def test_who_leaves_while_it_waits_for_its_step_holds_up_nobody() -> None:
 
 
 def test_of_those_who_need_much_one_goes_on_at_a_time() -> None:
-    lane, begun, ended = Lane(), [], []
+    slicer, begun, ended = TimeSlicer(), [], []
 
     async def heavy(name: str) -> None:
-        async with lane:
+        async with slicer:
             for step in range(60):
                 busy(0.0012)
                 if step == 40:
                     begun.append(name)
-                await lane.breathe()
+                await slicer.breathe()
             ended.append(name)
 
     async def all_of_them() -> None:
         await asyncio.gather(*[heavy(name) for name in "abc"])
-        async with lane:
+        async with slicer:
             pass
 
     asyncio.run(all_of_them())
@@ -102,17 +102,17 @@ def test_of_those_who_need_much_one_goes_on_at_a_time() -> None:
 
 
 def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> None:
-    lane, inside, most = Lane(), 0, 0
+    slicer, inside, most = TimeSlicer(), 0, 0
 
     async def heavy() -> None:
         nonlocal inside, most
-        async with lane:
+        async with slicer:
             for _ in range(50):
                 inside += 1
                 most = max(most, inside)
                 busy(0.0012)
                 inside -= 1
-                await lane.breathe()
+                await slicer.breathe()
 
     async def all_of_them() -> None:
         tasks = [asyncio.create_task(heavy()) for _ in range(4)]
@@ -120,7 +120,7 @@ def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> 
             await asyncio.sleep(0.01)
             task.cancel()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
-        async with lane:  # it is free again
+        async with slicer:  # it is free again
             pass
         assert not tasks[3].cancelled()
 
@@ -129,13 +129,13 @@ def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> 
 
 
 def test_others_get_several_turns_after_each_slice_of_time() -> None:
-    lane, others, at_slices = Lane(), Turns(), []
+    slicer, others, at_slices = TimeSlicer(), Turns(), []
 
     async def heavy() -> None:
-        async with others, lane:
+        async with others, slicer:
             for _ in range(5):
                 busy(0.002)
-                await lane.breathe()
+                await slicer.breathe()
                 at_slices.append(others.count)
 
     asyncio.run(heavy())
@@ -144,10 +144,10 @@ def test_others_get_several_turns_after_each_slice_of_time() -> None:
 
 def test_an_error_within_the_lane_frees_it() -> None:
     async def fails() -> None:
-        lane = Lane()
+        slicer = TimeSlicer()
         for _ in range(2):
             try:
-                async with lane:
+                async with slicer:
                     raise ValueError
             except ValueError:
                 pass
@@ -159,13 +159,13 @@ def test_what_fails_leaves_at_once() -> None:
     """What it holds is given back before anybody else asks for it."""
 
     async def fails() -> None:
-        lane, others_turns = Lane(), []
+        slicer, others_turns = TimeSlicer(), []
 
         async def neighbour() -> None:
             others_turns.append(1)
 
         try:
-            async with lane:
+            async with slicer:
                 task = asyncio.create_task(neighbour())
                 raise ValueError
         except ValueError:

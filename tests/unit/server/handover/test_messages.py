@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from headrace.server.handover.messages import Given, Hello, Refused, decoded, encoded, protocol
+from headrace.server.handover.messages import Given, HandoverRefused, Hello, decoded, encoded, protocol
 
 
 def test_the_first_words_stay_as_they_are_for_ever() -> None:
     assert encoded(Hello("9.0", (3, 2))) == b'{"type":"hello","headrace":"9.0","protocols":[3,2]}'
-    assert encoded(Refused("no")) == b'{"type":"refused","why":"no"}'
+    assert encoded(HandoverRefused("no")) == b'{"type":"refused","why":"no"}'
 
 
 def test_fields_of_a_later_release_are_left_unread() -> None:

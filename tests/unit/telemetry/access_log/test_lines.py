@@ -11,11 +11,11 @@ from headrace.base.status_codes import OK, Codes, codes
 from headrace.base.trace_context import noted
 from headrace.batching.request import Origin, Timings
 from headrace.telemetry.access_log.lines import is_always_told, line
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 
 
-def ended(door: Door = Door.REST, code: Codes = OK, seconds: float = 0.25) -> Outcome:
-    outcome = Outcome(door, ("10.1.2.3", 4567), "POST", "/v1/models/m:predict")
+def ended(channel: Channel = Channel.REST, code: Codes = OK, seconds: float = 0.25) -> Outcome:
+    outcome = Outcome(channel, ("10.1.2.3", 4567), "POST", "/v1/models/m:predict")
     outcome.request_id = "mine"
     outcome.end(code, None if code is OK else InvalidRequest("your secret 42 is no number"))
     outcome.arrived, outcome.ended = 1000.0, 1000.0 + seconds
@@ -61,7 +61,7 @@ def test_a_whole_line() -> None:
 
 
 def test_a_refusal_says_what_kind_it_is_and_nothing_that_was_sent() -> None:
-    written = line(ended(Door.GRPC, codes(InvalidRequest("x"))), 0.0)
+    written = line(ended(Channel.GRPC, codes(InvalidRequest("x"))), 0.0)
     assert json.loads(written) == {
         "time": "1970-01-01T00:16:40.000Z",
         "request_id": "mine",

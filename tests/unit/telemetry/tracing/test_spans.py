@@ -7,7 +7,7 @@ import pytest
 from headrace.base.status_codes import OK
 from headrace.base.trace_context import TraceContext
 from headrace.batching.request import Origin, Timings
-from headrace.telemetry.outcomes import Door, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome
 from headrace.telemetry.tracing.batch_spans import BatchSpan
 from headrace.telemetry.tracing.spans import Describer, Routes, parts
 
@@ -32,7 +32,7 @@ def test_a_path_has_the_name_of_its_route(path: str, route: str) -> None:
 
 
 def ended(method: str = "POST", path: str = "/metrics", peer: tuple[str, int] | None = None) -> Outcome:
-    outcome = Outcome(Door.REST, peer, method, path)
+    outcome = Outcome(Channel.REST, peer, method, path)
     outcome.end(OK, None)
     return outcome
 
@@ -51,7 +51,7 @@ def test_an_address_of_ipv6_has_no_brackets() -> None:
 
 
 def test_a_default_of_another_model_is_named_beside_the_one_that_was_asked() -> None:
-    outcome = Outcome(Door.REST, None, "POST", "/metrics")
+    outcome = Outcome(Channel.REST, None, "POST", "/metrics")
     outcome.handed_to(Origin("m", 2))
     outcome.source = Origin("small", 7, is_default=True)
     outcome.end(OK, None)
@@ -62,7 +62,7 @@ def test_a_default_of_another_model_is_named_beside_the_one_that_was_asked() -> 
 
 
 def test_parts_of_a_call_that_joined_an_equal_one_begin_with_itself() -> None:
-    outcome = Outcome(Door.REST)
+    outcome = Outcome(Channel.REST)
     outcome.handed = 12.0
     timings = Timings(10.0, 1, 1)
     timings.started, timings.finished = 11.0, 14.0

@@ -22,7 +22,7 @@ from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
 from headrace.training.running.schedule import Every
-from headrace.training.running.trainer import Plan, Trainer
+from headrace.training.running.trainer import RunPlan, Trainer
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
 
 
@@ -84,15 +84,15 @@ class Listener:
 
 
 def trainer(
-    plan: Plan, *, listener: Listener | None = None, model: RateModel | None = None, delay: float = 0.0
+    plan: RunPlan, *, listener: Listener | None = None, model: RateModel | None = None, delay: float = 0.0
 ) -> Trainer:
     pending = Pending(delay) if delay else None
     learner = Learner(model or RateModel(), Windows(100), pending)
     return Trainer(learner, plan, [listener] if listener else [])
 
 
-def plan(**settings: object) -> Plan:
-    return Plan(identity={"model": "rates"}, **settings)  # type: ignore[arg-type]
+def plan(**settings: object) -> RunPlan:
+    return RunPlan(identity={"model": "rates"}, **settings)  # type: ignore[arg-type]
 
 
 def test_versions_appear_every_so_many_rows_and_at_the_end() -> None:
@@ -275,7 +275,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     trainer(plan(checkpoint=tmp_path)).run(Rows([make_block(10)]))
     saved = load_checkpoint(tmp_path)
     assert saved is not None
-    other = trainer(Plan(identity={"model": "another"}, checkpoint=tmp_path))
+    other = trainer(RunPlan(identity={"model": "another"}, checkpoint=tmp_path))
     said = (
         "checkpoint: its model is not the one of this run: model is 'rates' in the checkpoint, "
         "and 'another' in this run"
