@@ -21,7 +21,7 @@ Found = TypeVar("Found")
 
 
 class GuardedArchiveService(ArchiveService):
-    """An ArchiveService that restricts callers to their own spaces; the caller is that of the running task."""
+    """An ArchiveService that restricts callers to their spaces; the caller is that of the running task."""
 
     def __init__(self, archive: Archive, limits: Limits, slicer: TimeSlicer, *, is_admin: bool) -> None:
         """Serve an archive; as ``ArchiveService``."""
