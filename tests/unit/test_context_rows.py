@@ -134,7 +134,7 @@ def test_open_inference_over_grpc_parsed_and_by_template() -> None:
     decoder = InferDecoder(lambda name, number: cast("LoadedVersion", version))
     for _ in range(3):
         assert_spread(infer(decoder, _infer_request()).inputs)
-    assert decoder._templates.find(_infer_request()) is not None
+    assert decoder._repeated._templates.find(_infer_request()) is not None
 
 
 def test_a_signature_that_is_not_there_is_not_found() -> None:
@@ -186,6 +186,6 @@ def test_tensorflow_serving_over_grpc_parsed_and_by_template() -> None:
     decoder = PredictDecoder(cast("Service", service))
     for _ in range(3):
         assert_spread(predict(decoder, _predict_request()).inputs)
-    assert decoder._templates.find(_predict_request()) is not None
+    assert decoder._repeated._templates.find(_predict_request()) is not None
     other = _predict_request().replace(USER.tobytes(), struct.pack("<2I", 9, 9))
     assert columns(predict(decoder, other).inputs)[0] == [[9, 9]] * 3

@@ -20,12 +20,15 @@ LIMITS = Limits()
 def infer(
     decoder: InferDecoder, message: bytes, deadline: float = NO_DEADLINE, *, limits: Limits = LIMITS
 ) -> Inference:
-    found = decoder.recognise(message, deadline)
-    return Inference(*found) if found else run(decoder.parse(message, deadline, RequestBudget(limits)))
+    found = decoder.recognise(message)
+    if found is None:
+        return run(decoder.parse(message, deadline, RequestBudget(limits)))
+    return Inference(*found, deadline)
 
 
 def predict(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:
-    return decoder.recognise(message) or parsed(decoder, message, limits=limits)
+    found = decoder.recognise(message)
+    return parsed(decoder, message, limits=limits) if found is None else Prediction(*found[:3])
 
 
 def parsed(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) -> Prediction:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.model.records import ROW
-from headrace.base.errors import HeadraceError, InvalidRequest
+from headrace.base.errors import InvalidRequest
 from headrace.frontends.archive.messages import (
     PACKAGE,
     Asked,
@@ -26,6 +26,7 @@ from headrace.frontends.archive.messages import (
 )
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.chunks import Pieces
+from headrace.frontends.stream_messages import answering
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.request_budget import RequestBudget
@@ -106,20 +107,7 @@ async def _parsed(
 
 
 def _streaming(lookup: UnaryHandler, outcomes: Outcomes) -> StreamHandler:
-    async def answer(message: bytes, of_stream: GrpcCall) -> bytes | Pieces:
-        call = of_stream.of_message()
-        if of_stream.outcome is not None:
-            outcomes.begin_message(call, of_stream.outcome)
-        try:
-            written = await lookup(message, call)
-        except HeadraceError as error:
-            outcomes.failed(call, error)
-            return error_in_stream(error)
-        except BaseException as error:
-            outcomes.failed(call, error)
-            raise
-        outcomes.answered(call)
-        return in_stream(written)
+    answer = answering(lookup, outcomes, in_stream, lambda _, error: error_in_stream(error))
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes | Pieces]:
         async for message in messages:

@@ -14,6 +14,7 @@ from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
+from headrace.frontends.stream_messages import answering
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.message_decoding import decode_and_ask
@@ -64,12 +65,12 @@ def _inferring(service: Service) -> _Inferring:
     form = form_of(InferRequest)
 
     async def infer(message: Serialized, call: GrpcCall) -> bytes:
-        found = recognise(message, call.deadline)
+        found = recognise(message)
         if found is None:
             with RequestBudget.of(service.limits, call) as budget:
                 return await infer_new(bytes(message), call, budget)
-        loaded, inputs, writer, request_id, deadline = found
-        answer = await predict(loaded, inputs, deadline, call)
+        loaded, inputs, writer, request_id = found
+        answer = await predict(loaded, inputs, call.deadline, call)
         written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
         return _flagged(written, answer) if call.notes else written
 
@@ -99,20 +100,7 @@ def _flagged(written: bytes, answer: Answer) -> bytes:
 
 
 def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
-    async def answer(message: bytes, of_stream: GrpcCall) -> bytes:
-        call = of_stream.of_message()
-        if of_stream.outcome is not None:
-            outcomes.begin_message(call, of_stream.outcome)
-        try:
-            response = await infer(message, call)
-        except HeadraceError as error:
-            outcomes.failed(call, error)
-            return stream_error(message, error)
-        except BaseException as error:
-            outcomes.failed(call, error)
-            raise
-        outcomes.answered(call)
-        return length_prefix(_INFER_RESPONSE, len(response)) + response
+    answer = answering(infer, outcomes, _in_stream, stream_error)
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
@@ -141,6 +129,10 @@ def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
                 del reader
 
     return stream
+
+
+def _in_stream(response: bytes) -> bytes:
+    return length_prefix(_INFER_RESPONSE, len(response)) + response
 
 
 def _left(under_way: asyncio.Queue[asyncio.Task[bytes] | None]) -> Iterable[asyncio.Task[bytes]]:

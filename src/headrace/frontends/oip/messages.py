@@ -5,14 +5,12 @@ Repeated requests are recognised by template and never parsed; the result is the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
-from weakref import ReferenceType, ref
 
 from headrace.base.errors import InvalidRequest
-from headrace.base.tensors import BY_OIP, Array, Buffer
-from headrace.batching.request import NO_DEADLINE
+from headrace.base.tensors import BY_OIP, Array
 from headrace.frontends.oip.datatypes import refuse_texts
 from headrace.frontends.oip.parameters import (
     SIGNATURE_PARAMETER,
@@ -27,27 +25,24 @@ from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields
-from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
+from headrace.frontends.wire.repeated_requests import Learnt, Located, RepeatedRequests
+from headrace.frontends.wire.templates import MOST_FIELDS, Span
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
     check_names,
     checking,
     numbers,
-    spread_if_repeatable,
     texts_of,
     wire_shape,
 )
-from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
+from headrace.frontends.wire.text_templates import Found
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import (
     CheckedInputs,
-    RowLayout,
     Signature,
     signature_named,
-    spread_columns,
-    takes_packed,
 )
 
 if TYPE_CHECKING:
@@ -60,8 +55,6 @@ REQUEST_ID = 3
 """Field number of ModelInferRequest.id."""
 
 _RAW_INPUTS = 7  # ModelInferRequest.raw_input_contents
-
-_tuple = tuple.__new__
 
 
 class Inference(NamedTuple):
@@ -82,28 +75,12 @@ class Inference(NamedTuple):
     deadline: float
 
 
-Recognised = tuple["LoadedVersion", CheckedInputs, AnswerWriter, str, float]
-"""The fields of an Inference as a plain tuple."""
-
-
-class _Known(NamedTuple):
-    """The contents of a template; the weak reference lets an unloaded version be freed."""
-
-    model: str
-    version: int | None
-    loaded: ReferenceType[LoadedVersion]
-    layout: RowLayout
-    rows: int
-    writer: AnswerWriter
-    is_plain: bool
-    """Whether the raw tensors are the columns unchanged: no id, no reordering, nothing spread."""
-    has_id: bool
-    reorder: Callable[[Sequence[Serialized]], tuple[Serialized, ...]] | None
-    spread: tuple[int, ...]
-
-
 class InferDecoder:
-    """Decodes ModelInferRequests, and learns templates of those that repeat."""
+    """Decodes ModelInferRequests, and learns those that repeat.
+
+    Attributes:
+        recognise: Decodes a request without parsing it; see ``RepeatedRequests.recognise``.
+    """
 
     def __init__(self, loaded: Callable[[str, int | None], LoadedVersion]) -> None:
         """Start without templates.
@@ -112,60 +89,11 @@ class InferDecoder:
             loaded: Finds the loaded version for a model and a version number.
         """
         self._loaded = loaded
-        self._templates: Templates[_Known] = Templates()
-        self._texts: TextTemplates[_Known] = TextTemplates({REQUEST_ID: -1, _RAW_INPUTS: -1})
-
-    def recognise(self, message: Serialized, deadline: float = NO_DEADLINE) -> Recognised | None:
-        """Decode a request without parsing it, if a similar one was parsed before; else return None.
-
-        Args:
-            message: The serialized ModelInferRequest.
-            deadline: The call's own deadline.
-
-        Raises:
-            HeadraceError: The version is no longer available.
-        """
-        found = self._templates.find(message)
-        if found is None:
-            if self._texts.is_empty or not isinstance(message, bytes):
-                return None
-            return self._recognise_texts(message, deadline)
-        (model, version, known, layout, rows, writer, is_plain, has_id, reorder, spread), parts = found
-        columns: tuple[Buffer, ...] = parts
-        loaded = self._loaded(model, version)
-        if known() is not loaded:
-            return None
-        request_id = ""
-        if not is_plain:
-            if has_id:
-                decoded = _decoded(parts[0])
-                if decoded is None:
-                    return None
-                request_id, columns, parts = decoded, parts[1:], parts[1:]
-            if reorder is not None:
-                columns = reorder(parts)
-            if spread:
-                columns = spread_columns(columns, spread, layout, rows)
-        # A named tuple made without its slow constructor, since most requests pass here.
-        inputs: CheckedInputs = _tuple(CheckedInputs, (layout, columns, rows))
-        return loaded, inputs, writer, request_id, deadline
-
-    def _recognise_texts(self, message: bytes, deadline: float) -> Inference | None:
-        found = self._texts.find(message)
-        if found is None:
-            return None
-        known, columns = found
-        loaded = self._loaded(known.model, known.version)
-        if known.loaded() is not loaded:
-            return None
-        request_id = _decoded(self._texts.first_value(message)) if known.has_id else ""
-        if request_id is None:
-            return None
-        inputs = CheckedInputs(known.layout, columns, known.rows)
-        return Inference(loaded, inputs, known.writer, request_id, deadline)
+        self._repeated: RepeatedRequests[AnswerWriter] = RepeatedRequests({REQUEST_ID: -1, _RAW_INPUTS: -1})
+        self.recognise = self._repeated.recognise
 
     def parse(self, message: bytes, deadline: float, budget: RequestBudget) -> Steps[Inference]:
-        """Decode a request in small steps, and learn its template.
+        """Decode a request in small steps, and learn to recognise similar ones.
 
         Args:
             message: The serialized ModelInferRequest.
@@ -194,56 +122,19 @@ class InferDecoder:
         writer = writer_for(loaded, signature, outputs, typed=not is_raw)
         if request.parameters:
             deadline = min(deadline, timeout_parameter(request.parameters))
-        inference = Inference(loaded, inputs, writer, request.id, deadline)
         if is_raw and all(name == SIGNATURE_PARAMETER for name in request.parameters):
-            self._learn(message, tensors, version, signature, inference)
-        return inference
-
-    def _learn(
-        self,
-        message: bytes,
-        tensors: list[WireTensor],
-        version: int | None,
-        signature: Signature,
-        inference: Inference,
-    ) -> None:
-        by_name = {tensor.name: tensor for tensor in tensors}
-        spread = spread_if_repeatable(signature, inference.inputs, by_name)
-        packs = spread is None and takes_packed(inference.loaded.servable)
-        if spread is None and not (packs and is_packable(signature, inference.inputs, by_name)):
-            return
-        layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
-        order = [places[spec.name] for spec in layout.specs]
-        reorder = itemgetter(*order) if order != sorted(order) else None
-        has_id = bool(inference.request_id)
-        spans = _spans(message, len(tensors), has_id=has_id)
-        if spans is None:
-            return
-        known = _Known(
-            inference.loaded.name,
-            version,
-            ref(inference.loaded),
-            layout,
-            inference.inputs.rows,
-            inference.writer,
-            not (has_id or reorder or spread),
-            has_id,
-            reorder,
-            spread or (),
-        )
-        if packs:
-            found = {name: Found(has_id + place, by_name[name].shape) for name, place in places.items()}
-            self._texts.learn(message, inference.inputs, found, known)
-        else:
-            self._templates.learn(message, spans, known)
+            asked = partial(self._loaded, request.model_name, version)
+            learnt = Learnt(asked, loaded, signature, inputs, writer, request.id)
+            self._repeated.learn(message, tensors, learnt, partial(_located, message, bool(request.id)))
+        return Inference(loaded, inputs, writer, request.id, deadline)
 
 
-def _decoded(request_id: Serialized) -> str | None:
-    """Return a request's id; None if it is not UTF-8, for which parsing raises the right error."""
-    try:
-        return str(request_id, "utf-8")
-    except UnicodeDecodeError:
+def _located(message: bytes, has_id: bool, tensors: Mapping[str, WireTensor]) -> Located | None:
+    spans = _spans(message, len(tensors), has_id=has_id)
+    if spans is None:
         return None
+    places = enumerate(tensors.values(), start=int(has_id))
+    return Located(spans, {tensor.name: Found(place, tensor.shape) for place, tensor in places})
 
 
 def _spans(message: bytes, tensors: int, *, has_id: bool) -> list[Span] | None:

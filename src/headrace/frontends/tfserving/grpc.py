@@ -80,7 +80,7 @@ def _predicting(service: Service) -> UnaryHandler:
         if found is None:
             with RequestBudget.of(service.limits, call) as budget:
                 return await handle_new(bytes(message), call, budget)
-        loaded, inputs, writer = found
+        loaded, inputs, writer, _ = found
         answer = await predict(loaded, inputs, call.deadline, call)
         return writer.write(answer) or await write_large(writer, answer, call)
 

@@ -7,14 +7,13 @@ same as that of parsing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from operator import itemgetter
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
-from weakref import ReferenceType, ref
 
-from headrace.base.tensors import BY_DTYPE, Buffer
+from headrace.base.tensors import BY_DTYPE
 from headrace.batching.request import Answer, WholeAnswer
-from headrace.frontends.tfserving.model_specs import ModelChoice, answered, choice, find, find_signature
+from headrace.frontends.tfserving.model_specs import answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensor_protos import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.body_parts import joined
@@ -22,18 +21,18 @@ from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
-from headrace.frontends.wire.templates import MOST_FIELDS, Serialized, Span, Templates
+from headrace.frontends.wire.repeated_requests import Learnt, Located, RepeatedRequests
+from headrace.frontends.wire.templates import MOST_FIELDS, Span
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
     check_names,
     checking,
     raw_bytes,
-    spread_if_repeatable,
 )
-from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
+from headrace.frontends.wire.text_templates import Found
 from headrace.lifecycle.handle import Lease
-from headrace.model.servable import CheckedInputs, RowLayout, Shape, Signature, spread_columns, takes_packed
+from headrace.model.servable import CheckedInputs, Shape, Signature
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
@@ -71,20 +70,12 @@ class Prediction(NamedTuple):
     writer: AnswerWriter
 
 
-class _Known(NamedTuple):
-    """The contents of a template; the weak reference lets an unloaded version be freed."""
-
-    chosen: ModelChoice
-    loaded: ReferenceType[LoadedVersion]
-    layout: RowLayout
-    rows: int
-    writer: AnswerWriter
-    reorder: Callable[[Sequence[Serialized]], tuple[Serialized, ...]] | None
-    spread: tuple[int, ...]
-
-
 class PredictDecoder:
-    """Decodes PredictRequests, and learns templates of those that repeat."""
+    """Decodes PredictRequests, and learns those that repeat.
+
+    Attributes:
+        recognise: Decodes a request without parsing it; see ``RepeatedRequests.recognise``.
+    """
 
     def __init__(self, service: Service) -> None:
         """Start without templates.
@@ -93,50 +84,12 @@ class PredictDecoder:
             service: Finds the version that a request asks for.
         """
         self._service = service
-        self._find = service.loaded
-        self._templates: Templates[_Known] = Templates()
         values = dict.fromkeys((*_RAW_FIELDS, _STRINGS), -1)
-        self._texts: TextTemplates[_Known] = TextTemplates({_INPUTS: 1}, {_VALUE: 2}, values)
-
-    def recognise(self, message: Serialized) -> Prediction | None:
-        """Decode a request without parsing it, if a similar one was parsed before; else return None.
-
-        Args:
-            message: The serialized PredictRequest.
-
-        Raises:
-            HeadraceError: The version is no longer available.
-        """
-        found = self._templates.find(message)
-        if found is None:
-            if self._texts.is_empty or not isinstance(message, bytes):
-                return None
-            return self._recognise_texts(message)
-        known, parts = found
-        columns: tuple[Buffer, ...] = parts
-        model, version, label, _ = known.chosen
-        loaded = self._find(model, version, label)
-        if known.loaded() is not loaded:
-            return None
-        if known.reorder is not None:
-            columns = known.reorder(parts)
-        if known.spread:
-            columns = spread_columns(columns, known.spread, known.layout, known.rows)
-        return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
-
-    def _recognise_texts(self, message: bytes) -> Prediction | None:
-        found = self._texts.find(message)
-        if found is None:
-            return None
-        known, columns = found
-        model, version, label, _ = known.chosen
-        loaded = self._find(model, version, label)
-        if known.loaded() is not loaded:
-            return None
-        return Prediction(loaded, CheckedInputs(known.layout, columns, known.rows), known.writer)
+        self._repeated: RepeatedRequests[AnswerWriter] = RepeatedRequests({_INPUTS: 1}, {_VALUE: 2}, values)
+        self.recognise = self._repeated.recognise
 
     def parse(self, message: bytes, budget: RequestBudget) -> Steps[Prediction]:
-        """Decode a request in small steps, and learn its template.
+        """Decode a request in small steps, and learn to recognise similar ones.
 
         Args:
             message: The serialized PredictRequest.
@@ -161,44 +114,21 @@ class PredictDecoder:
                 tensors.append((yield from read_tensor(signature.input(name), proto, budget)))
             inputs = yield from checking(signature, tensors, budget)
         writer = writer_for(loaded, signature, signature.check_outputs(request.output_filter))
-        prediction = Prediction(loaded, inputs, writer)
-        self._learn(message, chosen, tensors, signature, prediction)
-        return prediction
-
-    def _learn(
-        self,
-        message: bytes,
-        chosen: ModelChoice,
-        tensors: list[WireTensor],
-        signature: Signature,
-        prediction: Prediction,
-    ) -> None:
-        by_name = {tensor.name: tensor for tensor in tensors}
-        spread = spread_if_repeatable(signature, prediction.inputs, by_name)
-        packs = spread is None and takes_packed(prediction.loaded.servable)
-        if spread is None and not (packs and is_packable(signature, prediction.inputs, by_name)):
-            return
-        found = _spans(message, by_name)
-        if found is None:
-            return
-        layout, names = prediction.inputs.layout, list(found)
-        order = [names.index(spec.name) for spec in layout.specs]
-        known = _Known(
-            chosen,
-            ref(prediction.loaded),
-            layout,
-            prediction.inputs.rows,
-            prediction.writer,
-            itemgetter(*order) if order != sorted(order) else None,
-            spread or (),
-        )
-        if packs:
-            self._texts.learn(message, prediction.inputs, _places(found, by_name), known)
-        else:
-            self._templates.learn(message, [span for (span,) in found.values()], known)
+        asked = partial(self._service.loaded, chosen.model, chosen.version, chosen.label)
+        learnt = Learnt(asked, loaded, signature, inputs, writer)
+        self._repeated.learn(message, tensors, learnt, partial(_located, message))
+        return Prediction(loaded, inputs, writer)
 
 
-def _places(found: dict[str, list[Span]], tensors: dict[str, WireTensor]) -> dict[str, Found]:
+def _located(message: bytes, tensors: Mapping[str, WireTensor]) -> Located | None:
+    """Return the positions of the tensors' values; None unless each tensor is complete."""
+    found = _spans(message, tensors)
+    if found is None:
+        return None
+    return Located([span for spans in found.values() for span in spans], _places(found, tensors))
+
+
+def _places(found: dict[str, list[Span]], tensors: Mapping[str, WireTensor]) -> dict[str, Found]:
     """Return the place of each tensor's values among all values of the message."""
     places, first = {}, 0
     for name, spans in found.items():
@@ -207,7 +137,7 @@ def _places(found: dict[str, list[Span]], tensors: dict[str, WireTensor]) -> dic
     return places
 
 
-def _spans(message: bytes, tensors: dict[str, WireTensor]) -> dict[str, list[Span]] | None:
+def _spans(message: bytes, tensors: Mapping[str, WireTensor]) -> dict[str, list[Span]] | None:
     """Return the spans of each tensor's values in message order; None unless each tensor is complete."""
     found: dict[str, list[Span]] = {}
     steps = iter(range(MOST_FIELDS))

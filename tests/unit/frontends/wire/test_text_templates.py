@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headrace.frontends.oip.messages import InferDecoder
+from headrace.batching.request import NO_DEADLINE
+from headrace.frontends.oip.messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.wire import text_templates
 from headrace.frontends.wire.tensors import SPREAD_BYTES
@@ -36,7 +37,8 @@ class Door:
         return self._decode(self.decoder, self.make(users, words, **more))
 
     def recognised(self, users: Texts, words: Texts, **more: Any) -> Any:
-        return self.decoder.recognise(self.make(users, words, **more))
+        found = self.decoder.recognise(self.make(users, words, **more))
+        return None if found is None else Inference(*found, NO_DEADLINE)
 
 
 def seen(found: Any) -> list[Any]:
