@@ -18,7 +18,7 @@ def answering(
     response: Callable[[ReplyT], ReplyT],
     error_response: Callable[[bytes, HeadraceError], ReplyT],
 ) -> Callable[[bytes, GrpcCall], Coroutine[None, None, ReplyT]]:
-    """Return a function that answers one message of a stream's call; errors of a message do not end its stream.
+    """Return a function that answers one message; the error of a message does not end its stream.
 
     Args:
         handle: Handler of the unary method.
