@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
+from headrace.base.errors import FailedPrecondition
+
 Verb = Literal["predict", "feedback", "archive-read", "archive-write", "route", "admin", "metrics", "health"]
 """A kind of request. ``feedback`` and ``route`` can be permitted, but no request needs them yet."""
 
@@ -34,6 +36,20 @@ ANY = bits(VERBS)
 
 UNDECLARED = 0
 """Verbs of a route that declares none: nobody may call it."""
+
+
+def check_admin(what: str, *, is_on: bool) -> None:
+    """Check that administration over the network is on.
+
+    Args:
+        what: The action, for the error.
+        is_on: Whether it is on.
+
+    Raises:
+        FailedPrecondition: It is off.
+    """
+    if not is_on:
+        raise FailedPrecondition(f"{what} over the network is off; start the server with --admin")
 
 
 def named(mask: int) -> tuple[Verb, ...]:

@@ -19,6 +19,7 @@ from headrace.base.errors import ConfigError, Unavailable
 from headrace.base.files import read_text
 from headrace.cli import numbers
 from headrace.config.checks import MINUTE
+from headrace.net.client_tls import client_context
 
 _PATH, _INDEX_PATH = "/metrics", "/v2/repository/index"
 _TIMEOUT_SECONDS = 10.0
@@ -186,19 +187,9 @@ def _trust(ca_file: Path | None, certificate: Path | None = None, key: Path | No
     Raises:
         ConfigError: A file is missing, or is not of the expected kind.
     """
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise _unusable("ca-file", ca_file, error) from error
     if key is not None and certificate is None:
         raise ConfigError("key-file: the key needs its certificate, too: --certificate-file FILE")
-    if certificate is not None:
-        try:
-            context.load_cert_chain(certificate, key, password=str)  # str() is "", so there is no prompt
-        except OSError as error:
-            files = f"{certificate}, or its key {key}" if key else f"{certificate} with its key in it"
-            raise _unusable("certificate-file", files, error) from error
-    return context
+    return client_context(ca_file, certificate, key, name_of=lambda name: name.replace("_", "-"))
 
 
 def _unusable(option: str, file: object, error: OSError) -> ConfigError:

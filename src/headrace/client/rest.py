@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import socket
-import ssl
 import threading
 import time
 from contextlib import suppress
@@ -24,6 +23,7 @@ from headrace.base.errors import (
     Unavailable,
     shown,
 )
+from headrace.net.client_tls import client_context
 from headrace.net.deadline_connection import Connection, remaining
 
 _PIECE_BYTES = 2**20
@@ -102,10 +102,7 @@ class RestClient:
             raise ConfigError("url: a token is sent over https only; expected https://…")
         self._address = address
         self._token = token
-        try:
-            self._tls = ssl.create_default_context(cafile=ca_file or None) if address.is_secure else None
-        except OSError as error:
-            raise ConfigError(f"ca_file: expected certificates in PEM, got {ca_file}: {error}") from error
+        self._tls = client_context(ca_file) if address.is_secure else None
         self._idle: list[socket.socket] = []
         self._lock = threading.Lock()
 

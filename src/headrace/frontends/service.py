@@ -7,7 +7,8 @@ from importlib.metadata import version as installed_version
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import FailedPrecondition, NotFound
+from headrace.access.verbs import check_admin
+from headrace.base.errors import NotFound
 from headrace.batching.version_counts import VersionCounts
 from headrace.frontends.metrics import protobuf_format, text_format
 from headrace.frontends.metrics.engine_metrics import Families, families
@@ -239,10 +240,8 @@ class Service:
         self._engine.manager.unload(model)
 
     def _check_admin(self) -> None:
-        if not (self._engine.config.admin or self._engine.config.has_admin_ports):
-            raise FailedPrecondition(
-                "loading and unloading over the network is off; start the server with --admin"
-            )
+        config = self._engine.config
+        check_admin("loading and unloading", is_on=config.admin or config.has_admin_ports)
 
 
 def _ready(statuses: Iterable[VersionStatus]) -> list[int]:

@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import shown
+from headrace.net.client_tls import client_context
 from headrace.net.failures import never, not_now
 from headrace.net.public_addresses import Network, forbidden
 from headrace.net.urls import Target
@@ -102,11 +103,11 @@ class Connector:
             most_lookups: Maximum number of concurrent name lookups, including hanging ones.
 
         Raises:
-            OSError: The file cannot be read, or holds no certificates.
+            ConfigError: The file cannot be read, or holds no certificates.
         """
         self._resolve = resolve
         self._allowed = allowed
-        self._tls = ssl.create_default_context(cafile=ca_file or None)
+        self._tls = client_context(ca_file)
         self._lookups = threading.BoundedSemaphore(most_lookups)
 
     def open(self, target: Target, deadline: float) -> Connection:

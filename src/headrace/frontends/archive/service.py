@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.access.verbs import check_admin
 from headrace.archive.lookup.archive import DEFAULT_TIMEOUT_SECONDS, Archive
 from headrace.archive.lookup.space_reader import Lookup, SpaceReader
 from headrace.archive.model.keys import SLICE_LETTERS, checked, in_slices, letters
 from headrace.base.errors import (
     DeadlineExceeded,
-    FailedPrecondition,
     Overloaded,
     TooLarge,
 )
@@ -263,10 +263,7 @@ class ArchiveService:
         await self._done(lambda: self.archive.forget(space, keys), call, size)
 
     def _check_admin(self) -> None:
-        if not self.is_admin:
-            raise FailedPrecondition(
-                "invalidating and forgetting over the network is off; start the server with --admin"
-            )
+        check_admin("invalidating and forgetting", is_on=self.is_admin)
 
     async def _done(self, work: Callable[[], object], call: Call, size: int) -> None:
         """Run blocking work in one of a few threads, and wait for it until the deadline or a maximum.

@@ -1,7 +1,7 @@
 """Recognise requests that repeat except for their tensors, instead of parsing them.
 
-Both gRPC protocols keep what they have learnt of requests here. What is known of a kind of request is kept
-for each version of the model: a default or a label may lead to another version from one call to the next.
+Both gRPC protocols keep what they have learnt of requests here. Each kind of request is
+known by the version of its model: a default or a label may lead to another version from one call to the next.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Version(NamedTuple, Generic[WriterT]):
 
 
 class _Kind(NamedTuple, Generic[WriterT]):
-    """What the rest of a message determines; the newest version comes first."""
+    """The part of a request that its message determines without values; the newest version comes first."""
 
     find: Callable[[], LoadedVersion]
     has_id: bool
@@ -153,7 +153,7 @@ class RepeatedRequests(Generic[WriterT]):
         Args:
             message: The whole message.
             tensors: Its tensors as received, in message order.
-            learnt: What parsing and checking found.
+            learnt: The result of parsing and checking it.
             locate: Returns the positions of the values, given the tensors by name; None if the message
                 cannot be recognised again.
         """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import ssl
-from pathlib import Path
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import read_text
+from headrace.net.client_tls import client_context
 from headrace.storage.stores.store_settings import RemoteStore
 
 _LONGEST_PASSWORD_BYTES = 64 * 1024
@@ -44,21 +44,8 @@ def tls_context(settings: RemoteStore) -> ssl.SSLContext | None:
     """
     if not settings.tls:
         return None
-    try:
-        context = ssl.create_default_context(cafile=_name(settings.ca_file))
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise ConfigError(f"store.ca_file: {settings.ca_file} cannot be used: {error}") from error
+    context = client_context(
+        settings.ca_file, settings.certificate_file, settings.key_file, name_of="store.{}".format
+    )
     context.check_hostname = settings.check_hostname
-    if settings.certificate_file is not None:
-        try:
-            # Without this, OpenSSL would prompt on the terminal for the password of an encrypted key.
-            context.load_cert_chain(settings.certificate_file, _name(settings.key_file), password=lambda: "")
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"store.certificate_file: {settings.certificate_file} cannot be used: {error}"
-            ) from error
     return context
-
-
-def _name(file: Path | None) -> str | None:
-    return None if file is None else str(file)

@@ -103,7 +103,8 @@ class InLmdbStore:
         self._read: dict[str, tuple[int, _Partition]] = {}
         self._is_told = False
         self._data = DataFile(self._file.data)
-        self._pages = Pages.of(self._file.environment, self._data, CONTENTS_KEY)
+        in_place = settings.read_in_place
+        self._pages = Pages.of(self._file.environment, self._data, CONTENTS_KEY) if in_place else None
 
     def create(self, partition: str) -> None:
         """See Store."""

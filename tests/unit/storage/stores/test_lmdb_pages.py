@@ -94,6 +94,15 @@ def test_a_value_that_is_over_its_time_is_not_there(store: InLmdbStore) -> None:
         assert places[0, 1] == len(b"value")
 
 
+def test_pages_are_left_to_lmdb_if_the_setting_says_so(tmp_path: Path) -> None:
+    store = InLmdbStore(LmdbStore(path=tmp_path / "store", sync=False, read_in_place=False))
+    store.create("values")
+    store.put_many("values", [Item(b"film", b"value")])
+    assert perhaps_in_place(store, ["film"], "values") is None
+    assert store.get_many("values", [b"film"]) == [b"value"]
+    store.close()
+
+
 def test_a_partition_that_is_not_there_is_left_to_lmdb(store: InLmdbStore) -> None:
     with store.in_place("nowhere", ["film"]) as places:
         assert places is None

@@ -178,10 +178,7 @@ def open_image(settings: ImageSettings, base: Path, resolve: Resolve = system_ad
     import_pillow()
     allowed = networks("allow_networks", settings.allow_networks)
     ca_file = os.fspath(base / settings.ca_file) if settings.ca_file else ""
-    try:
-        connector = Connector(resolve, allowed, ca_file, 2 * settings.connections)
-    except OSError as error:
-        raise ConfigError(f"ca_file: expected certificates in PEM, got {ca_file}: {error}") from error
+    connector = Connector(resolve, allowed, ca_file, 2 * settings.connections)
     limits = DownloadLimits(
         settings.hosts, settings.ports, settings.max_bytes, settings.timeout_seconds, settings.max_redirects
     )
