@@ -17,8 +17,7 @@ from typing import Any
 
 import uvloop
 
-from headrace.server.server import application
-from headrace.serving.engine import Engine
+from headrace import Engine, application
 
 IN_FLIGHT = 64
 PATHS = {"grpc": "/inference.GRPCInferenceService/ModelInfer", "json": "/v1/models/ctr:predict"}

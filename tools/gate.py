@@ -398,6 +398,9 @@ def main() -> int:
     parser.add_argument("step", choices=(*RUNS, "summary"))
     parser.add_argument("arguments", nargs="*", metavar="TEST", help="files or tests; all if none is named")
     options = parser.parse_args()
+    missing = [one for one in options.arguments if not Path(one.partition("::")[0]).exists()]
+    if missing:  # pytest-xdist would run nothing, and report no error
+        parser.error(f"no such file: {', '.join(missing)}")
     return summarize() if options.step == "summary" else run_step(options.step, options.arguments)
 
 

@@ -237,9 +237,9 @@ def test_a_holder_that_is_killed_holds_nothing(own: KeeperProcess, file: int) ->
     before = descriptors(own.pid)
     program = f"""if True:
         import sys
-        from headrace.sealed_memory.keeper_client import Door
+        from headrace.sealed_memory.keeper_client import KeeperClient
         from headrace.sealed_memory.file_copying import Content
-        copy = Door({own.descriptor}).copy({file}, Content({SIZE}, "{SUM}"))
+        copy = KeeperClient({own.descriptor}).copy({file}, Content({SIZE}, "{SUM}"))
         print(copy.size_bytes, flush=True)
         sys.stdin.read()
     """
@@ -262,14 +262,14 @@ def test_after_two_hundred_loads_nothing_is_left(keeper: KeeperProcess, tmp_path
     program = f"""if True:
         import hashlib, os
         import numpy as np
-        from headrace.sealed_memory.keeper_client import Door
+        from headrace.sealed_memory.keeper_client import KeeperClient
         from headrace.sealed_memory.file_copying import Content
 
         def held():
             with open("/proc/self/maps") as maps:
                 return len(os.listdir("/proc/self/fd")), maps.read().count("memfd:headrace")
 
-        door, path, before = Door({keeper.descriptor}), {str(tmp_path / "next")!r}, held()
+        door, path, before = KeeperClient({keeper.descriptor}), {str(tmp_path / "next")!r}, held()
         for number in range(200):  # a table each, of 1 MB
             content = np.arange(2**18, dtype=np.float32) + np.float32(number)
             content.tofile(path)

@@ -271,6 +271,13 @@ def test_options_of_the_caller_leave_no_test_out(suite: Path) -> None:
     assert "1 passed, 1 failed" in ran.stdout
 
 
+def test_a_file_that_does_not_exist_is_an_error(suite: Path) -> None:
+    write(suite, unit_test_a=RIGHT)
+    ran = run_gate(suite, "test", ("tests/unit/test_a.py", "tests/unit/test_b.py::test_is_right"))
+    assert ran.returncode == 2
+    assert "no such file: tests/unit/test_b.py::test_is_right" in ran.stderr
+
+
 def test_one_gate_runs_at_a_time(suite: Path) -> None:
     (suite / ".data/gate").mkdir(parents=True)
     with (suite / ".data/gate/lock").open("w") as lock:

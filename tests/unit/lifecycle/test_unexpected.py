@@ -25,7 +25,7 @@ def test_what_nobody_expected_of_a_model_is_told_whole_in_the_log_only(
     def broken(*_: object) -> None:
         raise ValueError("no table in /srv/secret/models")
 
-    module = "listing" if step == "_list_model" else "deduce"
+    module = "model_listing" if step == "_list_model" else "desired_state"
     with monkeypatch.context() as patched:
         patched.setattr(f"headrace.lifecycle.{module}.{step}", broken)
         watch.look(2)
