@@ -22,8 +22,7 @@ import numpy.typing as npt
 from benchmarks.processes import Command, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.base.tensors import BY_DTYPE
-from headrace.ctr.files.model_reader import read_model
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import read_model, write_model
 from headrace.ctr.files.onnx_export import export
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings

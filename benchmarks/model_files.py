@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.rounds import Effort
 from headrace.base.tensors import Array
 from headrace.ctr.files.description import expected_shapes, weights_of
-from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_files import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings

@@ -20,7 +20,7 @@ from benchmarks.rounds import Effort
 from headrace.base.terminal import table
 from headrace.similarity.duplicates import Effort as Search
 from headrace.similarity.duplicates import duplicates
-from headrace.similarity.exact_search import nearest
+from headrace.similarity.neighbours import nearest
 from headrace.similarity.stored_rows import Floats, Rows, unit
 
 DIMENSION = 256

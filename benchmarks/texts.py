@@ -27,7 +27,7 @@ from benchmarks.processes import Server, http_post, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.sides import headrace
 from headrace.base.tensors import BY_DTYPE, Tensors
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import write_model
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema

@@ -15,7 +15,7 @@ import skops.io
 from onnx import TensorProto, helper
 from sklearn.linear_model import LinearRegression
 
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table

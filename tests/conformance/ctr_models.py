@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from headrace.base.tensors import Array, Tensors
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import DEEP, Kind, ModelSettings
 from headrace.ctr.models.missing import flagged

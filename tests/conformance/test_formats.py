@@ -22,7 +22,7 @@ from headrace.archive.lookup.dead_letters import DeadLetters
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, NewerFormat
-from headrace.ctr.files.model_reader import read_description
+from headrace.ctr.files.model_files import read_description
 from headrace.storage.lmdb_environment import CONTENTS_KEY
 from headrace.stream.block_reader import Reader
 from headrace.stream.schema import METADATA_KEY

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from headrace.ctr import factory
-from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_files import read_model
 from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.versions.layout import version_directories
 from tests.end_to_end.live_training import HEADRACE, Callers, LiveTrainer, metric, wait_for_version

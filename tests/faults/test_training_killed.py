@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_files import read_model
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.versions.layout import MANIFEST_FILE, version_directories
 from headrace.versions.manifest import check_manifest

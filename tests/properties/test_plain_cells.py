@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers, may_hold_words
-from headrace.stream.text_cells import are_numbers, are_whole
+from headrace.stream.text_cells import (
+    are_numbers,
+    are_plain_integers,
+    are_plain_numbers,
+    are_whole,
+    may_hold_words,
+)
 
 NUMERALS = st.one_of(
     st.integers(-(10**20), 10**20).map(str),

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from headrace.similarity.duplicates import Effort, duplicates
-from headrace.similarity.equal_vectors import first_equal
-from headrace.similarity.grouping import Grouping
+from headrace.similarity.duplicates import Effort, Grouping, duplicates, first_equal
 from headrace.similarity.neighbours import neighbours
 from headrace.similarity.stored_rows import Rows
 

@@ -4,12 +4,141 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple, Protocol, Self
+from weakref import ref
+
+import msgspec
 
 from headrace.batching.latencies import Latencies
 from headrace.batching.plan import Release
 from headrace.batching.request import Request, Timings
+
+
+class VersionCounts(msgspec.Struct, frozen=True):
+    """Counts of one version, named as in ``VersionStatistics``.
+
+    Attributes:
+        model: The model's name.
+        version: The version's number.
+        batch_rows: Number of batches and their total seconds, by number of rows computed.
+    """
+
+    model: str
+    version: int
+    requests: int
+    rows: int
+    batches: int
+    failures: int
+    queue_seconds: float
+    request_seconds: float
+    failure_seconds: float
+    last_request_unix_seconds: float
+    batch_rows: dict[int, tuple[int, float]]
+
+    @classmethod
+    def of(cls, model: str, version: int, counted: VersionStatistics) -> Self:
+        """Return the counts so far.
+
+        Args:
+            model: The model's name.
+            version: The version's number.
+            counted: The version's statistics.
+        """
+        return cls(
+            model,
+            version,
+            counted.requests,
+            counted.rows,
+            counted.batches,
+            counted.failures,
+            counted.queue_seconds,
+            counted.request_seconds,
+            counted.failure_seconds,
+            counted.last_request_unix_seconds,
+            {rows: (int(count), seconds) for rows, (count, seconds) in counted.batch_rows.items()},
+        )
+
+    def plus(self, other: Self) -> VersionCounts:
+        """Return the sum with another process's counts of the same version; the later last request wins."""
+        batches = dict(self.batch_rows)
+        for rows, (count, seconds) in other.batch_rows.items():
+            counted, took = batches.get(rows, (0, 0.0))
+            batches[rows] = counted + count, took + seconds
+        return VersionCounts(
+            self.model,
+            self.version,
+            self.requests + other.requests,
+            self.rows + other.rows,
+            self.batches + other.batches,
+            self.failures + other.failures,
+            self.queue_seconds + other.queue_seconds,
+            self.request_seconds + other.request_seconds,
+            self.failure_seconds + other.failure_seconds,
+            max(self.last_request_unix_seconds, other.last_request_unix_seconds),
+            batches,
+        )
+
+
+def added_up(counts: Iterable[VersionCounts]) -> list[VersionCounts]:
+    """Sum the counts of several processes by version, and sort them by model name and version."""
+    found: dict[tuple[str, int], VersionCounts] = {}
+    for one in counts:
+        known = found.get((one.model, one.version))
+        found[one.model, one.version] = one if known is None else known.plus(one)
+    return [found[key] for key in sorted(found)]
+
+
+class Counted(Protocol):
+    """A version with statistics.
+
+    Attributes:
+        name: The model's name.
+    """
+
+    name: str
+
+    def all_statistics(self) -> tuple[VersionStatistics, ...]:
+        """Return the statistics of its Batchers: the serving thread's, and the calling threads' if any."""
+
+
+class ModelTotals:
+    """Totals of each model since the server started, over all its versions, including unloaded ones.
+
+    If totals fell when a version is unloaded, monitoring would take that for a restart of the server.
+    """
+
+    def __init__(self) -> None:
+        """Begin without models."""
+        self._gone: dict[str, VersionStatistics] = {}
+        self._there: dict[str, list[tuple[ref[Counted], tuple[VersionStatistics, ...]]]] = {}
+
+    def include(self, loaded: Counted) -> None:
+        """Include a version from now on."""
+        self._there.setdefault(loaded.name, []).append((ref(loaded), loaded.all_statistics()))
+        self._fold(loaded.name)
+
+    def of_models(self) -> Iterator[tuple[str, VersionStatistics]]:
+        """Yield each model's name and its totals, added up on demand."""
+        for name in list(self._there):
+            self._fold(name)
+            total = VersionStatistics()
+            for statistics in chain([self._gone[name]], *(parts for _, parts in self._there[name])):
+                total.add(statistics)
+            yield name, total
+
+    def _fold(self, name: str) -> None:
+        """Fold the final statistics of a model's unloaded versions into one sum."""
+        gone = self._gone.setdefault(name, VersionStatistics())
+        there = []
+        for version, parts in self._there[name]:
+            if version() is None:
+                for statistics in parts:
+                    gone.add(statistics)
+            else:
+                there.append((version, parts))
+        self._there[name] = there
 
 
 class ObjectiveCounts(NamedTuple):

@@ -142,7 +142,7 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield small generated models of every kind, with every sort of field, written to a directory."""
     from headrace.ctr.factory import create  # noqa: PLC0415
-    from headrace.ctr.files.model_writer import write_model  # noqa: PLC0415 - as above
+    from headrace.ctr.files.model_files import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
     from headrace.ctr.model_settings import KINDS, ModelSettings  # noqa: PLC0415
     from headrace.stream.features import Features  # noqa: PLC0415

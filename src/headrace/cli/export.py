@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         # Imported late: compiled kernels and optional packages.
         from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415
-        from headrace.ctr.files.model_reader import read_model  # noqa: PLC0415
+        from headrace.ctr.files.model_files import read_model  # noqa: PLC0415
         from headrace.ctr.files.onnx_export import export  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error

@@ -12,8 +12,7 @@ from headrace.base.files import is_visible, saying
 from headrace.cli import models, numbers, verbs
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
-from headrace.profiling.report import Profile, as_json, as_table
-from headrace.profiling.trace import write_trace
+from headrace.profiling.report import Profile, as_json, as_table, write_trace
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import Runtime, find
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,9 +15,26 @@ import numpy as np
 
 from headrace.base.errors import ModelError, shown
 from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array
-from headrace.client.model_description import CalledModel
 from headrace.client.rest import RestClient
 from headrace.model.servable import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class CalledModel:
+    """Description of a served version.
+
+    Attributes:
+        version: Number of the version.
+        inputs: Inputs of the model.
+        outputs: Names of its outputs.
+        files: Files that it was loaded from; empty if unknown, as for a remote model.
+    """
+
+    version: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    files: tuple[Path, ...] = ()
+
 
 _HEADER = "Inference-Header-Content-Length"
 _LARGEST_JSON_BYTES = 2**20

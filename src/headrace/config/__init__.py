@@ -5,7 +5,6 @@ prose. The same ``BatchingPolicy`` serves models in process and over the network
 """
 
 from headrace.config.access import AccessConfig
-from headrace.config.cors import Cors
 from headrace.config.model import (
     LABEL_NAME,
     LARGEST_VERSION,
@@ -28,16 +27,17 @@ from headrace.config.model import (
     read_model_config,
 )
 from headrace.config.server import (
+    Cors,
     Limits,
     ModelEntry,
     ServerConfig,
+    Tls,
     parse_server_config,
     read_server_config,
     server_config,
     with_flags,
 )
 from headrace.config.telemetry import AccessLog, Audit, Tracing
-from headrace.config.tls import Tls
 from headrace.config.toml_reader import Table
 
 __all__ = [

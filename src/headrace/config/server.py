@@ -2,19 +2,101 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
 from headrace.base.errors import ConfigError
 from headrace.config.access import AccessConfig
 from headrace.config.checks import DAY, MINUTE, MOST_THREADS, one_of, seconds, whole, wrong
-from headrace.config.cors import Cors
 from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
 from headrace.config.telemetry import AccessLog, Audit, Tracing
-from headrace.config.tls import Tls
 from headrace.config.toml_reader import Table, convert, parse, read_table
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The server's certificate, and its requirements for client certificates; the same for REST and gRPC.
+
+    Attributes:
+        certificate: A PEM file: the server's own certificate first, then the chain to its authority.
+        key: A PEM file: the private key of the server's own certificate, not encrypted.
+        client_ca: A PEM file of authorities, one of which must have signed a client's certificate; None if
+            clients need no certificate.
+    """
+
+    certificate: Path | None = None
+    key: Path | None = None
+    client_ca: Path | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether connections are encrypted.
+
+        Raises:
+            ConfigError: A setting is missing beside another one.
+        """
+        if self.certificate is None and self.key is None and self.client_ca is None:
+            return False
+        for key, other, value in (
+            ("tls.certificate", "tls.key" if self.key else "tls.client_ca", self.certificate),
+            ("tls.key", "tls.certificate", self.key),
+        ):
+            if value is None:
+                way_out = f"it is required with {other}: set --{key.replace('.', '-')} FILE"
+                raise ConfigError(f"{key}: expected a file, got none; {way_out}")
+        return True
+
+    def below(self, base: Path) -> Tls:
+        """Return a copy with relative files resolved against ``base``."""
+        files = {name: getattr(self, name) for name in self.__struct_fields__}
+        return Tls(**{name: None if file is None else base / file for name, file in files.items()})
+
+
+ANY_ORIGIN = "*"
+"""The origin that stands for all origins."""
+
+_MOST_ORIGINS = 1000
+_FORM = re.compile(r"https?://[a-z0-9._-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+_USUAL_PORTS = {"http": 80, "https": 443}
+_AN_ORIGIN = (
+    "origins as browsers send them, such as https://shop.example or http://localhost:3000 (lower case, no "
+    f"path, no usual port), or '{ANY_ORIGIN}' alone"
+)
+
+
+class Cors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The web pages that may access the server from a browser.
+
+    Attributes:
+        origins: Origins of these pages; ``*`` alone for any origin, empty for none.
+    """
+
+    origins: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check each origin: one in a form that browsers do not send would never match."""
+        if len(self.origins) > _MOST_ORIGINS:
+            raise wrong("cors.origins", f"at most {_MOST_ORIGINS} origins", f"{len(self.origins)}")
+        if self.origins == (ANY_ORIGIN,):
+            return
+        for origin in self.origins:
+            if not _is_origin(origin):
+                raise wrong("cors.origins", _AN_ORIGIN, origin[:200])
+
+
+def _is_origin(text: str) -> bool:
+    if not _FORM.fullmatch(text):
+        return False
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        return False
+    return port is None or (port > 0 and port != _USUAL_PORTS[parts.scheme])
+
 
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.access.verbs import check_admin
 from headrace.base.errors import NotFound
-from headrace.batching.version_counts import VersionCounts
+from headrace.batching.statistics import VersionCounts
 from headrace.frontends.metrics import protobuf_format, text_format
 from headrace.frontends.metrics.engine_metrics import Families, families
 from headrace.frontends.metrics.recent_load import Sampler

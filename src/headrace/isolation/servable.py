@@ -6,30 +6,125 @@ While none of its processes is ready, batches are refused at once.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import msgspec
 
 from headrace.base.errors import Unavailable
 from headrace.base.tensors import Tensors
+from headrace.batching.cost import BatchCost
 from headrace.config import IsolationPolicy, ModelConfig
 from headrace.isolation.call_slot import Limit, Slot
 from headrace.isolation.messages import Kind, Note, read_bytes
 from headrace.isolation.model_description import Setup
 from headrace.isolation.model_process import Retired
-from headrace.isolation.process_pool import ProcessPool
 from headrace.isolation.replica import Recipe, Replica, Which, read_tensors, write_call
 from headrace.isolation.restart_policy import Restarts
-from headrace.model.servable import DEFAULT_SIGNATURE, Servable
+from headrace.lifecycle.warmup import warm_up
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, takes_packed
 from headrace.runtimes.options import RuntimeOptions
 
 if TYPE_CHECKING:
     from headrace.ctr.interfaces import Contribution
+
+
+class Member(Protocol):
+    """A member of the pool, which takes calls."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes calls."""
+
+
+MemberT = TypeVar("MemberT", bound=Member)
+
+
+class ProcessPool(Generic[MemberT]):
+    """Gives each call exclusive use of a member. Thread-safe.
+
+    The first idle member is taken, so that the same few stay warm under low load.
+    """
+
+    def __init__(self, members: Sequence[MemberT]) -> None:
+        """Begin with all members idle.
+
+        Args:
+            members: The members that take calls.
+        """
+        self._members = members
+        self._busy = [False] * len(members)
+        self._changed = threading.Condition()
+
+    def take(self) -> MemberT | None:
+        """Wait for an idle member that is ready, and take it; ``give_back`` must follow.
+
+        The wait ends at the latest when a running call ends; calls have a timeout.
+
+        Returns:
+            The member; None if none is ready.
+        """
+        with self._changed:
+            while True:
+                ready = [number for number, one in enumerate(self._members) if one.is_ready]
+                if not ready:
+                    return None
+                for number in ready:
+                    if not self._busy[number]:
+                        self._busy[number] = True
+                        return self._members[number]
+                self._changed.wait()
+
+    def give_back(self, member: MemberT) -> None:
+        """Return a member to the pool."""
+        with self._changed:
+            self._busy[self._members.index(member)] = False
+            self._changed.notify()
+
+    def look(self) -> None:
+        """Wake the waiting threads after a member has become ready or unready."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+__all__ = ["Which", "load"]
+
+
+def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: ModelConfig) -> IsolatedServable:
+    """Load a version, in a loader thread.
+
+    Args:
+        which: The version.
+        recorded_in: Version directory in which recorded requests are looked up.
+        options: Options as for a runtime.
+        config: The model's settings.
+
+    Raises:
+        LoadError: The version cannot be loaded, or its process ended meanwhile.
+    """
+
+    def warm(started: Servable) -> None:
+        # With inputs from the archive, recorded requests hold keys in place of the model's inputs.
+        warm_up(started, config, None if config.inputs else recorded_in, BatchCost())
+
+    loaded = IsolatedServable(which, options, config, warm=warm)
+    if takes_packed(loaded):
+        options.share(_ready_to_pack)
+    return loaded
+
+
+def _ready_to_pack() -> None:
+    """Compile the kernels with which front ends pack texts, as a click model in the server does."""
+    from headrace.model import packed_kernels  # noqa: PLC0415
+
+    packed_kernels.run_once()
+
 
 ResultT = TypeVar("ResultT")
 

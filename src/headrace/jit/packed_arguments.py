@@ -14,14 +14,14 @@ from numba import types
 from numba.core.datamodel import models
 from numba.core.pythonapi import NativeValue
 from numba.core.registry import cpu_target
-from numba.extending import intrinsic as _typed_intrinsic
 from numba.extending import register_model
 from numba.extending import unbox as _typed_unbox
+
+from headrace.jit.intrinsics import intrinsic
 
 _Value = TypeVar("_Value")
 _WORD_BYTES = 8
 
-_intrinsic: Any = _typed_intrinsic  # numba's annotations require all arguments, also the typing context
 _unbox: Any = _typed_unbox
 _native: Any = NativeValue
 _typeof: Any = numba.typeof
@@ -93,7 +93,7 @@ def _unboxed(kind: StandingType, standing: Any, compiling: Any) -> Any:
     return _native(compiling.builder.inttoptr(address, compiling.context.get_value_type(kind)))
 
 
-@_intrinsic
+@intrinsic
 def given(_typing: Any, standing: Any) -> Any:
     """Return the standing tuple, inside a kernel."""
 

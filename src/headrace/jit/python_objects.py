@@ -10,11 +10,10 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic as _typed_intrinsic
 
+from headrace.jit.intrinsics import intrinsic
 from headrace.jit.kernel_cache import cached
 
-_intrinsic: Any = _typed_intrinsic  # numba's annotations require all arguments, also the typing context
 _cgutils: Any = cgutils
 
 BLOCK = 64
@@ -24,7 +23,7 @@ LINE = 64
 """Size of a cache line in bytes."""
 
 
-@_intrinsic
+@intrinsic
 def fetch(_context: Any, address: Any) -> Any:
     """Prefetch the cache line at an address, without waiting for it."""
 
@@ -39,7 +38,7 @@ def fetch(_context: Any, address: Any) -> Any:
     return types.void(types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def item_of(_context: Any, texts: Any, place: Any) -> Any:
     """Return the address of an item of the Python list at an address; 0 if the index is out of range."""
 
@@ -53,7 +52,7 @@ def item_of(_context: Any, texts: Any, place: Any) -> Any:
     return types.int64(types.int64, types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def text_of(_context: Any, text: Any) -> Any:
     """Return the address and size of a Python string's UTF-8; address 0 if it is not a Unicode string."""
 
@@ -70,7 +69,7 @@ def text_of(_context: Any, text: Any) -> Any:
     return pair(types.int64, 2)(types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def bytes_of(_context: Any, item: Any) -> Any:
     """Return the address and size of the contents of a ``bytes`` object; address 0 for other objects."""
 
@@ -88,7 +87,7 @@ def bytes_of(_context: Any, item: Any) -> Any:
     return pair(types.int64, 2)(types.int64), generate
 
 
-@_intrinsic
+@intrinsic
 def _set_bytes(_context: Any, items: Any, place: Any, start: Any, size: Any) -> Any:
     """Store a new ``bytes`` object, copied from an address, in a list; return whether this succeeded."""
 

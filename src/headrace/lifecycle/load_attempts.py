@@ -6,13 +6,88 @@ running and counted, other attempts may start, and a late result is discarded. S
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Callable
-from typing import Generic
+from pathlib import Path
+from typing import Generic, NamedTuple, Protocol
 
 from headrace.base.clock import Clock, Timer
+from headrace.config import ModelConfig
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.model_records import ModelRecord, VersionRecord
+
+
+class Loader(Protocol[LoadedT]):
+    """Turns a version directory into a loaded version."""
+
+    def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedT:
+        """Check and load a version, in a loader thread; any exception becomes the version's error."""
+
+    def warm_up(self, loaded: LoadedT) -> None:
+        """Warm the version up, in a loader thread; any exception becomes the version's error."""
+
+    def attach(self, loaded: LoadedT) -> None:
+        """Make it ready for requests, in the serving thread, just before the first may arrive."""
+
+    def close(self, loaded: LoadedT) -> None:
+        """Free its resources, in a loader thread, once no request holds it."""
+
+
+class _Urgency(NamedTuple):
+    """Sort key of loads: first models without a ready version, then fewest attempts, then by name."""
+
+    is_replacement: bool
+    attempts: int
+    model: str
+    number: int
+
+
+class WaitingLoads(Generic[LoadedT]):
+    """The queued loads. At start-up all models are queued, so ``take`` has logarithmic cost."""
+
+    def __init__(self) -> None:
+        """Create an empty queue."""
+        self._waiting: dict[str, tuple[_Urgency, ModelRecord[LoadedT], VersionRecord[LoadedT]]] = {}
+        self._in_order: list[_Urgency] = []
+
+    def __bool__(self) -> bool:
+        """Return whether a version is queued."""
+        return bool(self._waiting)
+
+    def put(
+        self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], *, is_replacement: bool
+    ) -> None:
+        """Queue a version, in place of any other of its model.
+
+        Args:
+            model: Its model.
+            version: The version.
+            is_replacement: Whether another version of the model serves meanwhile.
+        """
+        urgency = _Urgency(is_replacement, version.attempts, model.name, version.number)
+        self._waiting[model.name] = urgency, model, version
+        heapq.heappush(self._in_order, urgency)
+        if len(self._in_order) > 2 * len(self._waiting) + 1:  # most entries are stale
+            self._in_order = sorted(urgency for urgency, _, _ in self._waiting.values())
+
+    def drop(self, model: str) -> None:
+        """Remove a model's version from the queue, if there is one."""
+        self._waiting.pop(model, None)
+
+    def take(self) -> tuple[ModelRecord[LoadedT], VersionRecord[LoadedT]]:
+        """Remove and return the most urgent version with its model.
+
+        Raises:
+            IndexError: The queue is empty.
+        """
+        while True:
+            urgency = heapq.heappop(self._in_order)
+            waiting = self._waiting.get(urgency.model)
+            if waiting is not None and waiting[0] is urgency:
+                del self._waiting[urgency.model]
+                return waiting[1], waiting[2]
+
 
 SLOW_SECONDS = 10.0
 """Time after which an attempt no longer delays loads of other models, because it may never end."""

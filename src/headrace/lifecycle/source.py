@@ -11,12 +11,11 @@ from pathlib import Path
 
 from headrace.base.clock import Clock, Timer
 from headrace.config import ServerConfig, Table
-from headrace.lifecycle.desired_state import Deduced, deduce, kept_by_what_is_loaded, tell_of_defaults
+from headrace.lifecycle.desired_state import Deduced, Wanted, deduce, kept_by_what_is_loaded, tell_of_defaults
 from headrace.lifecycle.loader_threads import NO_THREAD, Executor
 from headrace.lifecycle.model_listing import NO_VERSION, Listing, list_models
 from headrace.lifecycle.model_listing import look as look_at
 from headrace.lifecycle.stat_cache import Recall
-from headrace.lifecycle.wanted_model import Wanted
 
 _NOT_THERE = "the server's settings name it, but it has no directory; create one, or set path in [models.{}]"
 

@@ -15,8 +15,7 @@ from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Sett
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
 from headrace.model.servable import CheckedInputs, Signature, signature_named
-from headrace.predictors.attempt import Attempt, deadline_within, give_default
-from headrace.predictors.predictor import Predictor
+from headrace.predictors.predictor import Attempt, Predictor, deadline_within, give_default
 
 _log = logging.getLogger(__name__)
 

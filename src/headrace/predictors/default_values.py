@@ -14,8 +14,7 @@ from headrace.batching.request import Origin, Request, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.config.checks import told
 from headrace.model.servable import Signature, TensorSpec
-from headrace.predictors.attempt import Attempt, deadline_within, give_default
-from headrace.predictors.predictor import Predictor
+from headrace.predictors.predictor import Attempt, Predictor, deadline_within, give_default
 
 
 class DefaultValues:

@@ -2,9 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from headrace.batching.request import Request
+from headrace.base.clock import Clock
+from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
+from headrace.base.tensors import Tensors
+from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
+
+Refuse = Callable[[HeadraceError], object]
+
+
+class Attempt(Request):
+    """A request passed on to the model, whose refusals go to a callback instead of the caller."""
+
+    __slots__ = ("_asked", "_refused")
+
+    def __init__(self, asked: Request, deadline: float, refused: Refuse) -> None:
+        """Pass a request on.
+
+        Args:
+            asked: The caller's request.
+            deadline: The model's deadline on the monotonic clock.
+            refused: Called with the refusal, or with the error for a missed deadline.
+        """
+        self.layout, self.columns, self.rows = asked.layout, asked.columns, asked.rows
+        self.deadline = deadline
+        self.settled = False
+        self.text_bytes = 0
+        self.call = asked.call
+        self._asked = asked
+        self._refused = refused
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the caller still waits and the model has not answered."""
+        return not self.settled and self._asked.wanted
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Settle the request, once; see ``Request.settle``."""
+        was_settled, wanted = self.settled, self.wanted
+        self.settled = True
+        self.columns = ()
+        if wanted and isinstance(settlement, DeadlineExceeded | Refused):
+            self._refused(settlement)
+        elif not was_settled:
+            self._asked.settle(settlement)  # even if nobody waits, so that the request ends
+        return wanted
+
+
+def deadline_within(request: Request, after_seconds: float, clock: Clock) -> float:
+    """Return a request's deadline, or ``after_seconds`` from now if that is earlier and not 0."""
+    return min(request.deadline, clock.now() + after_seconds) if after_seconds else request.deadline
+
+
+def give_default(request: Request, outputs: Tensors, origin: Origin, timings: Timings) -> None:
+    """Answer a request with a default, and report the answer's Origin to its call.
+
+    Args:
+        request: The request.
+        outputs: The default's outputs for the request's rows.
+        origin: The Origin of the default.
+        timings: The default's timings.
+    """
+    if request.call is not None:
+        request.call.answered_by(origin)
+    request.settle(Answer(BatchOutputs(outputs, origin), 0, request.rows, timings))
 
 
 class Predictor(Protocol):

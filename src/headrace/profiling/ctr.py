@@ -19,7 +19,7 @@ import numpy as np
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.files.description import arrays_of, expected_shapes, weights_of
-from headrace.ctr.files.model_reader import read_model
+from headrace.ctr.files.model_files import read_model
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer

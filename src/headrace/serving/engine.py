@@ -24,12 +24,12 @@ from headrace.batching.blocking_request import WaitingRequest
 from headrace.batching.compute_threads import say_waiting
 from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
 from headrace.config import BatchingPolicy, ServerConfig, config_of_objects
+from headrace.lifecycle.desired_state import Source, Want, Wanted
 from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.manager import Manager
-from headrace.lifecycle.settled_check import Unsettled
+from headrace.lifecycle.model_records import Unsettled
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.lifecycle.wanted_model import Source, Want, Wanted
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.version_loader import VersionLoader

@@ -15,9 +15,9 @@ from headrace.base.clock import Clock
 from headrace.base.errors import NotLoadable
 from headrace.base.tensors import Tensors
 from headrace.batching.capacity import fit_of
-from headrace.batching.model_totals import ModelTotals
 from headrace.batching.policy_defaults import threads_per_instance, with_instances
 from headrace.batching.request import VERSION, WRITTEN, Origin
+from headrace.batching.statistics import ModelTotals
 from headrace.config import MODEL_CONFIG_FILE, ModelConfig
 from headrace.lifecycle.idle_time import stop_if_dropped
 from headrace.lifecycle.loader_threads import LoaderThreads
@@ -152,7 +152,7 @@ class VersionLoader:
         path: Path,
     ) -> Servable:
         # Imported late: only isolated models need it.
-        from headrace.isolation.isolated_loading import Which, load  # noqa: PLC0415
+        from headrace.isolation.servable import Which, load  # noqa: PLC0415
 
         model, version, recorded_in = of
         # A signed version is reloaded from its private copy, which nobody else can write.

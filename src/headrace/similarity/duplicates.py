@@ -16,10 +16,97 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.tensors import Array
 from headrace.similarity.cells import Cells, make_cells
-from headrace.similarity.equal_vectors import first_equal
-from headrace.similarity.grouping import Grouping
 from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, scores, unwatched
+
+_SEED = 0x5EED
+
+
+def first_equal(rows: Rows) -> Numbers:
+    """Return for each row the first row with the same vector, ``[N]``; itself if there is none before it.
+
+    int8 vectors that differ in their scales only are equal for ``cosine``, which ignores scales.
+    """
+    hashes = np.empty(rows.count, np.uint64)
+    for some in rows.blocks():
+        hashes[some] = _hashed(rows.stored(some)[0])
+    _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
+    found = first[which].astype(np.int64)
+    repeated = np.flatnonzero(found != np.arange(rows.count))
+    for start in range(0, len(repeated), rows.block):
+        later = repeated[start : start + rows.block]
+        # Keep different vectors of one hash apart. Equal ones may then be missed; they are compared later.
+        different = ~_same(rows, later, found[later])
+        found[later[different]] = later[different]
+    return found
+
+
+def _same(rows: Rows, one: Numbers, other: Numbers) -> npt.NDArray[np.bool_]:
+    (left, left_scales), (right, right_scales) = rows.stored(one), rows.stored(other)
+    same = (left == right).all(axis=1)
+    if left_scales is not None and right_scales is not None and rows.metric != "cosine":
+        same &= left_scales == right_scales
+    return np.asarray(same)
+
+
+def _hashed(vectors: Array) -> npt.NDArray[np.uint64]:
+    """Return a hash of each row: the dot product of its bits with random odd numbers, modulo 2**64."""
+    bits = np.ascontiguousarray(vectors + vectors.dtype.type(0))  # -0 is 0
+    words = bits.view(np.dtype(f"u{bits.itemsize}"))
+    random = np.random.default_rng(_SEED)
+    factors = random.integers(0, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    made = words.astype(np.uint64) @ factors
+    made ^= made >> np.uint64(32)
+    return np.asarray(made)
+
+
+class Grouping:
+    """Joins numbers by pairs as they arrive, in memory proportional to the numbers, not the pairs."""
+
+    def __init__(self, count: int) -> None:
+        """Start with each number in a group of its own.
+
+        Args:
+            count: Number of numbers.
+        """
+        self._root = np.arange(count, dtype=np.int64)
+        self._waiting: list[tuple[Numbers, Numbers]] = []
+        self._pairs = 0
+
+    def join(self, left: Numbers, right: Numbers) -> None:
+        """Put the two numbers of each pair into one group."""
+        apart = self._root[left] != self._root[right]
+        self._waiting.append((left[apart], right[apart]))
+        self._pairs += int(np.count_nonzero(apart))
+        # Joining takes a pass over all numbers, so wait for as many pairs.
+        if self._pairs >= len(self._root):
+            self._settle()
+
+    def roots(self) -> Numbers:
+        """Return the smallest number of each number's group, ``[count]``."""
+        self._settle()
+        return self._root
+
+    def _settle(self) -> None:
+        if not self._pairs:
+            self._waiting = []
+            return
+        left = np.concatenate([pair[0] for pair in self._waiting])
+        right = np.concatenate([pair[1] for pair in self._waiting])
+        self._waiting, self._pairs = [], 0
+        root = self._root
+        while True:
+            one, other = root[left], root[right]
+            apart = one != other
+            if not apart.any():
+                break
+            left, right, one, other = left[apart], right[apart], one[apart], other[apart]
+            # Attach each root to the smallest root it is paired with, which cannot create a cycle.
+            np.minimum.at(root, np.maximum(one, other), np.minimum(one, other))
+            while not np.array_equal(above := root[root], root):
+                root[:] = above
+
 
 EXACT_ROWS = 10_000
 """Up to this many different vectors, all pairs are compared, which is as fast."""

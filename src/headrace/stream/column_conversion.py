@@ -8,10 +8,16 @@ import pyarrow.compute as pc
 
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError
 from headrace.stream.dictionaries import plain, plain_type
-from headrace.stream.plain_cells import are_plain_integers, are_plain_numbers
 from headrace.stream.row_times import EARLIEST, LATEST, MICROSECONDS, UNIT_NAMES, fitting_unit
 from headrace.stream.schema import MOST_VIEWS, Field
-from headrace.stream.text_cells import are_numbers, are_whole, whole_floats, without_words
+from headrace.stream.text_cells import (
+    are_numbers,
+    are_plain_integers,
+    are_plain_numbers,
+    are_whole,
+    whole_floats,
+    without_words,
+)
 
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)

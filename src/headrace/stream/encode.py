@@ -19,11 +19,10 @@ from headrace.base.errors import ConfigError, StreamError
 from headrace.stream import vw_text
 from headrace.stream.column_conversion import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.csv_rows import CsvRows
-from headrace.stream.plain_cells import may_hold_words
 from headrace.stream.read_ahead import Ahead
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.stream.schema_inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
-from headrace.stream.text_cells import without_words
+from headrace.stream.text_cells import may_hold_words, without_words
 from headrace.stream.text_lines import File, Lines, WholeLines, WholeRows
 
 Format = Literal["csv", "parquet", "vw", "arrow"]

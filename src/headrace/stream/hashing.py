@@ -17,9 +17,9 @@ import numpy as np
 from numba import njit
 
 from headrace.base.errors import InvalidRequest
+from headrace.jit.intrinsics import read_uint8, read_uint32, read_uint64
 from headrace.jit.kernel_cache import cached
 from headrace.jit.packed_arguments import Standing, given
-from headrace.jit.raw_memory import read_uint8, read_uint32, read_uint64
 
 if TYPE_CHECKING:
     from headrace.base.tensors import Array

@@ -14,8 +14,7 @@ import numpy as np
 from numba import njit
 
 from headrace.base.tensors import Array
-from headrace.jit.kernel_cache import cached
-from headrace.jit.raw_memory import (
+from headrace.jit.intrinsics import (
     read_float32,
     read_float64,
     read_int8,
@@ -27,6 +26,7 @@ from headrace.jit.raw_memory import (
     read_uint32,
     read_uint64,
 )
+from headrace.jit.kernel_cache import cached
 from headrace.stream import joined_columns as of
 from headrace.stream.hashing import NO_VALUE, Integer, bucket_of, hash_bytes, hash_integer
 

@@ -9,7 +9,7 @@ import msgspec
 
 from headrace import __version__
 from headrace.batching.capacity import LoadReport
-from headrace.batching.version_counts import VersionCounts
+from headrace.batching.statistics import VersionCounts
 from headrace.config import ModelConfig, ServerConfig
 from headrace.lifecycle.version_states import VersionStatus
 

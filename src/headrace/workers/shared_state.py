@@ -3,22 +3,174 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 
 from headrace.base.clock import LoopClock
+from headrace.batching.statistics import VersionCounts, added_up
 from headrace.config import ServerConfig
+from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.lifecycle.wanted_model import Wanted
-from headrace.workers import wanted_state
-from headrace.workers.count_collection import Counting
-from headrace.workers.merged_states import Together
-from headrace.workers.messages import Act, Count, Counted, Message, Scrape, Scraped, States, Wants
+from headrace.workers import state_merge, wanted_state
+from headrace.workers.messages import (
+    Act,
+    Count,
+    Counted,
+    Message,
+    ModelTold,
+    Scrape,
+    Scraped,
+    States,
+    View,
+    Wants,
+)
 from headrace.workers.metrics_collection import Scraping, own_families
 from headrace.workers.metrics_merge import Version
+from headrace.workers.state_merge import Standing
 from headrace.workers.worker_slot import Place
+
+_PATIENCE_SECONDS = 2.0
+
+Ask = Callable[[Count, int], Collection[int]]
+"""Requests counts from all workers that answer beats except one, and returns the numbers of these workers."""
+
+
+class _Question:
+    """A request in progress: the workers awaited, and the counts received."""
+
+    def __init__(self) -> None:
+        self.awaited: set[int] = set()
+        self.told: list[VersionCounts] = []
+        self.complete = asyncio.Event()
+
+
+class Counting:
+    """Requests counts afresh for each question, so that they are no older than the question."""
+
+    def __init__(self, ask: Ask) -> None:
+        """Begin without requests.
+
+        Args:
+            ask: Requests the workers' counts.
+        """
+        self._ask = ask
+        self._numbers = itertools.count()
+        self._questions: dict[int, _Question] = {}
+
+    async def others(self, asker: int, asked: Count) -> Counted:
+        """Return the counts of all workers except the asking one and those that do not answer in time.
+
+        Args:
+            asker: Number of the asking worker.
+            asked: Its request.
+        """
+        number = next(self._numbers)
+        question = self._questions[number] = _Question()
+        question.awaited = set(self._ask(Count(number, asked.models, asked.version), asker))
+        try:
+            if question.awaited:
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await question.complete.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._questions[number]
+        return Counted(asked.number, tuple(added_up(question.told)))
+
+    def told(self, worker: int, counted: Counted) -> None:
+        """Add a worker's counts to the request that they belong to."""
+        question = self._questions.get(counted.number)
+        if question is not None and worker in question.awaited:
+            question.told += counted.counts
+            self._leave(question, worker)
+
+    def pass_over(self, worker: int) -> None:
+        """Stop waiting for a worker that does not answer or has ended."""
+        for question in self._questions.values():
+            self._leave(question, worker)
+
+    def _leave(self, question: _Question, worker: int) -> None:
+        question.awaited.discard(worker)
+        if not question.awaited:
+            question.complete.set()
+
+
+class Together:
+    """States of all models in all workers.
+
+    Attributes:
+        view: Merged state of each model.
+        ready: Whether the server is ready.
+    """
+
+    def __init__(self) -> None:
+        """Begin without states."""
+        self.view: dict[str, ModelTold] = {}
+        self.ready = False
+        self._told: dict[int, dict[str, ModelTold]] = {}
+        self._ready: dict[int, bool] = {}
+        self._counted: list[int] = []
+        self._changed: set[str] = set()
+
+    def begin(self, worker: int) -> None:
+        """Reset a worker's states when a new process begins at its place."""
+        self._changed |= self._told.get(worker, {}).keys()
+        self._told[worker], self._ready[worker] = {}, False
+
+    def end(self, worker: int) -> None:
+        """Drop a worker's states when its process has ended."""
+        self._told.pop(worker, None)
+        self._ready.pop(worker, None)
+
+    def take(self, worker: int, states: States) -> None:
+        """Apply a worker's changes."""
+        told = self._told.setdefault(worker, {})
+        for name, model in states.models.items():
+            if model is None:
+                told.pop(name, None)
+            else:
+                told[name] = model
+        self._changed |= states.models.keys()
+        self._ready[worker] = states.ready
+
+    def is_ready(self, worker: int) -> bool:
+        """Return whether a worker has reported that its models have been tried and one is ready."""
+        return self._ready.get(worker, False)
+
+    def changes(self, standings: Mapping[int, Standing]) -> View | None:
+        """Merge the changed states and return the changes of the view; None if there are none.
+
+        Args:
+            standings: States of the running workers.
+        """
+        counted = [number for number, one in standings.items() if state_merge.is_counted(one)]
+        if counted != self._counted:
+            self._changed |= self.view.keys() | {name for told in self._told.values() for name in told}
+        self._counted = counted
+        changed: dict[str, ModelTold | None] = {}
+        for name in self._changed:
+            model = state_merge.model([self._told.get(number, {}).get(name) for number in counted])
+            if model == self.view.get(name):
+                continue
+            changed[name] = model
+            if model is None:
+                del self.view[name]
+            else:
+                self.view[name] = model
+        self._changed.clear()
+        ready = state_merge.ready(standings.values())
+        if not changed and ready == self.ready:
+            return None
+        self.ready = ready
+        return View(changed, ready)
+
+    def whole(self) -> View:
+        """Return the whole view, for a new worker."""
+        return View(dict(self.view), self.ready)
+
 
 _GATHER_SECONDS = 0.005
 """Time for which changes are collected before they are sent to all workers."""

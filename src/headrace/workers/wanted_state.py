@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headrace.lifecycle.wanted_model import Want, Wanted
+from headrace.lifecycle.desired_state import Want, Wanted
 from headrace.workers import budgets
 from headrace.workers.messages import WantedTold, Wants
 

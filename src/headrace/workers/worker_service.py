@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.base.errors import FailedPrecondition, NotFound, Unavailable
 from headrace.batching.capacity import LoadReport
-from headrace.batching.version_counts import VersionCounts, added_up
+from headrace.batching.statistics import VersionCounts, added_up
 from headrace.frontends.service import Service
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.serving.engine import Engine

@@ -21,7 +21,7 @@ from headrace import Engine, ModelSpec
 from headrace.archive.lookup.dead_letters import DeadLetter, DeadLetters
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.archive.operations.open_archive import open_archive_file
-from headrace.ctr.files.model_reader import read_description
+from headrace.ctr.files.model_files import read_description
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.versions.control_changes import read_control
 

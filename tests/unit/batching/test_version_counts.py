@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.batching.version_counts import VersionCounts, added_up
+from headrace.batching.statistics import VersionCounts, added_up
 
 
 def counted(model: str, version: int, **more: object) -> VersionCounts:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
-from headrace.ctr.files.model_reader import read_description
+from headrace.ctr.files.model_files import read_description
 from headrace.stream.schema import Field, Schema
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import read_manifest, space_versions

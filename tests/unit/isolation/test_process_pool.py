@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from headrace.isolation.process_pool import ProcessPool
+from headrace.isolation.servable import ProcessPool
 
 SECONDS = 20.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headrace.base.errors import LoadError
 from headrace.config import ModelConfig, parse_model_config
+from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.lifecycle.wanted_model import Wanted
 from tests.manual_executor import ManualExecutor
 from tests.virtual_clock import VirtualClock
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ModelConfig
-from headrace.lifecycle.load_queue import WaitingLoads
+from headrace.lifecycle.load_attempts import WaitingLoads
 from headrace.lifecycle.model_records import ModelRecord, Place, VersionRecord
 from tests.unit.lifecycle.stage import Loaded
 

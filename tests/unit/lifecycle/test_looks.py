@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig
+from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.source import LOOK_SECONDS, DirectorySource
-from headrace.lifecycle.wanted_model import Wanted
 from headrace.versions.manifest import publish
 from tests.unit.lifecycle.watch import POLL_SECONDS, Watch
 

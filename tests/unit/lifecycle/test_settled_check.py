@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.lifecycle.settled_check import Unsettled
+from headrace.lifecycle.model_records import Unsettled
 
 
 def test_it_is_over_when_all_have_come_to_something_just_now() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.config import ServerConfig
+from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.source import DirectorySource
-from headrace.lifecycle.wanted_model import Wanted
 from tests.manual_executor import ManualExecutor
 from tests.virtual_clock import VirtualClock
 

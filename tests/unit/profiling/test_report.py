@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.profiling.report import Event, Profile, as_json, as_table
-from headrace.profiling.trace import trace
+from headrace.profiling.report import Event, Profile, as_json, as_table, trace
 
 EVENTS = [
     Event("first", "MatMul", 1000.0, 30.0, "[2, 3]", 1),

@@ -10,8 +10,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, InvalidRows, LoadError
 from headrace.batching.concatenation import join
-from headrace.ctr.files.model_reader import read_model
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import read_model, write_model
 from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.model.packed_columns import PackedColumns, PackedTensors

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest
-from headrace.similarity.exact_search import nearest
-from headrace.similarity.hnsw_index import Index
-from headrace.similarity.neighbours import INDEX_PAYS_QUERIES, index_pays, neighbours
+from headrace.similarity.neighbours import INDEX_PAYS_QUERIES, Index, index_pays, nearest, neighbours
 from headrace.similarity.stored_rows import Metric, Rows
 from tests.unit.similarity.spaces import digits, patches
 

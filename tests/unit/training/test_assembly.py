@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.training.assembly import identity_of
 from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
+from headrace.training.session import identity_of
 from tests.click_blocks import SINGLE
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.frontends.transport.connection_steering import Step, program, steer
+from headrace.frontends.transport.generation_sockets import Step, program, steer
 from headrace.frontends.transport.listening_sockets import listen_together
 from headrace.workers.connection_shares import taking
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.workers.count_collection import Counting
 from headrace.workers.messages import Count, Counted
+from headrace.workers.shared_state import Counting
 from tests.unit.batching.test_version_counts import counted
 
 

@@ -6,13 +6,13 @@ import socket
 
 import pytest
 
-from headrace.workers import orphan_watch
-from headrace.workers.orphan_watch import Watch
+from headrace.workers import worker
+from headrace.workers.worker import Watch
 from tests.waiting import until
 
 
 def test_a_process_that_does_not_end_without_its_supervisor_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orphan_watch, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(worker, "GRACE_SECONDS", 0.0)
     codes = list[int]()
     ours, theirs = socket.socketpair()
     with ours, theirs:

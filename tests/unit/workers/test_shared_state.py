@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace.config import ServerConfig
+from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.lifecycle.wanted_model import Wanted
 from headrace.workers.channel import Channel
 from headrace.workers.messages import Message, ModelTold, Scrape, Scraped, States, View
 from headrace.workers.shared_state import Commons

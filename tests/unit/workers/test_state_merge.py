@@ -6,8 +6,8 @@ import pytest
 
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.workers import state_merge
-from headrace.workers.merged_states import Together
 from headrace.workers.messages import ModelTold, States
+from headrace.workers.shared_state import Together
 from headrace.workers.state_merge import Standing
 
 NEW, LOADING, WARMING, READY, DRAINING, UNLOADED, FAILED = (

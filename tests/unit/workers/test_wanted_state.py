@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headrace.config import BatchingPolicy, CachePolicy, ModelConfig, VersionPolicy
-from headrace.lifecycle.wanted_model import Wanted
+from headrace.lifecycle.desired_state import Wanted
 from headrace.workers.messages import Wants, decoded, encoded
 from headrace.workers.wanted_state import ToldSource, told
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
 from headrace.archive.embedders.embedder_settings import ModelSettings
 from headrace.archive.embedders.encoder import chosen_output
-from headrace.archive.embedders.failure_isolation import each_alone
 from headrace.archive.embedders.served_models import LocalModels, LocalServed, Served
 from headrace.archive.embedders.text import normalized
 from headrace.base.errors import (
@@ -27,8 +25,7 @@ from headrace.base.errors import (
 )
 from headrace.base.files import read_text
 from headrace.base.tensors import STRING, Array
-from headrace.client.model_description import CalledModel
-from headrace.client.oip_rest import RemoteServed
+from headrace.client.oip_rest import CalledModel, RemoteServed
 from headrace.client.rest import RestClient, read_address
 from headrace.model.servable import TensorSpec
 from headrace.net.failures import Failure

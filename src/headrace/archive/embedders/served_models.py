@@ -10,7 +10,7 @@ from typing import Protocol
 from headrace.base.errors import NotFound, shown
 from headrace.base.files import visible_files
 from headrace.base.tensors import Array, Tensors
-from headrace.client.model_description import CalledModel
+from headrace.client.oip_rest import CalledModel
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature
 
 

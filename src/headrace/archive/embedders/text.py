@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.archive.embedders import minilm
-from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
 from headrace.archive.embedders.embedder_settings import MINILM, TextSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.archive.embedders.failure_isolation import each_alone
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import TensorSpec

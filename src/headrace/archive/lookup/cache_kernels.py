@@ -18,17 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic as _typed_intrinsic
 
 from headrace.archive.model.key_hashing import hash_texts
 from headrace.archive.model.records import FORMAT, HEAD_BYTES
 from headrace.base.tensors import Array
+from headrace.jit.intrinsics import intrinsic, read_uint8, read_uint64
 from headrace.jit.kernel_cache import cached
 from headrace.jit.packed_arguments import Standing, given
 from headrace.jit.python_objects import BLOCK, LINE, bytes_of, encode, fetch, item_of
-from headrace.jit.raw_memory import read_uint8, read_uint64
 
-_intrinsic: Any = _typed_intrinsic  # its annotations want every argument at a call, the typing context too
 _cgutils: Any = cgutils
 
 WAYS = 8
@@ -44,7 +42,7 @@ _WRITTEN_AT = 8  # offset in a record
 _WRITTEN_WORD = (ROW_HEAD_BYTES + _WRITTEN_AT) // 8
 
 
-@_intrinsic
+@intrinsic
 def _copy(_context: Any, to: Any, start: Any, size: Any) -> Any:
     """Copy bytes from one address to another."""
 

@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit
 
 from headrace.base.tensors import Array
+from headrace.jit.intrinsics import read_uint8, read_uint64
 from headrace.jit.kernel_cache import cached
 from headrace.jit.python_objects import BLOCK, LINE, fetch, item_of, text_of
-from headrace.jit.raw_memory import read_uint8, read_uint64
 
 
 @njit(inline="always")

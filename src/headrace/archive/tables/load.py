@@ -17,7 +17,6 @@ from headrace.archive.model.catalog import SpaceVersion
 from headrace.archive.model.columns import TEXT, Column, check_columns, rows_of
 from headrace.archive.operations.default_version import Lacking, has_keys, lost_by_moving
 from headrace.archive.tables.column_files import ColumnFile
-from headrace.archive.tables.column_match import fit, told_differences
 from headrace.archive.tables.file_columns import (
     Guess,
     is_text,
@@ -28,10 +27,57 @@ from headrace.archive.tables.file_columns import (
     vectors_of,
     written_of,
 )
-from headrace.base.errors import InvalidRequest, instead, listed, shown
+from headrace.base.errors import InvalidRequest, instead, listed, nearest, shown
 from headrace.stream.column_conversion import is_listed
 from headrace.stream.schema_inference import index_columns
 from headrace.stream.text_cells import are_floats, without_words
+
+_WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
+_SHOWN = 5
+
+
+def fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
+    """Return whether values of the columns of a file can be stored in the columns of a table."""
+    return not _differences(columns, there)
+
+
+def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
+    """Describe how the columns of a file differ from those of a table."""
+    found = _differences(columns, there)
+    more = len(found) - _SHOWN
+    return "; ".join(found[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _differences(columns: Sequence[Column], there: Sequence[Column]) -> list[str]:
+    given, known = ({one.name: one for one in some} for some in (columns, there))
+    lacking = [name for name in known if name not in given]
+    added = [
+        f"{shown(name)} is not a column of the table" + _meant(name, lacking)
+        for name in given
+        if name not in known
+    ]
+    missing = [f"{shown(name)} is missing" for name in lacking]
+    both = [_difference(one, known[name]) for name, one in given.items() if name in known]
+    return [*added, *missing, *filter(None, both)]
+
+
+def _meant(name: str, missing: Sequence[str]) -> str:
+    near = nearest(name, missing)
+    return f" (did you mean {near}?)" if near else ""
+
+
+def _difference(column: Column, there: Column) -> str:
+    """Describe how a column of a file differs from the table's; "" if its values can be stored."""
+    name = shown(column.name)
+    is_other_kind = TEXT in (column.dtype, there.dtype) and column.dtype != there.dtype
+    if is_other_kind or there.dtype not in (column.dtype, *_WIDER.get(column.dtype, ())):
+        return f"{name} is {column.dtype}, in the table {there.dtype}"
+    if column.dtype == TEXT and column.bytes > there.bytes:
+        return f"{name} has longer texts than the table's {there.bytes} bytes"
+    if column.default is not None and there.default is None:
+        return f"{name} lacks values, and the table's column has no default"
+    return ""
+
 
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024

@@ -102,8 +102,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitStack) -> None:
     """Serve the same archive metrics as a server, if the options ask for it."""
-    from headrace.frontends.archive.metrics import ArchiveMetrics  # noqa: PLC0415 - as above
-    from headrace.frontends.archive.queue_depths import Depths  # noqa: PLC0415 - only if requested
+    from headrace.frontends.archive.metrics import ArchiveMetrics, Depths  # noqa: PLC0415 - only if requested
 
     def made() -> ArchiveMetrics:
         depths = Depths(archive.queue)

@@ -46,7 +46,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per neighbour."""
-    from headrace.similarity.exact_search import nearest  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.similarity.neighbours import nearest  # noqa: PLC0415 - not needed to list the verbs
 
     with whole.told() as progress:
         read = whole.read(options, progress)

@@ -7,10 +7,13 @@ two simultaneous additions may be lost.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +25,6 @@ from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import aligned_zeros, fixed
 from headrace.ctr.learning import batched_kernels
 from headrace.ctr.learning.batched_kernels import Gathered
-from headrace.ctr.learning.blas_threads import use_one_thread
 from headrace.ctr.learning.density_head import Counts, DensityHead
 from headrace.ctr.learning.first_layer import Distinct
 from headrace.ctr.learning.half_life import HalfLife
@@ -38,6 +40,31 @@ from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.stream.block import Block
 from headrace.stream.features import Features
+
+_SETTERS = (
+    "scipy_openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "openblas_set_num_threads",
+)
+
+
+@functools.cache
+def use_one_thread() -> bool:
+    """Set the OpenBLAS in NumPy's wheels to one thread, for the whole process.
+
+    Returns:
+        Whether OpenBLAS was found. Another BLAS has settings of its own, such as ``OMP_NUM_THREADS``.
+    """
+    package = Path(np.__file__).parent
+    places = (package.with_name("numpy.libs"), package / ".dylibs")
+    for file in (file for place in places for file in sorted(place.glob("*openblas*"))):
+        library = ctypes.CDLL(str(file))  # already loaded by NumPy
+        for setter in (getattr(library, name, None) for name in _SETTERS):
+            if setter is not None:
+                setter(1)
+                return True
+    return False
 
 
 class BatchedModel(LearningModel):

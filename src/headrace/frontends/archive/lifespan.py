@@ -11,8 +11,7 @@ from headrace.archive.model.archive_toml import read_archive_config
 from headrace.archive.operations.server_archive import Running, Share
 from headrace.base.tensors import Tensors
 from headrace.frontends.archive import grpc, rest
-from headrace.frontends.archive.metrics import ArchiveMetrics
-from headrace.frontends.archive.queue_depths import Depths
+from headrace.frontends.archive.metrics import ArchiveMetrics, Depths
 from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.serving.engine import Engine, ModelSpec

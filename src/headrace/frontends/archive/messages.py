@@ -27,7 +27,6 @@ from headrace.frontends.calls import told
 from headrace.frontends.chunks import SLICE_BYTES, Pieces
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import Steps
-from headrace.frontends.wire.name_limits import check_name
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed
 from headrace.frontends.wire.protobuf_fields import (
     LENGTH_DELIMITED,
@@ -39,6 +38,7 @@ from headrace.frontends.wire.protobuf_fields import (
     read_varint,
     varint,
 )
+from headrace.frontends.wire.request_budget import check_name
 
 PACKAGE = "headrace.archive.v1"
 """Protobuf package of the messages."""

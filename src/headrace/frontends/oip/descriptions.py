@@ -13,7 +13,7 @@ from headrace.lifecycle.version_states import State
 from headrace.model.servable import Signature, TensorSpec, signature_named
 
 if TYPE_CHECKING:
-    from headrace.batching.version_counts import VersionCounts
+    from headrace.batching.statistics import VersionCounts
     from headrace.frontends.service import Service
     from headrace.serving.loaded_version import LoadedVersion
 

@@ -14,11 +14,9 @@ from headrace.frontends.oip import infer_json
 from headrace.frontends.oip.infer_json import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
 from headrace.frontends.wire import json_output, long_lists
-from headrace.frontends.wire.body_parts import joined
-from headrace.frontends.wire.cooperative_steps import Steps, in_steps
+from headrace.frontends.wire.cooperative_steps import Steps, in_steps, joined
 from headrace.frontends.wire.json_text import Json, parse_in_slices
-from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.tensors import WireTensor
 from headrace.frontends.wire.texts import raw_texts
 from headrace.frontends.wire.time_slicer import TimeSlicer

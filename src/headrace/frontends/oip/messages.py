@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_OIP, Array
-from headrace.frontends.oip.datatypes import refuse_texts
+from headrace.frontends.oip.datatypes import CONTENTS, refuse_texts
 from headrace.frontends.oip.parameters import (
     SIGNATURE_PARAMETER,
     refuse_parameters,
@@ -20,7 +20,6 @@ from headrace.frontends.oip.parameters import (
     version_number,
 )
 from headrace.frontends.oip.response_messages import AnswerWriter, writer_for
-from headrace.frontends.oip.typed_contents import CONTENTS
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES

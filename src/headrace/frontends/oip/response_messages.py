@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from headrace.base.tensors import STRING
 from headrace.batching.request import Answer, Origin
 from headrace.frontends.calls import origin_text
-from headrace.frontends.oip.datatypes import datatype_name
+from headrace.frontends.oip.datatypes import CONTENTS, datatype_name, writing_output
 from headrace.frontends.oip.parameters import ANSWERED_BY_PARAMETER
-from headrace.frontends.oip.typed_contents import CONTENTS, writing_output
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.body_parts import joined
-from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.cooperative_steps import Steps, joined
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
 from headrace.frontends.wire.tensors import raw_bytes

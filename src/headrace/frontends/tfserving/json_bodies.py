@@ -15,10 +15,9 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, listed, shown
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.decimals import shortest
-from headrace.frontends.wire.base64_texts import decoded
 from headrace.frontends.wire.json_text import Json, parse_at_once
-from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.request_budget import RequestBudget, check_name
+from headrace.frontends.wire.texts import decoded
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 

@@ -12,7 +12,7 @@ from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.early_refusal import refuse_unread
-from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results, serialized
+from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
 from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
@@ -255,7 +255,7 @@ async def _example_inputs(
 def _columns_of(
     signature: Signature, given: list[examples.Features], budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
-    make = serialized.of_features if signature.examples else examples.columns_of
+    make = examples.of_features if signature.examples else examples.columns_of
     return make(signature, given, budget)
 
 

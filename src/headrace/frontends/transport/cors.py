@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Iterable, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.config import Limits
-from headrace.config.cors import ANY_ORIGIN
+from headrace.config.server import ANY_ORIGIN
 from headrace.frontends.calls import GrpcMethod, HttpReply, HttpRoute
 from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Receive

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.base.tensors import STRING, Array
-from headrace.frontends.wire.body_parts import joined
-from headrace.frontends.wire.cooperative_steps import in_steps
+from headrace.frontends.wire.cooperative_steps import in_steps, joined
 from headrace.frontends.wire.time_slicer import TimeSlicer
 
 PRINTED_AT_ONCE = 4096

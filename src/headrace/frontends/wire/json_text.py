@@ -21,8 +21,7 @@ import numpy.typing as npt
 from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.long_lists import given_back
-from headrace.frontends.wire.name_limits import check_name
-from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Json = Any

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.base.errors import InvalidRequest
-from headrace.frontends.wire.name_limits import check_name
 from headrace.frontends.wire.protobuf_fields import FIXED_BYTES, LENGTH_DELIMITED, VARINT, read_varint
+from headrace.frontends.wire.request_budget import check_name
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget

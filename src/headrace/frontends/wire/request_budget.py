@@ -5,12 +5,33 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Self
 
-from headrace.base.errors import TooLarge
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.frontends.calls import Account
 
 if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, GrpcCall, HttpCall
+
+LONGEST_NAME_BYTES = 16 * 1024
+"""Longest name accepted, short enough to be looked up, printed or echoed in one step."""
+
+
+def check_name(size: int, field: str) -> None:
+    """Check the length of a name before it is read.
+
+    Args:
+        size: Length in bytes or characters.
+        field: Field that contains it, for the error.
+
+    Raises:
+        InvalidRequest: The name is too long.
+    """
+    if size > LONGEST_NAME_BYTES:
+        raise InvalidRequest(
+            f"expected a name of at most {LONGEST_NAME_BYTES} bytes, got {size}; send long texts as values",
+            field=field,
+        )
+
 
 BYTES_A_VALUE = 2
 """Smallest size of a value in any form that is decoded value by value, such as ``0,``."""

@@ -30,13 +30,12 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic as _typed_intrinsic
 
 from headrace.base.errors import Unavailable
 from headrace.base.tensors import Array
+from headrace.jit.intrinsics import intrinsic, read_uint8, read_uint16, read_uint32, read_uint64
 from headrace.jit.kernel_cache import cached
 from headrace.jit.python_objects import BLOCK, LINE, fetch, item_of, text_of
-from headrace.jit.raw_memory import read_uint8, read_uint16, read_uint32, read_uint64
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     import lmdb
 
 # Untyped: as numba annotates it, callers would have to pass the typing context too.
-_intrinsic: Any = _typed_intrinsic
 _cgutils: Any = cgutils
 
 _MAGIC, _FORMAT = 0xBEEFC0DE, 1
@@ -210,7 +208,7 @@ def _is_mapped(base: int, size: int) -> bool:
     return bool(asked == 0)
 
 
-@_intrinsic
+@intrinsic
 def _compared(_context: Any, one: Any, other: Any, size: Any) -> Any:
     """Compare bytes as ``memcmp`` does: less than 0, 0, or more than 0."""
 

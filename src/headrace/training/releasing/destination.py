@@ -13,7 +13,7 @@ import msgspec
 from headrace.base.errors import ConfigError, LoadError, listed
 from headrace.base.files import saying
 from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.model_reader import read_description
+from headrace.ctr.files.model_files import read_description
 from headrace.stream.schema import Field, Schema
 from headrace.versions.layout import model_directories, version_directories
 from headrace.versions.manifest import read_manifest

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.base.errors import ConfigError, HeadraceError, ModelError
 from headrace.base.files import saying
 from headrace.ctr.files.description import arrays_of, describe
-from headrace.ctr.files.model_writer import write_model
+from headrace.ctr.files.model_files import write_model
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings

@@ -14,8 +14,8 @@ from headrace.base.errors import ConfigError, LoadError
 from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.description import MODEL_FILE, arrays_of
-from headrace.ctr.files.model_reader import read_description, read_model
-from headrace.ctr.files.model_writer import write_model as write
+from headrace.ctr.files.model_files import read_description, read_model
+from headrace.ctr.files.model_files import write_model as write
 from headrace.ctr.files.quantization import quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import KINDS, Kind

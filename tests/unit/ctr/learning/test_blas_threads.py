@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from threadpoolctl import ThreadpoolController
 
-from headrace.ctr.learning.blas_threads import use_one_thread
+from headrace.ctr.learning.batched import use_one_thread
 
 
 def test_products_are_computed_by_one_thread() -> None:

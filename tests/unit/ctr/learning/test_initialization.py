@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.ctr.learning.initialization import draw
+from headrace.ctr.learning.parameter_groups import draw
 from headrace.ctr.models.interactions import Crossing
 
 

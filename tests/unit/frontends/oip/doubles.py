@@ -12,8 +12,7 @@ from headrace.base.errors import FailedPrecondition, NotFound
 from headrace.base.tensors import BY_OIP, Tensors
 from headrace.batching.concatenation import join
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Call, Timings
-from headrace.batching.statistics import VersionStatistics
-from headrace.batching.version_counts import VersionCounts
+from headrace.batching.statistics import VersionCounts, VersionStatistics
 from headrace.config import Limits, ModelConfig
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.frontends.tfserving import serialized
+from headrace.frontends.tfserving import examples
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import run
@@ -68,7 +68,7 @@ def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> Non
 def test_features_of_json_become_examples_of_their_kinds() -> None:
     shared = [b"Ulm"]
     given = [{"city": shared, "ages": [1, 2]}, {"city": shared, "ages": [1, 2.5], "none": []}]
-    rows = read(SIGNATURE.check(run(serialized.of_features(SIGNATURE, given, budget()))))
+    rows = read(SIGNATURE.check(run(examples.of_features(SIGNATURE, given, budget()))))
     assert rows == [
         {"city": [b"Ulm"], "ages": [1, 2]},
         {"city": [b"Ulm"], "ages": [1.0, 2.5], "none": []},
@@ -84,7 +84,7 @@ def test_features_of_json_become_examples_of_their_kinds() -> None:
 )
 def test_features_that_no_example_can_hold_are_explained(values: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        run(serialized.of_features(SIGNATURE, [{"mixed": values}], budget()))
+        run(examples.of_features(SIGNATURE, [{"mixed": values}], budget()))
 
 
 def test_a_large_context_for_many_examples_is_refused_before_it_is_copied() -> None:
@@ -94,7 +94,7 @@ def test_a_large_context_for_many_examples_is_refused_before_it_is_copied() -> N
         of_message(given, budget(max_expanded_bytes=1_000_000))
     text = [b"x" * 1000]
     with pytest.raises(TooLarge, match=r"^examples: .*max_expanded_bytes"):
-        run(serialized.of_features(SIGNATURE, [{"text": text}] * 1001, budget(max_expanded_bytes=1_000_000)))
+        run(examples.of_features(SIGNATURE, [{"text": text}] * 1001, budget(max_expanded_bytes=1_000_000)))
 
 
 def test_no_examples_are_refused() -> None:

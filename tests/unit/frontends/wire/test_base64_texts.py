@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.frontends.wire.base64_texts import decoded, decoding
+from headrace.frontends.wire.texts import decoded, decoding
 
 
 @given(st.binary(max_size=200), st.integers(1, 50), st.booleans(), st.booleans(), st.integers(1, 300))

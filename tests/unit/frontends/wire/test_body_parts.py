@@ -6,8 +6,7 @@ from collections.abc import Generator
 
 import pytest
 
-from headrace.frontends.wire.body_parts import joined
-from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.cooperative_steps import joined, run
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1, 0, 2], [3_000_000], [100_000] * 30, [300_000, 5, 600_000]])

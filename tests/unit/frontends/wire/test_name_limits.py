@@ -9,8 +9,8 @@ import pytest
 
 from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.name_limits import LONGEST_NAME_BYTES, check_name
 from headrace.frontends.wire.protobuf_cost import counted, form_of
+from headrace.frontends.wire.request_budget import LONGEST_NAME_BYTES, check_name
 from tests.unit.frontends.oip import test_rest as oip
 from tests.unit.frontends.oip.doubles import ServiceDouble as InferenceDouble
 from tests.unit.frontends.oip.doubles import echo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.telemetry.tracing.sampling import ParentBased
+from headrace.telemetry.tracing.tracer import ParentBased
 
 IDS = (b"4bf92f3577b34da6a3ce929d0e0e4736", b"00f067aa0ba902b7")
 YES = [(b"traceparent", b"00-%b-%b-01" % IDS)]

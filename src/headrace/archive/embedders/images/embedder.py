@@ -11,11 +11,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from headrace.archive.embedders.digests import fingerprint
-from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
 from headrace.archive.embedders.embedder_settings import ImageSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.archive.embedders.failure_isolation import each_alone
 from headrace.archive.embedders.images.download import DownloadLimits
 from headrace.archive.embedders.images.fetch import Contents
 from headrace.archive.embedders.images.image_decoding import ImageLimits, decoded, import_pillow

@@ -22,13 +22,22 @@ from headrace.base.errors import ConfigError, LoadError
 from headrace.base.files import read_file
 from headrace.base.format_numbers import check_number
 from headrace.base.tensors import Array
-from headrace.ctr.files.arrays import MissingFile, Replaced, WrongChecksum, load_array, read_shape
+from headrace.ctr.files.arrays import (
+    MissingFile,
+    Replaced,
+    WrongChecksum,
+    load_array,
+    read_shape,
+    write_array,
+)
 from headrace.ctr.files.description import (
     FORMAT,
     MODEL_FILE,
     Base,
     FileDescription,
     StoredArray,
+    arrays_of,
+    describe,
     file_name,
     mismatch,
     weights_of,
@@ -37,6 +46,36 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
+
+
+def write_model(directory: Path, settings: ModelSettings, features: Features, weights: Weights) -> None:
+    """Write a whole version into an empty directory; ``training.releasing.publishing`` makes it visible.
+
+    Args:
+        directory: The directory.
+        settings: The model's settings.
+        features: Layout of the model's rows.
+        weights: The model's weights; tables may be quantized.
+
+    Raises:
+        ConfigError: The weights do not fit the settings and features.
+        OSError: A file cannot be written.
+    """
+    description = describe(settings, features, weights)
+    for name, array in arrays_of(weights).items():
+        write_array(directory / file_name(name), array)
+    write_description(directory, description)
+
+
+def write_description(directory: Path, description: FileDescription) -> None:
+    """Write ``model.ctr``.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = msgspec.json.format(msgspec.json.encode(description), indent=2)
+    (directory / MODEL_FILE).write_bytes(text + b"\n")
+
 
 UNLISTED = "is read, and the manifest does not list it; publish the version again"
 """Error text for a file that is read but not listed in the manifest."""
