@@ -279,6 +279,7 @@ def test_a_file_that_does_not_exist_is_an_error(suite: Path) -> None:
 
 
 def test_one_gate_runs_at_a_time(suite: Path) -> None:
+    write(suite, unit_test_a=RIGHT)
     (suite / ".data/gate").mkdir(parents=True)
     with (suite / ".data/gate/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
