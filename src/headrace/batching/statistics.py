@@ -1,4 +1,4 @@
-"""Statistics of one loaded version: plain numbers, updated once per batch where possible."""
+"""Statistics of loaded versions, their sums over processes, and the totals of each model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import msgspec
 from headrace.batching.latencies import Latencies
 from headrace.batching.plan import Release
 from headrace.batching.request import Request, Timings
+
+# Statistics of one version as a message that can be summed over several processes.
 
 
 class VersionCounts(msgspec.Struct, frozen=True):
@@ -88,6 +90,9 @@ def added_up(counts: Iterable[VersionCounts]) -> list[VersionCounts]:
         known = found.get((one.model, one.version))
         found[one.model, one.version] = one if known is None else known.plus(one)
     return [found[key] for key in sorted(found)]
+
+
+# Totals of each model over all its versions, including unloaded ones.
 
 
 class Counted(Protocol):

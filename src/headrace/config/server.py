@@ -16,6 +16,8 @@ from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
 from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.toml_reader import Table, convert, parse, read_table
 
+# The settings of encrypted connections: `[tls]` of `headrace serve --config FILE`.
+
 
 class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The server's certificate, and its requirements for client certificates; the same for REST and gRPC.
@@ -53,6 +55,9 @@ class Tls(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         """Return a copy with relative files resolved against ``base``."""
         files = {name: getattr(self, name) for name in self.__struct_fields__}
         return Tls(**{name: None if file is None else base / file for name, file in files.items()})
+
+
+# Access from web pages: `[cors]` of `headrace serve --config FILE`.
 
 
 ANY_ORIGIN = "*"

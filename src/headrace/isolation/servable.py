@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from headrace.ctr.interfaces import Contribution
 
 
+# Assign calls to the processes of a version, each of which computes one call at a time.
+
+
 class Member(Protocol):
     """A member of the pool, which takes calls."""
 
@@ -93,7 +96,7 @@ class ProcessPool(Generic[MemberT]):
             self._changed.notify_all()
 
 
-__all__ = ["Which", "load"]
+# Load a version into a process of its own, with the preparations needed in the server.
 
 
 def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: ModelConfig) -> IsolatedServable:

@@ -25,6 +25,8 @@ from headrace.lifecycle.policy import choose
 from headrace.versions.control_changes import PinnedTo
 from headrace.versions.layout import CONTROL_FILE
 
+# The wanted state of a model, which a Source always states in full; what it omits is not wanted.
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:

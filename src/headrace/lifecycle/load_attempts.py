@@ -34,6 +34,9 @@ class Loader(Protocol[LoadedT]):
         """Free its resources, in a loader thread, once no request holds it."""
 
 
+# Priority queue of the versions to load, with at most one version per model.
+
+
 class _Urgency(NamedTuple):
     """Sort key of loads: first models without a ready version, then fewest attempts, then by name."""
 

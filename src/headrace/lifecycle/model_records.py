@@ -20,6 +20,8 @@ from headrace.lifecycle.policy import (
 )
 from headrace.lifecycle.version_states import Event, State, VersionStatus, after
 
+# Efficient check, at each change of a model, whether all models have settled.
+
 
 class Unsettled:
     """The models that had not settled at the last check.

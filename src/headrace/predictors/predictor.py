@@ -10,6 +10,13 @@ from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.base.tensors import Tensors
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 
+# Requests passed on to a model that has a default, and code shared by all defaults.
+#
+# The model has the request's deadline, or an earlier one. If it passes, a queued request is dropped, and one
+# being computed is finished and its result discarded. Only refusals and missed deadlines lead to a default
+# answer. Errors of the request or of the model are reported, because they are mistakes to be fixed.
+
+
 Refuse = Callable[[HeadraceError], object]
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from headrace.base.errors import ConfigError
 from headrace.base.terminal import table
 
+# A profile's events in the Chrome trace-event format, which Perfetto and chrome://tracing show.
+
 
 def trace(profiles: Sequence[Profile]) -> dict[str, object]:
     """Return the events of several profiles as one trace, with each profile as a process.

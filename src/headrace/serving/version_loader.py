@@ -152,7 +152,8 @@ class VersionLoader:
         path: Path,
     ) -> Servable:
         # Imported late: only isolated models need it.
-        from headrace.isolation.servable import Which, load  # noqa: PLC0415
+        from headrace.isolation.replica import Which  # noqa: PLC0415
+        from headrace.isolation.servable import load  # noqa: PLC0415
 
         model, version, recorded_in = of
         # A signed version is reloaded from its private copy, which nobody else can write.

@@ -20,6 +20,9 @@ from headrace.base.tensors import Array
 from headrace.similarity.cells import Cells, make_cells
 from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, scores, unwatched
 
+# Finds rows with equal vectors in linear time: by a hash of their numbers, then by comparison.
+
+
 _SEED = 0x5EED
 
 
@@ -59,6 +62,9 @@ def _hashed(vectors: Array) -> npt.NDArray[np.uint64]:
     made = words.astype(np.uint64) @ factors
     made ^= made >> np.uint64(32)
     return np.asarray(made)
+
+
+# Groups of numbers that are joined by pairs, directly or through others.
 
 
 class Grouping:

@@ -1,4 +1,4 @@
-"""Nearest neighbours of vectors."""
+"""Nearest neighbours of vectors: exact, by comparison with all rows, or by an index."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ from headrace.similarity.stored_rows import (
     similarities,
     unwatched,
 )
+
+# Exact nearest rows by comparison with all rows, block by block; needs no additional package.
+#
+# A query costs a dot product with each row, about 20 ns per row of 256 numbers when many queries are batched.
+# Building an index costs about as much as 15,000 such queries, for any number of rows, and pays only beyond
+# that (docs/decisions/0019).
+
 
 MOST_NEIGHBOURS = 10_000
 """Maximum number of neighbours."""
@@ -116,6 +123,12 @@ def _better(
         numbers = np.concatenate([best[1], numbers], axis=1)
     order = np.argsort(-made, axis=1, kind="stable")[:, :count]
     return np.take_along_axis(made, order, axis=1), np.take_along_axis(numbers, order, axis=1)
+
+
+# An index of rows, for numbers of queries where comparing each with all rows takes longer: faiss's HNSW.
+#
+# For the choice of faiss see docs/decisions/0019. The index only selects candidates; their similarities are
+# recomputed from the vectors themselves.
 
 
 _LINKS = 16

@@ -32,6 +32,9 @@ from headrace.workers.metrics_merge import Version
 from headrace.workers.state_merge import Standing
 from headrace.workers.worker_slot import Place
 
+# Sum the counts of versions over all workers: one worker asks, and the supervisor asks the others.
+
+
 _PATIENCE_SECONDS = 2.0
 
 Ask = Callable[[Count, int], Collection[int]]
@@ -96,6 +99,9 @@ class Counting:
         question.awaited.discard(worker)
         if not question.awaited:
             question.complete.set()
+
+
+# The merged model states of all workers, updated incrementally by the supervisor.
 
 
 class Together:

@@ -46,6 +46,9 @@ from headrace.workers.worker_service import WorkerService
 
 _log = logging.getLogger(__name__)
 
+# End a worker whose supervisor is gone and whose serving thread hangs: nobody else would end it.
+
+
 GRACE_SECONDS = 15.0
 """Time in seconds for a worker to end after its drain: to accept what waits, unload, and end its threads."""
 

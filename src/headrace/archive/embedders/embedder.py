@@ -14,6 +14,8 @@ from headrace.base.files import open_file
 from headrace.base.tensors import Array
 from headrace.net.failures import Failure
 
+# Fingerprints: one digest of all files and settings that determine vectors.
+
 
 def fingerprint(kind: str, settings: Mapping[str, object], files: Iterable[Path]) -> str:
     """Return a digest of everything that determines vectors.
@@ -41,6 +43,9 @@ def _digest(file: Path) -> str:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+# Isolate failures of an encoder: a content that it fails on does not fail its batch.
 
 
 def each_alone(

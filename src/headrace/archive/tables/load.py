@@ -32,6 +32,9 @@ from headrace.stream.column_conversion import is_listed
 from headrace.stream.schema_inference import index_columns
 from headrace.stream.text_cells import are_floats, without_words
 
+# Compares the columns of a file with those of a table.
+
+
 _WIDER = {"int32": ("int64", "float64"), "int64": ("float64",), "float32": ("float64",)}
 _SHOWN = 5
 

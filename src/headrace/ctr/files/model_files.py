@@ -1,4 +1,4 @@
-"""Reader of versions of click models, which checks descriptions and the manifest's checksums.
+"""Files of click models: the writer, and the reader, which checks descriptions and checksums.
 
 Large arrays are mapped from sealed copies (``headrace.sealed_memory``); versions share copies of equal
 content. A version may be a patch: some of its arrays are those of a whole version in the directory beside it,
@@ -46,6 +46,8 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
+
+# Writer of whole versions of click models.
 
 
 def write_model(directory: Path, settings: ModelSettings, features: Features, weights: Weights) -> None:

@@ -23,6 +23,10 @@ from headrace.ctr.models.logit import logit, prefetch_coming
 from headrace.jit.intrinsics import assume, one_by_one, read
 from headrace.jit.kernel_cache import cached
 
+# Updates of the weights that one row touched: linear weights, embeddings, and fwfm's weights of pairs.
+#
+# These are parts of the online learning kernel; `update_rules` has the update of a single weight.
+
 
 @numba.njit(**PART)
 def update_linear(shape, rule, values, work, row, error):  # type: ignore[no-untyped-def]

@@ -24,6 +24,12 @@ from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
 from headrace.jit.kernel_cache import cached
 from headrace.stream.features import Features
 
+# Initial weights, which depend only on the seed, the row and the column.
+#
+# So a row starts with the same weights in a table of any size, and can be reinitialised when its value
+# expires.
+
+
 _MASK = np.uint64(0xFFFF)
 
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+# Queue depths measured in the background, for callers that must not wait for the queue.
+
+
 _GOOD_SECONDS = 1.0
 _GONE_SECONDS = 60.0
 

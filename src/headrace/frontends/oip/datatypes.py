@@ -17,6 +17,9 @@ from headrace.model.servable import Signature, TensorSpec
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget
 
+# Typed contents of the Open Inference Protocol: the field for each datatype, and writing large ones.
+
+
 _Output = protos.message("inference.ModelInferResponse.InferOutputTensor")
 _Contents = protos.message("inference.InferTensorContents")
 

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from headrace.config import SignatureConfig
     from headrace.frontends.wire.request_budget import RequestBudget
 
+# Serialized `tf.Example` rows from JSON, for models that parse them themselves.
+#
+# Merging follows protobuf's own rule, as in TensorFlow Serving: when serialized messages are concatenated,
+# the later ones are added, and their map entries win. So the context is serialized once and put before each
+# example.
+
+
 _Example = protos.message("tensorflow.Example")
 _INT64 = range(-(1 << 63), 1 << 63)
 

@@ -27,6 +27,9 @@ from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.packed_columns import HEAD, PLACE, PackedColumns, PackedInput
 from headrace.model.servable import CheckedInputs, RowLayout, Signature, TensorSpec
 
+# Packing of rows with texts, as JSON's decoder returns them, without an object array for each input.
+
+
 _FORMS_KEPT = 512
 
 Get = Callable[[Any], Any]

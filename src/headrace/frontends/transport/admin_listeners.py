@@ -19,6 +19,9 @@ from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
 from headrace.frontends.transport.listening_sockets import listen
 
+# A listening Unix socket that only the server's own user may open.
+
+
 _BACKLOG = 64
 _MODE = 0o600
 _ASK_SECONDS = 1.0

@@ -11,6 +11,13 @@ from typing import NamedTuple
 
 from headrace.frontends.transport.listening_sockets import join, listen_no_more, until_settled
 
+# A program that the kernel runs to choose the socket at a port that gets a new connection.
+#
+# By default the kernel hashes both addresses: with 64 connections and two sockets, one often gets two thirds.
+# It also picks sockets on which nobody accepts. Linux picks a client's successive source ports a few
+# apart, so blocks of ports, assigned in turn, give a nearly even distribution.
+
+
 _SO_ATTACH_REUSEPORT_CBPF = 51
 _BLOCK_BITS = 5
 """Blocks of 32 ports: among 16 to 64, the most even for two workers, and nearly so for four."""

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 if TYPE_CHECKING:
     from headrace.frontends.wire.time_slicer import TimeSlicer
 
+# Join the parts of a body or a response in small steps.
+
+
 _JOINED_BYTES = 256 * 1024
 
 

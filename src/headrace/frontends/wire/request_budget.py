@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, GrpcCall, HttpCall
 
+# Limit the length of names in requests: of signatures, inputs, features, datatypes, and request ids.
+
+
 LONGEST_NAME_BYTES = 16 * 1024
 """Longest name accepted, short enough to be looked up, printed or echoed in one step."""
 

@@ -15,6 +15,9 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.wire.cooperative_steps import Steps
 
+# Decode base64 as common tools write it: with line ends, without padding, or in the URL-safe alphabet.
+
+
 _TO_STANDARD = str.maketrans({"\r": None, "\n": None, "\t": None, " ": None, "-": "+", "_": "/"})
 _MOST_PADDING = 2
 

@@ -20,6 +20,9 @@ from headrace.telemetry.tracing.spans import Describer, SpanData, batch_span, pa
 _log = logging.getLogger(__name__)
 
 
+# Decide which calls are recorded, when they arrive, before anything is allocated for them.
+
+
 class ParentBased:
     """Records what the caller records, and a share of the traces that begin here, up to a rate limit.
 

@@ -23,6 +23,8 @@ from headrace.training.searching.configurations import configurations, read_sear
 from headrace.training.searching.search import Result, Search
 from headrace.training.topic_origin import open_origin
 
+# Output of a search: a table, and the settings of the best configuration.
+
 
 def table(results: Sequence[Result], rows: int) -> str:
     """Return the results as a table, best first."""
