@@ -18,7 +18,7 @@ import pytest
 from headrace import Engine
 from headrace.access.key_file import read_keys
 from headrace.access.keys import digest_of
-from headrace.archive.lookup.dead_letters import DeadLetters
+from headrace.archive.lookup.dead_letter_records import DeadLetters
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, NewerFormat

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, Overloaded
 from headrace.base.tensors import Array, Tensors
-from headrace.batching import blocking_request, calling_threads, turn_batcher
+from headrace.batching import blocking_request, calling_threads, thread_batcher
 from headrace.batching.batcher import Batcher
 from headrace.batching.calling_threads import Callers, WaitingRequest
 from headrace.batching.request import Request
@@ -36,7 +36,7 @@ from tests.calling import (
 from tests.models import Doubling
 
 BATCHING = str(Path(calling_threads.__file__).parent)
-OWN = {calling_threads.__file__, turn_batcher.__file__, blocking_request.__file__}
+OWN = {calling_threads.__file__, thread_batcher.__file__, blocking_request.__file__}
 MOST_POINTS = 2000
 NOT_POINTS = ("except ", "pass", "with ", "try:", "for _ in _ATTEMPTS")
 

@@ -40,7 +40,7 @@ from headrace.batching.compute import EXPIRED
 from headrace.batching.cost import BatchCost
 from headrace.batching.request import Answer, Origin, Request
 from headrace.batching.statistics import VersionStatistics
-from headrace.batching.turn_batcher import Turns, TurnsBatcher, callers_of
+from headrace.batching.thread_batcher import Turns, TurnsBatcher, callers_of
 from headrace.config import BatchingPolicy
 from headrace.model.servable import Servable
 

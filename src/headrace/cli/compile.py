@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.files import saying
-from headrace.cli import models, numbers, verbs
+from headrace.cli import models, number_types, verbs
 from headrace.versions.layout import version_directories
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--factors",
-        type=numbers.whole("factors"),
+        type=number_types.whole("factors"),
         action="append",
         metavar="N",
         help="the models' factors (default 8); may be repeated",

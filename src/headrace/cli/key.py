@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import Conflict, InvalidRequest, NotFound, instead
 from headrace.base.files import saying, whole_file
 from headrace.base.terminal import table
-from headrace.cli import auditing, groups, numbers, verbs
+from headrace.cli import auditing, command_groups, number_types, verbs
 from headrace.config import checks
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    below = groups.add_words(parser, "verbs", "VERB")
+    below = command_groups.add_words(parser, "verbs", "VERB")
     _add_new(below)
     _add(
         below,
@@ -121,7 +121,7 @@ def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--days",
         metavar="N",
-        type=numbers.whole("days"),
+        type=number_types.whole("days"),
         default=0,
         help="for how many days it is valid; 0 = until it is revoked (default 0)",
     )
@@ -134,21 +134,21 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{what}-per-second",
             metavar="R",
-            type=numbers.above_zero(f"{what}-per-second", most=checks.LARGEST_RATE),
+            type=number_types.above_zero(f"{what}-per-second", most=checks.LARGEST_RATE),
             help=f"maximum {counted} per second for the caller, over all workers together (default: no "
             "limit)",
         )
     parser.add_argument(
         "--burst-seconds",
         metavar="S",
-        type=numbers.seconds("burst-seconds", most=checks.DAY),
+        type=number_types.seconds("burst-seconds", most=checks.DAY),
         default=1.0,
         help="how many seconds' worth of both may arrive at once (default 1)",
     )
     parser.add_argument(
         "--concurrent-requests",
         metavar="N",
-        type=numbers.whole("concurrent-requests"),
+        type=number_types.whole("concurrent-requests"),
         default=0,
         help="maximum number of its concurrent calls; 0 = any number (default 0)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from headrace.base.terminal import table
-from headrace.cli.scraping import Failure, Interval
+from headrace.cli.metrics_scrape import Failure, Interval
 
 _MOSTLY = 0.5
 _COLUMNS = (

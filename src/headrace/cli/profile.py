@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import is_visible, saying
-from headrace.cli import models, numbers, verbs
+from headrace.cli import models, number_types, verbs
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
 from headrace.profiling.report import Profile, as_json, as_table, write_trace
@@ -46,21 +46,21 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument(
         "--rows",
-        type=numbers.whole("rows", least=1, most=_MOST_ROWS),
+        type=number_types.whole("rows", least=1, most=_MOST_ROWS),
         default=32,
         metavar="N",
         help="rows a call (default %(default)s)",
     )
     parser.add_argument(
         "--calls",
-        type=numbers.whole("calls", least=1, most=_MOST_CALLS),
+        type=number_types.whole("calls", least=1, most=_MOST_CALLS),
         default=100,
         metavar="N",
         help="calls to measure (default %(default)s)",
     )
     parser.add_argument(
         "--threads",
-        type=numbers.whole("threads", least=1, most=MOST_THREADS),
+        type=number_types.whole("threads", least=1, most=MOST_THREADS),
         default=1,
         metavar="N",
         help="threads a call (default %(default)s)",
@@ -72,7 +72,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument("--schema", metavar="FILE", type=Path, help="with --keras: the stream's schema")
     parser.add_argument(
         "--batch-rows",
-        type=numbers.whole("batch-rows", least=1, most=_MOST_ROWS),
+        type=number_types.whole("batch-rows", least=1, most=_MOST_ROWS),
         default=1024,
         metavar="N",
         help="with --training: rows a batch (default %(default)s)",

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.base.errors import ConfigError, LoadError, NotLoadable
 from headrace.base.files import saying
 from headrace.base.terminal import Line, counted, size
-from headrace.cli import auditing, models, numbers, verbs
+from headrace.cli import auditing, models, number_types, verbs
 from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, holds_versions, version_number
 from headrace.versions.manifest import Manifest, Signer, check_manifest, publish, read_manifest
@@ -57,7 +57,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--version",
         metavar="N",
-        type=numbers.whole("version", least=0, most=LARGEST_VERSION),
+        type=number_types.whole("version", least=0, most=LARGEST_VERSION),
         help="the version's number (default the next one)",
     )
     parser.add_argument(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base import cpus, logs, memory
 from headrace.base.errors import ConfigError
 from headrace.base.terminal import counted, table
-from headrace.cli import models, numbers, verbs
+from headrace.cli import models, number_types, verbs
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
 from headrace.config.telemetry import STDOUT
@@ -38,12 +38,12 @@ _EXAMPLES = """examples:
 """
 _Kind = str | tuple[str, ...]
 _TYPES: dict[str, Callable[[str], Callable[[str], float | str | Path | tuple[str, ...]]]] = {
-    "N": numbers.whole,
-    "S": functools.partial(numbers.seconds, most=DAY),
-    "P": numbers.fraction,
+    "N": number_types.whole,
+    "S": functools.partial(number_types.seconds, most=DAY),
+    "P": number_types.fraction,
     "FILE": lambda _: Path,
     "NAMES": lambda _: verbs.names,
-    "N|auto": numbers.whole_or_auto,
+    "N|auto": number_types.whole_or_auto,
 }
 SETTINGS: dict[str, tuple[_Kind, str]] = {
     "host": ("HOST", "the address to listen on"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from headrace.cli import verbs
 from headrace.cli.live_view import Watched, as_json, as_text, watched
-from headrace.cli.scraping import Interval, Scrape, Source, add_source, source
+from headrace.cli.metrics_scrape import Interval, Scrape, Source, add_source, source
 
 _EXAMPLES = """examples:
   headrace status http://127.0.0.1:8501

@@ -13,7 +13,7 @@ from headrace.base.errors import Unavailable
 from headrace.base.terminal import fitted
 from headrace.cli import status, verbs
 from headrace.cli.live_view import as_json, as_text, watched
-from headrace.cli.scraping import Interval, Scrape, Source, add_source, source
+from headrace.cli.metrics_scrape import Interval, Scrape, Source, add_source, source
 
 _EXAMPLES = """examples:
   headrace top http://127.0.0.1:8501

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace.base.errors import ConfigError
-from headrace.cli import numbers, verbs
+from headrace.cli import number_types, verbs
 from headrace.stream.schema import parse_schema
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     add_kafka_config(parser)
     add(
         "--batch-rows",
-        type=numbers.whole("batch-rows", least=1, most=_MOST_ROWS),
+        type=number_types.whole("batch-rows", least=1, most=_MOST_ROWS),
         metavar="N",
         default=1000,
         help="maximum rows of a message (default 1000)",
     )
     add(
         "--partitions",
-        type=numbers.whole("partitions", least=1, most=_MOST_PARTITIONS),
+        type=number_types.whole("partitions", least=1, most=_MOST_PARTITIONS),
         metavar="N",
         help="create the topic with N partitions, if it does not exist",
     )

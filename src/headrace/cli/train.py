@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
-from headrace.cli import auditing, models, numbers, verbs
-from headrace.cli.scraped import add_metrics
+from headrace.cli import auditing, models, number_types, verbs
+from headrace.cli.metrics_port_option import add_metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.config import checks
 from headrace.ctr.model_settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
@@ -70,7 +70,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model", choices=_MODELS, help="its kind (default deepfm)")
     group.add_argument(
         "--factors",
-        type=numbers.whole("factors"),
+        type=number_types.whole("factors"),
         metavar="N",
         help="the length of an embedding (default 8)",
     )
@@ -82,7 +82,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--components",
-        type=numbers.whole("components", least=1, most=64),
+        type=number_types.whole("components", least=1, most=64),
         metavar="N",
         help="how many Beta distributions an mdn mixes (default 3)",
     )
@@ -93,7 +93,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--learning-rate",
-        type=numbers.above_zero("learning-rate", most=_HIGHEST_RATE),
+        type=number_types.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
         help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.1 and 0.1 in a "
         "deepfm, 0.1 and 0.07 in a deepffm; 0.001 with adam and lazy_adam, else 0.05)",
@@ -103,16 +103,19 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--batch-rows",
-        type=numbers.whole("batch-rows"),
+        type=number_types.whole("batch-rows"),
         metavar="N",
         help="how many rows are learnt from at a time (default 1024)",
     )
     group.add_argument(
-        "--threads", type=numbers.whole("threads"), metavar="N", help="how many threads learn (default 1)"
+        "--threads",
+        type=number_types.whole("threads"),
+        metavar="N",
+        help="how many threads learn (default 1)",
     )
     group.add_argument(
         "--seed",
-        type=numbers.whole("seed"),
+        type=number_types.whole("seed"),
         metavar="N",
         help="the random seed of new weights (default 0)",
     )
@@ -136,27 +139,27 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--rows",
-        type=numbers.whole("rows", least=1, most=numbers.MOST_OF_A_STREAM),
+        type=number_types.whole("rows", least=1, most=number_types.MOST_OF_A_STREAM),
         metavar="N",
         help="stop after N rows of the stream",
     )
     group.add_argument(
         "--label-delay-seconds",
-        type=numbers.seconds("label-delay-seconds", most=checks.YEAR),
+        type=number_types.seconds("label-delay-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
         help="learn a row only when its label would be known, by the stream's timestamps",
     )
     group.add_argument(
         "--pending-mib",
-        type=numbers.whole("pending-mib", least=1, most=_MOST_MEBIBYTES),
+        type=number_types.whole("pending-mib", least=1, most=_MOST_MEBIBYTES),
         metavar="N",
         default=2048,
         help="maximum memory of rows that wait for their labels (default 2048)",
     )
     group.add_argument(
         "--linger-seconds",
-        type=numbers.seconds("linger-seconds", most=checks.DAY),
+        type=number_types.seconds("linger-seconds", most=checks.DAY),
         metavar="S",
         help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint "
         "without limit, so that runs are identical to the bit)",
@@ -168,21 +171,21 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--publish", metavar=models.MODEL, type=Path, help="the model's directory, as served")
     group.add_argument(
         "--every-rows",
-        type=numbers.whole("every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
+        type=number_types.whole("every-rows", least=0, most=number_types.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
         help="publish every N rows, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--every-seconds",
-        type=numbers.seconds("every-seconds", most=checks.YEAR),
+        type=number_types.seconds("every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
         help="publish every S seconds, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--keep",
-        type=numbers.whole("keep", least=0, most=_MOST_VERSIONS),
+        type=number_types.whole("keep", least=0, most=_MOST_VERSIONS),
         metavar="N",
         default=5,
         help="how many versions stay; 0 = all (default 5)",
@@ -216,14 +219,14 @@ def _add_checkpoints(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--checkpoint", metavar="DIR", type=Path, help="where to save the state")
     group.add_argument(
         "--checkpoint-every-rows",
-        type=numbers.whole("checkpoint-every-rows", least=0, most=numbers.MOST_OF_A_STREAM),
+        type=number_types.whole("checkpoint-every-rows", least=0, most=number_types.MOST_OF_A_STREAM),
         metavar="N",
         default=0,
         help="save every N rows, and at the end; 0 = only at the end (default)",
     )
     group.add_argument(
         "--checkpoint-every-seconds",
-        type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
+        type=number_types.seconds("checkpoint-every-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
         help="save every S seconds, and at the end; 0 = only at the end (default)",
@@ -240,7 +243,7 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reports")
     group.add_argument(
         "--window-rows",
-        type=numbers.whole("window-rows", least=1, most=checks.MOST_ROWS),
+        type=number_types.whole("window-rows", least=1, most=checks.MOST_ROWS),
         metavar="N",
         default=100_000,
         help="rows scored together (default 100000)",
@@ -259,18 +262,18 @@ def _add_reports(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Train a model, or search for a configuration."""
     try:
-        from headrace.training import session  # noqa: PLC0415 - other verbs start without compilers
+        from headrace.training import run_session  # noqa: PLC0415 - other verbs start without compilers
     except ImportError as error:
         raise ConfigError(f"train: {error}; pip install 'headrace[train]'") from error
     asked = _asked(options)
     if options.search is not None:
-        from headrace.training.searching.session import search  # noqa: PLC0415 - as above
+        from headrace.training.searching.search_run import search  # noqa: PLC0415 - as above
 
         return search(asked, options.search, sys.stdout, sys.stderr)
     if asked.publish is None:
-        return session.train(asked, sys.stdout, sys.stderr)
+        return run_session.train(asked, sys.stdout, sys.stderr)
     with auditing.told(options, "train", asked.publish.absolute()) as ending:
-        code = session.train(asked, sys.stdout, sys.stderr)
+        code = run_session.train(asked, sys.stdout, sys.stderr)
         if code:
             ending.result = f"failed: exit code {code}"
     return code
@@ -371,7 +374,7 @@ def message(text: str) -> tuple[int, int]:
     """
     partition, _, offset = text.partition(":")
     if not (partition.isdecimal() and offset.isdecimal()):
-        raise checks.wrong("skip-message", "PARTITION:OFFSET, such as 3:1712", numbers.cut(text))
+        raise checks.wrong("skip-message", "PARTITION:OFFSET, such as 3:1712", number_types.cut(text))
     return int(partition), int(offset)
 
 
@@ -379,7 +382,7 @@ def _widths(text: str) -> list[int]:
     try:
         return [int(width) for width in text.replace("-", ",").split(",")]
     except ValueError:
-        raise checks.wrong("hidden", "widths such as 128,64", numbers.cut(text)) from None
+        raise checks.wrong("hidden", "widths such as 128,64", number_types.cut(text)) from None
 
 
 def _pairs(texts: list[str]) -> list[Mapping[str, object]]:

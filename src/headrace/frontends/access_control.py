@@ -12,8 +12,8 @@ from headrace.access.key_file import Keys
 from headrace.access.key_file_watch import LOOK_SECONDS, Watched, WatchedKeys
 from headrace.access.shared_meters import Meters
 from headrace.access.verbs import bits
-from headrace.frontends.metrics.declaration import Metric
 from headrace.frontends.metrics.engine_metrics import family
+from headrace.frontends.metrics.metric_type import Metric
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -50,7 +50,7 @@ from headrace.isolation.messages import (
     write_bytes,
 )
 from headrace.isolation.model_description import Setup, describe, options_of
-from headrace.isolation.restart_policy import ANOTHER_RELEASE_CODE
+from headrace.isolation.replica_restarts import ANOTHER_RELEASE_CODE
 from headrace.isolation.shared_area import Area
 from headrace.model.servable import Servable
 from headrace.runtimes import registry

@@ -51,7 +51,7 @@ from headrace.isolation.messages import (
     write_bytes,
 )
 from headrace.isolation.output_log import Output
-from headrace.isolation.restart_policy import Ending, ending_of
+from headrace.isolation.replica_restarts import Ending, ending_of
 from headrace.isolation.shared_area import Area
 
 _log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from headrace.isolation.messages import (
 )
 from headrace.isolation.model_description import ModelDescription, described
 from headrace.isolation.model_process import Ask, ModelProcess, Retired
-from headrace.isolation.restart_policy import Ending, Restarts
+from headrace.isolation.replica_restarts import Ending, Restarts
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 
 _log = logging.getLogger(__name__)

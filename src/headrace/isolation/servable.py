@@ -26,7 +26,7 @@ from headrace.isolation.messages import Kind, Note, read_bytes
 from headrace.isolation.model_description import Setup
 from headrace.isolation.model_process import Retired
 from headrace.isolation.replica import Recipe, Replica, Which, read_tensors, write_call
-from headrace.isolation.restart_policy import Restarts
+from headrace.isolation.replica_restarts import Restarts
 from headrace.lifecycle.warmup import warm_up
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, takes_packed
 from headrace.runtimes.options import RuntimeOptions

@@ -3,7 +3,7 @@
 The supervisor (``pool``) owns the listening sockets, scans the disk, and merges the workers' reports. A
 worker (``worker``) is a complete server that receives its sockets and the wanted state. Decisions are pure
 functions: which workers get connections (``connection_shares``), when a worker is restarted or killed
-(``restart_policy``), a worker's share of a limit (``budgets``), and how states and metrics are merged
+(``worker_restarts``), a worker's share of a limit (``budgets``), and how states and metrics are merged
 (``state_merge``, ``metrics_merge``). Supervisor and workers exchange messages (``messages``) over a Unix
 socket pair per worker (``channel``).
 """

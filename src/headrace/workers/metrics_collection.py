@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Collection
 
-from headrace.frontends.metrics.declaration import Metric
+from headrace.frontends.metrics.metric_type import Metric
 from headrace.workers import metrics_merge
 from headrace.workers.messages import ModelTold, Scrape, Scraped
 from headrace.workers.metrics_merge import READY, VERSION_STATE, Family, Version

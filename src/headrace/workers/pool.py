@@ -21,7 +21,7 @@ from headrace.frontends.transport.listening_sockets import until_none_waits
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.lifetime_audit import ServerLife
 from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells
-from headrace.workers import budgets, restart_policy
+from headrace.workers import budgets, worker_restarts
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Process, Processes, how_ended
 from headrace.workers.connection_shares import taking
@@ -96,7 +96,7 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[HeadraceError] = loop.create_future()
         self._time = loop.time  # asyncio's own loop: the monotonic clock, as in all workers
-        self._ends: list[restart_policy.End] = []
+        self._ends: list[worker_restarts.End] = []
         self._last_end = ""
         self._callers: tuple[int, ...] = ()
         if config.access.is_on:
@@ -219,15 +219,15 @@ class WorkerPool:
                 return
             now = self._time()
             ready = sum(map(self._commons.is_ready, self.places))
-            if restart_policy.gives_up(self._ends, now, ready=ready):
+            if worker_restarts.gives_up(self._ends, now, ready=ready):
                 self._fail(
                     HeadraceError(
-                        f"{restart_policy.MOST_FAILED_STARTS} workers have ended within a minute before they "
-                        f"were ready (a model may end its process); the last one {self._last_end}"
+                        f"{worker_restarts.MOST_FAILED_STARTS} workers have ended within a minute before "
+                        f"they were ready (a model may end its process); the last one {self._last_end}"
                     )
                 )
                 return
-            pause = restart_policy.pause_seconds(self._ends, place.number, now)
+            pause = worker_restarts.pause_seconds(self._ends, place.number, now)
             _log.warning("a worker is started again", extra={"worker": place.number, "after_seconds": pause})
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
@@ -280,8 +280,8 @@ class WorkerPool:
         self._last_end = how
         if not self._stopping.is_set():
             now, ready = self._time(), self._commons.is_ready(place)
-            lately = (one for one in self._ends if now - one.at < restart_policy.COUNTED_SECONDS)
-            self._ends = [*lately, restart_policy.End(place.number, now, ready)]
+            lately = (one for one in self._ends if now - one.at < worker_restarts.COUNTED_SECONDS)
+            self._ends = [*lately, worker_restarts.End(place.number, now, ready)]
             _log.error("a worker has ended: it %s", how, extra={"worker": place.number})
         place.leave()
         self._commons.ended(place)
@@ -323,7 +323,7 @@ class WorkerPool:
     def _hurry(self) -> None:
         """Tell loading workers to accept connections soon if no worker answers."""
         starting = [one.process is not None and not one.serving for one in self.places]
-        for number in restart_policy.alone(starting, [one.answers for one in self.places]):
+        for number in worker_restarts.alone(starting, [one.answers for one in self.places]):
             self.places[number].send(Alone())
 
     def _steer(self) -> None:
@@ -353,17 +353,17 @@ class WorkerPool:
                 if place.process is None:
                     continue
                 limit = timeout if place.serving else max(timeout, _START_SECONDS)
-                self._judge(place, restart_policy.silence(place.missed, self._beat_seconds, limit), limit)
+                self._judge(place, worker_restarts.silence(place.missed, self._beat_seconds, limit), limit)
                 place.missed += 1
                 place.send(Beat(report))
 
-    def _judge(self, place: Place, silence: restart_policy.Silence, limit: float) -> None:
-        if silence is restart_policy.Silence.OVER:
+    def _judge(self, place: Place, silence: worker_restarts.Silence, limit: float) -> None:
+        if silence is worker_restarts.Silence.OVER:
             _log.error(
                 "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
             place.kill()
-        elif silence is restart_policy.Silence.SUSPECT and not place.suspect:
+        elif silence is worker_restarts.Silence.SUSPECT and not place.suspect:
             place.suspect = True
             _log.warning(
                 "a worker does not answer; it gets no new connections", extra={"worker": place.number}

@@ -21,6 +21,7 @@ from headrace.server.server import Server
 from headrace.serving.engine import Engine
 from headrace.workers import budgets
 from headrace.workers.channel import Channel
+from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import (
     RELEASE,
     Act,
@@ -39,9 +40,8 @@ from headrace.workers.messages import (
     View,
     Wants,
 )
-from headrace.workers.restart_policy import ALONE_SECONDS
 from headrace.workers.state_reports import Telling
-from headrace.workers.wanted_state import ToldSource
+from headrace.workers.worker_restarts import ALONE_SECONDS
 from headrace.workers.worker_service import WorkerService
 
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace import Engine, ModelSpec
-from headrace.archive.lookup.dead_letters import DeadLetter, DeadLetters
+from headrace.archive.lookup.dead_letter_records import DeadLetter, DeadLetters
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.ctr.files.model_files import read_description

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.lookup.dead_letters import PARTITION, DeadLetter
+from headrace.archive.lookup.dead_letter_records import PARTITION, DeadLetter
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.lookup.dead_letters import DeadLetter
+from headrace.archive.lookup.dead_letter_records import DeadLetter
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli.main import main
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from headrace.archive.filling.filler import Filler
-from headrace.archive.lookup.dead_letters import DeadLetter
+from headrace.archive.lookup.dead_letter_records import DeadLetter
 from headrace.archive.model.catalog import partition, with_version
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.cli import verbs

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.cli.live_view import as_json, as_text, cause, watched
-from headrace.cli.scraping import Interval, Scrape, Source, parsed
+from headrace.cli.metrics_scrape import Interval, Scrape, Source, parsed
 
 BEFORE = """
 headrace_ready 1

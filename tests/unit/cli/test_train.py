@@ -133,8 +133,8 @@ def test_a_terminal_is_no_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 def test_a_missing_compiler_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "headrace.training.session", None)
-    monkeypatch.delattr("headrace.training.session", raising=False)
+    monkeypatch.setitem(__import__("sys").modules, "headrace.training.run_session", None)
+    monkeypatch.delattr("headrace.training.run_session", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[train\]'"):
         train.run(parsed())
 

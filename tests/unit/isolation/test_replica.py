@@ -16,7 +16,7 @@ from headrace.isolation.call_slot import Limit
 from headrace.isolation.model_description import ModelDescription
 from headrace.isolation.model_process import ModelProcess
 from headrace.isolation.replica import Recipe, Replica, Which
-from headrace.isolation.restart_policy import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
+from headrace.isolation.replica_restarts import MOST_AT_ONCE, STEADY_SECONDS, Ending, Restarts
 from tests.virtual_clock import VirtualClock
 from tests.waiting import until
 

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
-from headrace.training.session import identity_of
+from headrace.training.run_session import identity_of
 from tests.click_blocks import SINGLE
 
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from headrace.config import ServerConfig
-from headrace.workers import restart_policy
+from headrace.workers import worker_restarts
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Processes
 from headrace.workers.messages import Beat, Begin, Finish, Message, Scrape, Scraped, Serving, States, View
@@ -277,9 +277,9 @@ class Stage:
         if self._stopping or any(one.returncode is None for one in self.workers[place]):
             self._broken.append(f"a worker is started at place {place} where none is wanted")
         if ended:
-            often = sum(ended[-1] - one < restart_policy.COUNTED_SECONDS for one in ended)
+            often = sum(ended[-1] - one < worker_restarts.COUNTED_SECONDS for one in ended)
             pause = min(
-                restart_policy.LONGEST_PAUSE_SECONDS, restart_policy.FIRST_PAUSE_SECONDS * 2 ** (often - 1)
+                worker_restarts.LONGEST_PAUSE_SECONDS, worker_restarts.FIRST_PAUSE_SECONDS * 2 ** (often - 1)
             )
             if now - ended[-1] < pause - _ROUNDING:
                 self._broken.append(f"a worker is started {now - ended[-1]} s after its end, not {pause}")
@@ -288,10 +288,10 @@ class Stage:
     def has_ended(self, place: int, *, was_ready: bool) -> None:
         self.ends.append(End(place, self.now, was_ready))
         failed = sum(
-            not one.was_ready and self.now - one.at < restart_policy.COUNTED_SECONDS for one in self.ends
+            not one.was_ready and self.now - one.at < worker_restarts.COUNTED_SECONDS for one in self.ends
         )
         alive = any(one.ready for one in self.running)
-        self.gives_up |= failed >= restart_policy.MOST_FAILED_STARTS and not alive and not self._stopping
+        self.gives_up |= failed >= worker_restarts.MOST_FAILED_STARTS and not alive and not self._stopping
 
     def is_killed(self, worker: FakeWorker) -> None:
         """Only for long silence, as long as the server is to go on."""

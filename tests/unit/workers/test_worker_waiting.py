@@ -12,10 +12,10 @@ import pytest
 from headrace.server.server import Server
 from headrace.serving.engine import Engine
 from headrace.workers.channel import Channel
+from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import Alone, Begin
-from headrace.workers.restart_policy import ALONE_SECONDS
-from headrace.workers.wanted_state import ToldSource
 from headrace.workers.worker import Worker
+from headrace.workers.worker_restarts import ALONE_SECONDS
 from tests.virtual_loop import run_virtually
 
 SAYS = "connections are accepted while models are still loading"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.dead_letters import now
+from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.space_reader import SpaceReader
 from headrace.archive.model.catalog import partition
 from headrace.archive.model.keys import all_stored, is_digest

@@ -7,7 +7,6 @@ one read, and storing the same vector twice changes nothing.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,11 +16,22 @@ import numpy as np
 import tenacity
 
 from headrace.archive.embedders.embedder import Embedded
+from headrace.archive.filling.dead_letter_rule import (
+    ATTEMPTS,
+    FIRST_WAIT_SECONDS,
+    LONGEST_WAIT_SECONDS,
+    EncoderFailed,
+    again,
+    aside,
+    is_last,
+    is_poison,
+    letter_of,
+)
 from headrace.archive.filling.embedder_pool import Away
 from headrace.archive.filling.in_flight import Task
 from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop, Stopped
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.dead_letters import DeadLetter, now
+from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of
 from headrace.archive.lookup.space_reader import SpaceReader
 from headrace.archive.lookup.tombstones import CLOCKS_APART_SECONDS
@@ -41,21 +51,10 @@ _log = logging.getLogger(__name__)
 
 _ResultT = TypeVar("_ResultT")
 
-ATTEMPTS = 5
-"""Number of attempts at a content that may become available before it becomes a dead letter."""
-
-_FIRST_WAIT_SECONDS = 0.2
-_LONGEST_WAIT_SECONDS = 30.0
 _JITTER_SECONDS = 0.2
-_LONGEST_REASON = 2000
 _PATIENCE_SECONDS = 1.0  # for an embedder's answer, if there are other embedders to call
 _PATIENCE_ALONE_SECONDS = 30.0
 _PUT_BACK_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class _EncoderFailed(Failure):
-    """The encoder failed, perhaps not because of the content: the key is retried when queued again."""
 
 
 Asked = Sequence[tuple[Wanted, Task]]
@@ -136,7 +135,7 @@ class BatchFiller:
             if is_gone and one.space in self._archive.config.spaces:
                 self._persist(partial(self._archive.forget_made, one.space, [one.key]))
         return [
-            _aside(task, away[one.space, one.key]) if (one.space, one.key) in away else _again(task)
+            aside(task, away[one.space, one.key]) if (one.space, one.key) in away else again(task)
             for one, task in wanted
             if (one.space, one.key) in away or (one.space, one.key) in later
         ]
@@ -217,7 +216,7 @@ class BatchFiller:
         if settings is None or 0 < size_of(wanted.key, settings.max_key_bytes) <= settings.max_key_bytes:
             return False
         reason = f"expected a key of 1 to {settings.max_key_bytes} bytes of UTF-8 (max_key_bytes)"
-        letter = _letter(wanted, reason, 0, is_final=True)
+        letter = letter_of(wanted, reason, 0, is_final=True)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
         return True
 
@@ -228,7 +227,7 @@ class BatchFiller:
             f"the filler that received it cannot make version {wanted.version}: {made}; restart the fillers "
             "with the current archive.toml, and replay"
         )
-        letter = _letter(wanted, reason, 0, is_final=False)
+        letter = letter_of(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
 
     def _is_refused(self, group: _Group, away: Away) -> bool:
@@ -236,7 +235,7 @@ class BatchFiller:
         if away.refused != 1 or len(group.missing) != 1:
             return False
         (key,) = group.missing
-        if _aside(group.keys[key], away).attempts < ATTEMPTS:
+        if aside(group.keys[key], away).attempts < ATTEMPTS:
             return False
         error = away.__cause__
         said = error.message if isinstance(error, HeadraceError) else repr(error)
@@ -259,9 +258,7 @@ class BatchFiller:
         self._store(group, [keys[place] for place in done], embedded.vectors[done])
         failed = {keys[place]: failure for place, failure in embedded.failures.items()}
         final = {
-            key: failure
-            for key, failure in failed.items()
-            if failure.is_final or group.keys[key].attempts + 1 >= ATTEMPTS
+            key: failure for key, failure in failed.items() if is_last(failure, group.keys[key].attempts)
         }
         self._bury(group, final)
         return failed.keys() - final.keys()
@@ -278,9 +275,7 @@ class BatchFiller:
         number, ttl_seconds = reader.version.number, reader.settings.ttl_seconds
         letters = self._persist(lambda: self._archive.dead_letters.of(reader.space, keys, number))
         group.dead = set(letters)
-        since = now() - ttl_seconds if ttl_seconds else 0.0
-        poison = {key for key, letter in letters.items() if letter.is_final and letter.died >= since}
-        return [key for key in keys if key not in poison]
+        return [key for key in keys if key not in letters or not is_poison(letters[key], ttl_seconds)]
 
     def _stored(self, reader: SpaceReader, keys: list[str]) -> list[bool]:
         """Return which keys already have a vector."""
@@ -330,7 +325,7 @@ class BatchFiller:
             if len(contents) > 1:  # one of them may be the cause
                 return self._one_by_one(group, form, contents)
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
-            failed = _EncoderFailed(f"the encoder failed: {reason}", is_final=True)
+            failed = EncoderFailed(f"the encoder failed: {reason}", is_final=True)
             embedded = Embedded(np.zeros((1, group.encoder.embedder.dimension)), {0: failed})
         return _checked(embedded, len(contents), form)
 
@@ -379,11 +374,11 @@ class BatchFiller:
             return
         reader = group.reader
         letters = [
-            _letter(
+            letter_of(
                 Wanted(reader.space, reader.version.number, key),
                 failure.reason,
                 group.keys[key].attempts + 1,
-                is_final=failure.is_final and not isinstance(failure, _EncoderFailed),
+                is_final=failure.is_final and not isinstance(failure, EncoderFailed),
             )
             for key, failure in failures.items()
         ]
@@ -399,7 +394,7 @@ class BatchFiller:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((Refused, FailedPrecondition)),
             wait=tenacity.wait_exponential_jitter(
-                multiplier=_FIRST_WAIT_SECONDS, max=_LONGEST_WAIT_SECONDS, jitter=_JITTER_SECONDS
+                multiplier=FIRST_WAIT_SECONDS, max=LONGEST_WAIT_SECONDS, jitter=_JITTER_SECONDS
             ),
             stop=tenacity.stop_when_event_set(self._stop.event),
             sleep=tenacity.sleep_using_event(self._stop.event),
@@ -419,41 +414,6 @@ class BatchFiller:
             _log.warning("filling waits: %s", error)
 
 
-def _again(task: Task) -> Task:
-    """Return a task whose content may become available, with the time of its next attempt."""
-    attempts = task.attempts + 1
-    seconds = min(_LONGEST_WAIT_SECONDS, 2 * _FIRST_WAIT_SECONDS * 2**attempts)
-    return Task(task.delivery, attempts, time.monotonic() + seconds)
-
-
-def _aside(task: Task, away: Away) -> Task:
-    """Return a task whose embedder is away; an attempt counts only if it refused this content alone."""
-    attempts, answers = task.attempts, task.answers
-    if away.refused == 1:
-        attempts += 0 <= answers < away.answers
-        answers = away.answers
-    return Task(
-        task.delivery,
-        attempts,
-        awaits=away.awaited,
-        call=away.call,
-        refused=away.refused,
-        answers=answers,
-    )
-
-
-def _letter(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:
-    return DeadLetter(
-        space=wanted.space,
-        version=wanted.version,
-        key=wanted.key,
-        reason=reason if len(reason) <= _LONGEST_REASON else f"{reason[:_LONGEST_REASON]} …",
-        attempts=attempts,
-        died=now(),
-        is_final=is_final,
-    )
-
-
 def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
     """Return an embedder's result, with invalid vectors as failures."""
     vectors, dimension = embedded.vectors, form.dimension
@@ -461,7 +421,7 @@ def _checked(embedded: Embedded, contents: int, form: Form) -> Embedded:
         got = f"expected vectors {[contents, dimension]} from the encoder, got {list(vectors.shape)}"
         return Embedded(
             np.zeros((contents, dimension), np.float32),
-            {place: _EncoderFailed(got, is_final=True) for place in range(contents)},
+            {place: EncoderFailed(got, is_final=True) for place in range(contents)},
         )
     failures = dict(embedded.failures)
     for place in np.flatnonzero(~form.fits(vectors)).tolist():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.lookup.background_reads import Reads
-from headrace.archive.lookup.dead_letters import DeadLetters
+from headrace.archive.lookup.dead_letter_records import DeadLetters
 from headrace.archive.lookup.input_totals import InputTotals
 from headrace.archive.lookup.miss_queue import Publisher, Wanted, message_key
 from headrace.archive.lookup.reports import Reporter

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.archive.filling.backfill import is_done
-from headrace.archive.lookup.dead_letters import DeadLetters
+from headrace.archive.lookup.dead_letter_records import DeadLetters
 from headrace.archive.lookup.reports import SLICE_SECONDS, SLICES, Report, added, refusal, reports
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.archive_toml import ArchiveConfig

@@ -13,7 +13,7 @@ from headrace.stream.schema import Schema
 try:
     import pyarrow as pa
 
-    from headrace.archive.tables.column_files import ColumnFile
+    from headrace.archive.tables.file_readers import ColumnFile
     from headrace.stream.arrow_ipc_parser import StreamParser
     from headrace.stream.read_ahead import Ahead
 except ImportError as error:  # as with every optional package

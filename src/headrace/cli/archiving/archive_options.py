@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
-from headrace.cli import numbers, verbs
+from headrace.cli import number_types, verbs
 
 if TYPE_CHECKING:
     from headrace.archive.filling.embedder_pool import PooledEmbedder
@@ -50,7 +50,7 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--version",
         metavar="N",
-        type=numbers.whole("version", least=0, most=2**31),
+        type=number_types.whole("version", least=0, most=2**31),
         default=0,
         help="the version of the space; 0 = its default (default 0)",
     )

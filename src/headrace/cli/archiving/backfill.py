@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import Line, counted
-from headrace.cli import auditing, numbers, verbs
+from headrace.cli import auditing, number_types, verbs
 from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.fill import add_threads
-from headrace.cli.archiving.stopping import Stopping
+from headrace.cli.archiving.stop_signals import Stopping
 
 if TYPE_CHECKING:
     from headrace.archive.filling.backfill import Backfill
@@ -57,7 +57,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--rate",
         metavar="R",
-        type=numbers.above_zero("rate", most=1e9),
+        type=number_types.above_zero("rate", most=1e9),
         help="maximum keys per second (default: no limit)",
     )
     parser.add_argument("--no-fill", action="store_true", help="leave the work to fillers that run elsewhere")
@@ -65,7 +65,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None:
-    whole = numbers.whole(name[2:], least=1, most=2**31)
+    whole = number_types.whole(name[2:], least=1, most=2**31)
     parser.add_argument(name, metavar="N", type=whole, help=help_)
 
 

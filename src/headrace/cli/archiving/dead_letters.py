@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.terminal import table
-from headrace.cli import auditing, groups, verbs
+from headrace.cli import auditing, command_groups, verbs
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
-    from headrace.archive.lookup.dead_letters import DeadLetter
+    from headrace.archive.lookup.dead_letter_records import DeadLetter
 
 _EXAMPLES = """examples:
   headrace archive dead-letters list posters
@@ -38,7 +38,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = groups.add_words(parser, "verbs", "VERB")
+    tools = command_groups.add_words(parser, "verbs", "VERB")
     _add(
         tools, "list", "show keys and reasons", "Show the keys that could not be embedded, and why.", run_list
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from headrace.base.errors import InvalidRequest
-from headrace.cli import auditing, numbers, verbs
+from headrace.cli import auditing, number_types, verbs
 from headrace.cli.archiving import archive_options, versions
 
 
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     """Show the versions, or change the default."""
     from headrace.archive.operations.default_version import move_default  # noqa: PLC0415 - not needed to list the verbs
 
-    number = options.number and numbers.whole("N", least=1, most=2**31)(options.number)
+    number = options.number and number_types.whole("N", least=1, most=2**31)(options.number)
     if options.fewer_keys and not number:
         raise InvalidRequest("expected a version to move to, as in: default SPACE N", field="N")
     with archive_options.open_archive_of(options) as archive:

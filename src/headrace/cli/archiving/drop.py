@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import auditing, models, numbers, verbs
+from headrace.cli import auditing, models, number_types, verbs
 from headrace.cli.archiving import archive_options
 
 
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     """Drop the version, unless it is needed."""
     from headrace.archive.operations.drop import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
 
-    number = numbers.whole("N", least=1, most=2**31)(options.number)
+    number = number_types.whole("N", least=1, most=2**31)(options.number)
     with archive_options.open_archive_of(options) as archive:
         looked_at = check_unneeded(options.space, number, options.models)
         with auditing.told(options, "drop", f"{options.space} version {number}"):

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
 from headrace.base.terminal import counted, table
-from headrace.cli import numbers, verbs
-from headrace.cli.archiving import archive_options, whole
+from headrace.cli import number_types, verbs
+from headrace.cli.archiving import archive_options, whole_space
 from headrace.cli.archiving.pictures import images
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--groups",
         metavar="N",
-        type=numbers.whole("groups", least=1, most=1_000_000),
+        type=number_types.whole("groups", least=1, most=1_000_000),
         default=1000,
         help="maximum number of groups to show, the largest first (default 1000)",
     )
@@ -65,7 +65,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     archive_options.add_archive(parser)
     archive_options.add_version(parser)
-    whole.add_most_bytes(parser)
+    whole_space.add_most_bytes(parser)
 
 
 def _add_search(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add(
         "--threshold",
         metavar="D",
-        type=numbers.above_zero("threshold", most=whole.LARGEST_SIMILARITY),
+        type=number_types.above_zero("threshold", most=whole_space.LARGEST_SIMILARITY),
         default=0.95,
         help="the least cosine, or with l2 the largest distance, of near-duplicates (default 0.95)",
     )
@@ -87,7 +87,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add(
         "--probes",
         metavar="N",
-        type=numbers.whole("probes", least=1, most=1000),
+        type=number_types.whole("probes", least=1, most=1000),
         default=4,
         help="how many cells each vector is compared with; more cells find more pairs, and take longer "
         "(default 4)",
@@ -95,7 +95,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
     add(
         "--most-comparisons",
         metavar="N",
-        type=numbers.whole("most-comparisons", least=1, most=2**62),
+        type=number_types.whole("most-comparisons", least=1, most=2**62),
         default=10**12,
         help="maximum number of pairs to compare; a larger run is refused at once (default 1000000000000)",
     )
@@ -113,9 +113,9 @@ def run(options: argparse.Namespace) -> int:
         most_groups=options.groups,
         most_comparisons=options.most_comparisons,
     )
-    with whole.told() as progress:
-        read = whole.read(options, progress)
-        rows = whole.rows_of(read, options.metric)
+    with whole_space.told() as progress:
+        read = whole_space.read(options, progress)
+        rows = whole_space.rows_of(read, options.metric)
         found = duplicates.duplicates(rows, options.threshold, effort, progress)
     if options.sheet is not None:
         _write_sheet(options, read, found)

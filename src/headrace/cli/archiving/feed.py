@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import ConfigError, HeadraceError, StreamError
 from headrace.base.terminal import Line, counted
-from headrace.cli import numbers, verbs
+from headrace.cli import number_types, verbs
 from headrace.cli.archiving import archive_options
-from headrace.cli.scraped import add_metrics, metrics
+from headrace.cli.metrics_port_option import add_metrics, metrics
 from headrace.cli.topics import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
@@ -87,7 +87,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add("--checkpoint", metavar="DIR", type=Path, help="where to save the state, with the position")
     add(
         "--checkpoint-every-seconds",
-        type=numbers.seconds("checkpoint-every-seconds", most=checks.YEAR),
+        type=number_types.seconds("checkpoint-every-seconds", most=checks.YEAR),
         metavar="S",
         default=_CHECKPOINT_SECONDS,
         help=f"save every S seconds, and at the end; 0 = only at the end (default {_CHECKPOINT_SECONDS:.0f})",
@@ -279,7 +279,7 @@ def _opened(
     asking: _Asking, origin: TopicOrigin | None, columns: list[str]
 ) -> Iterator[tuple[Batches, Located | None]]:
     """Open the input; yield its batches, and a function that adds positions to errors."""
-    from headrace.archive.tables.column_files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.tables.file_readers import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.windows.batch_reader import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 

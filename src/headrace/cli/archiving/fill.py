@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import Line, counted
-from headrace.cli import numbers, verbs
+from headrace.cli import number_types, verbs
 from headrace.cli.archiving import archive_options
-from headrace.cli.archiving.stopping import Stopping
-from headrace.cli.scraped import add_metrics, metrics
+from headrace.cli.archiving.stop_signals import Stopping
+from headrace.cli.metrics_port_option import add_metrics, metrics
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -59,14 +59,14 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         metavar="N",
-        type=numbers.whole("threads", least=1, most=256),
+        type=number_types.whole("threads", least=1, most=256),
         default=_THREADS,
         help=f"how many batches are embedded in parallel (default {_THREADS})",
     )
     parser.add_argument(
         "--batch",
         metavar="N",
-        type=numbers.whole("batch", least=1, most=10_000),
+        type=number_types.whole("batch", least=1, most=10_000),
         default=_BATCH,
         help=f"how many keys are embedded together (default {_BATCH})",
     )

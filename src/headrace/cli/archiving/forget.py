@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli.archiving import removing
+from headrace.cli.archiving import key_removal
 
 _SAID = {
     "name": "forget",
@@ -21,4 +21,6 @@ _SAID = {
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    removing.add(words, _SAID, "forgot", lambda archive, options: archive.forget(options.space, options.keys))
+    key_removal.add(
+        words, _SAID, "forgot", lambda archive, options: archive.forget(options.space, options.keys)
+    )

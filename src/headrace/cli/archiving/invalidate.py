@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import InvalidRequest
-from headrace.cli.archiving import removing
+from headrace.cli.archiving import key_removal
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -28,7 +28,7 @@ _SAID = {
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = removing.add(words, _SAID, "invalidated", _invalidate)
+    parser = key_removal.add(words, _SAID, "invalidated", _invalidate)
     parser.add_argument(
         "--remove",
         action="store_true",

@@ -13,7 +13,7 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, verbs
 from headrace.cli.archiving import archive_options
-from headrace.cli.archiving.stopping import Stopping
+from headrace.cli.archiving.stop_signals import Stopping
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -94,7 +94,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Load the file, and show the progress."""
     from headrace.archive.operations.default_version import Lacking  # noqa: PLC0415 - as above
-    from headrace.archive.tables.column_files import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.tables.file_readers import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.tables.load import Load, Stopped  # noqa: PLC0415 - as above
 
     if len(options.delimiter) > 1 or not options.delimiter.isascii():

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headrace.base.terminal import table
-from headrace.cli import numbers, verbs
+from headrace.cli import number_types, verbs
 from headrace.cli.archiving import archive_options
 from headrace.config.checks import MINUTE
 
@@ -41,7 +41,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--timeout-seconds",
         metavar="S",
-        type=numbers.seconds("timeout-seconds", most=MINUTE),
+        type=number_types.seconds("timeout-seconds", most=MINUTE),
         default=5.0,
         help="how long to wait for a remote store (default 5, because this process must connect first; "
         "servers wait for 1)",

@@ -6,8 +6,8 @@ import argparse
 
 from headrace.base.errors import NotFound, shown
 from headrace.base.terminal import table
-from headrace.cli import numbers, verbs
-from headrace.cli.archiving import archive_options, whole
+from headrace.cli import number_types, verbs
+from headrace.cli.archiving import archive_options, whole_space
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,7 +29,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--count",
         metavar="K",
-        type=numbers.whole("count", least=1, most=9_999),
+        type=number_types.whole("count", least=1, most=9_999),
         default=10,
         help="how many neighbours (default 10)",
     )
@@ -41,15 +41,15 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     archive_options.add_archive(parser)
     archive_options.add_version(parser)
-    whole.add_most_bytes(parser)
+    whole_space.add_most_bytes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per neighbour."""
     from headrace.similarity.neighbours import nearest  # noqa: PLC0415 - not needed to list the verbs
 
-    with whole.told() as progress:
-        read = whole.read(options, progress)
+    with whole_space.told() as progress:
+        read = whole_space.read(options, progress)
         if options.key not in read.keys:
             embedder = archive_options.settings_of(options).spaces[options.space].embedder
             way_out = "lookup queues the key" if embedder else "put stores one"
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
                 f"headrace archive {way_out}"
             )
         row = read.keys.index(options.key)
-        rows = whole.rows_of(read, options.metric)
+        rows = whole_space.rows_of(read, options.metric)
         asked = slice(row, row + 1)
         scales = None if read.scales is None else read.scales[asked]
         found = nearest(rows, rows.like(read.vectors[asked], scales=scales), options.count + 1, progress)
@@ -71,5 +71,5 @@ def run(options: argparse.Namespace) -> int:
         return verbs.DONE
     print(f"{options.space}, version {read.version}: the nearest to {options.key} of {len(read.keys):,}")
     lines = [(f"{similar:.4f}", key) for key, similar in near]
-    print(table([(whole.measured(options.metric), "key"), *lines], right=(0,), indent="  "))
+    print(table([(whole_space.measured(options.metric), "key"), *lines], right=(0,), indent="  "))
     return verbs.DONE

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
-from headrace.cli import numbers, verbs
-from headrace.cli.archiving import archive_options, whole
+from headrace.cli import number_types, verbs
+from headrace.cli.archiving import archive_options, whole_space
 
 if TYPE_CHECKING:
     from headrace.archive.operations.export import Whole
@@ -55,34 +55,34 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     add(
         "--clusters",
         metavar="N",
-        type=numbers.whole("clusters", least=1, most=9),
+        type=number_types.whole("clusters", least=1, most=9),
         default=8,
         help="how many clusters to colour, if there are no labels (default 8)",
     )
     add(
         "--names",
         metavar="N",
-        type=numbers.whole("names", least=0, most=500),
+        type=number_types.whole("names", least=0, most=500),
         default=30,
         help="maximum number of keys to name, if there is room (default 30)",
     )
     add(
         "--most",
         metavar="N",
-        type=numbers.whole("most", least=0, most=50_000),
+        type=number_types.whole("most", least=0, most=50_000),
         default=0,
         help="maximum number of keys to draw, from a sample; 0 = as many as the method allows (default 0)",
     )
     add(
         "--seed",
         metavar="N",
-        type=numbers.whole("seed", least=0, most=2**31),
+        type=number_types.whole("seed", least=0, most=2**31),
         default=0,
         help="the random seed of samples and clusters (default 0)",
     )
     archive_options.add_archive(parser)
     archive_options.add_version(parser)
-    whole.add_most_bytes(parser)
+    whole_space.add_most_bytes(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out or Path(f"{options.space}.png")
     drawing.check_file(out)
     given = None if options.labels is None else _read_labels(options.labels)
-    with whole.told() as progress:
-        read = whole.read(options, progress)
-        rows = whole.rows_of(read, "cosine")
+    with whole_space.told() as progress:
+        read = whole_space.read(options, progress)
+        rows = whole_space.rows_of(read, "cosine")
         made = layout(rows, options.method, most=options.most, seed=options.seed, progress=progress)
         names = [read.keys[row] for row in made.rows.tolist()]
         labels = _clusters(options, rows, made) if given is None else _labels(given, names)

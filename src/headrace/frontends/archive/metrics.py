@@ -12,8 +12,8 @@ from headrace.archive.lookup.input_totals import InputTotals
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.fill_counts import FillCounts
 from headrace.base.errors import HeadraceError
-from headrace.frontends.metrics.declaration import Metric
 from headrace.frontends.metrics.engine_metrics import family
+from headrace.frontends.metrics.metric_type import Metric
 from headrace.storage.queues.queue import Depth, Queue
 
 if TYPE_CHECKING:

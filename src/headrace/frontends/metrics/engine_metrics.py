@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.base.status_codes import OK
 from headrace.batching.statistics import VersionStatistics
-from headrace.frontends.metrics.declaration import Metric
 from headrace.frontends.metrics.histograms import add_latencies
+from headrace.frontends.metrics.metric_type import Metric
 from headrace.frontends.metrics.recent_load import Sampler
 from headrace.lifecycle.manager import Manager
 from headrace.serving.engine import Engine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.frontends.metrics.declaration import Metric
+from headrace.frontends.metrics.metric_type import Metric
 
 TRACED_CALLS = Metric(
     "headrace_traced_calls",

@@ -21,7 +21,7 @@ from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.templates import MOST_FIELDS, Serialized
+from headrace.frontends.wire.tensor_templates import MOST_FIELDS, Serialized
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:

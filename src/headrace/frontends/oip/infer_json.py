@@ -21,7 +21,7 @@ from headrace.frontends.oip.parameters import (
 )
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_text import check_depth
-from headrace.frontends.wire.templates import Span, Templates
+from headrace.frontends.wire.tensor_templates import Span, Templates
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,

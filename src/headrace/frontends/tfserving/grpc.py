@@ -19,7 +19,7 @@ from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.templates import Serialized
+from headrace.frontends.wire.tensor_templates import Serialized
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

@@ -21,7 +21,7 @@ from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
 from headrace.frontends.wire.repeated_requests import Learnt, Located, RepeatedRequests
-from headrace.frontends.wire.templates import MOST_FIELDS, Span
+from headrace.frontends.wire.tensor_templates import MOST_FIELDS, Span
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,

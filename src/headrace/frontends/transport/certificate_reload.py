@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError
 from headrace.config import Tls
-from headrace.frontends.metrics.declaration import Metric
 from headrace.frontends.metrics.engine_metrics import family
+from headrace.frontends.metrics.metric_type import Metric
 from headrace.frontends.transport.certificates import (
     Certificate,
     Signature,

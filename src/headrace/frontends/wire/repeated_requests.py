@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from weakref import ReferenceType, ref
 
 from headrace.base.tensors import Buffer
-from headrace.frontends.wire.templates import Serialized, Span, Templates
+from headrace.frontends.wire.tensor_templates import Serialized, Span, Templates
 from headrace.frontends.wire.tensors import WireTensor, spread_if_repeatable
 from headrace.frontends.wire.text_templates import Found, TextTemplates, is_packable
 from headrace.model.servable import CheckedInputs, RowLayout, Signature, spread_columns, takes_packed

@@ -1,8 +1,8 @@
 """Recognise messages that repeat except for their values, texts among them, by their outline.
 
-``templates`` recognises messages of one length, and cuts their tensors out. Here, compiled kernels recognise
-messages with texts of any length. The texts stay in the message, and no objects are made of them. This serves
-only models that take packed texts: others need the objects anyway.
+``tensor_templates`` recognises messages of one length, and cuts their tensors out. Here, compiled kernels
+recognise messages with texts of any length. The texts stay in the message, and no objects are made of them.
+This serves only models that take packed texts: others need the objects anyway.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.templates import TEMPLATES_KEPT
+from headrace.frontends.wire.tensor_templates import TEMPLATES_KEPT
 from headrace.frontends.wire.tensors import (
     BYTES,
     SPREAD_BYTES,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.dead_letters import now
+from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.tombstones import CLOCKS_APART_SECONDS
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue_settings import MemoryQueue

@@ -12,7 +12,7 @@ import pytest
 from headrace.archive.filling.filler import Filler
 from headrace.archive.history.history import past_partition
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.dead_letters import DeadLetter, now
+from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.model.catalog import partition, with_default, without
 from headrace.archive.operations.drop import check_unneeded, drop_version
 from headrace.base.errors import ConfigError, FailedPrecondition, NotFound

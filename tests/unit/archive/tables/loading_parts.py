@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.tables.column_files import ColumnFile
+from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.tables.load import Load, Target
 
 

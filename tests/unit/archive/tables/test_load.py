@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.tables.column_files import ColumnFile
+from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.tables.load import Load, Stopped
 from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
 from tests.unit.archive.filling_parts import open_parts

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from headrace.archive.tables.column_files import ColumnFile
+from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.windows.batch_reader import after, file_batches, open_stream_batches
 from headrace.base.errors import InvalidRequest, StreamError
 from tests.streams import batch_of, stream_of

@@ -19,7 +19,7 @@ from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.loop import Ended, take_all
 from headrace.training.searching.configurations import Gates, configurations, read_search
 from headrace.training.searching.search import Search, why_out
-from headrace.training.searching.session import report, table
+from headrace.training.searching.search_run import report, table
 
 FEATURES = Features.of(
     Schema(

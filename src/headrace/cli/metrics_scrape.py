@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.base.files import read_text
-from headrace.cli import numbers
+from headrace.cli import number_types
 from headrace.config.checks import MINUTE
 from headrace.net.client_tls import client_context
 
@@ -278,7 +278,7 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", metavar="URL", help="the server's HTTP address, such as http://127.0.0.1:8501")
     parser.add_argument(
         "--interval-seconds",
-        type=numbers.above_zero("interval-seconds", most=MINUTE),
+        type=number_types.above_zero("interval-seconds", most=MINUTE),
         default=1.0,
         metavar="S",
         help="the time between two requests (default 1)",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from headrace.cli import numbers
+from headrace.cli import number_types
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -20,7 +20,7 @@ def add_metrics(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> No
     """Add the options of the metrics port."""
     parser.add_argument(
         "--metrics-port",
-        type=numbers.whole("metrics-port", least=0, most=_HIGHEST_PORT),
+        type=number_types.whole("metrics-port", least=0, most=_HIGHEST_PORT),
         metavar="N",
         help="answer Prometheus on this port; 0 = any free one",
     )

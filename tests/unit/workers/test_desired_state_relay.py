@@ -6,8 +6,8 @@ from pathlib import Path
 
 from headrace.config import BatchingPolicy, CachePolicy, ModelConfig, VersionPolicy
 from headrace.lifecycle.desired_state import Wanted
+from headrace.workers.desired_state_relay import ToldSource, told
 from headrace.workers.messages import Wants, decoded, encoded
-from headrace.workers.wanted_state import ToldSource, told
 
 MODELS = {
     "m": Wanted(

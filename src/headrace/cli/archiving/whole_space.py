@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headrace.base.terminal import Line
-from headrace.cli import numbers
+from headrace.cli import number_types
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def add_most_bytes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most-bytes",
         metavar="N",
-        type=numbers.whole("most-bytes", least=1, most=2**50),
+        type=number_types.whole("most-bytes", least=1, most=2**50),
         default=16 * 1024**3,
         help="maximum bytes of vectors to read into memory (default 17179869184)",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.frontends.wire.protobuf_fields import fields, length_prefix, varint
-from headrace.frontends.wire.templates import Templates
+from headrace.frontends.wire.tensor_templates import Templates
 
 MESSAGE = b"head" + b"AAAA" + b"--" + b"BB" + b"tail"
 SPANS = [(4, 8), (10, 12)]

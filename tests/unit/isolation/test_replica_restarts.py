@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from headrace.isolation.restart_policy import (
+from headrace.isolation.replica_restarts import (
     MOST_AT_ONCE,
     STEADY_SECONDS,
     WINDOW_SECONDS,
