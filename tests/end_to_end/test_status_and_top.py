@@ -116,7 +116,7 @@ def test_top_waits_for_a_server_that_goes_and_shows_it_when_it_is_back(models: P
         screen = Screen(f"http://127.0.0.1:{port}")
         screen.wait_for(r"\x1b\[\?1049h")
         screen.wait_for(r"ready, load .*\n.*model .*\n.*m +1\*")
-    screen.wait_for("does not answer")
+    screen.wait_for("its metrics cannot be read")
     with RunningServer(models, "--http-port", str(port)):
         screen.wait_for("the server answers again")
         screen.wait_for(r"m +1\*")
@@ -128,8 +128,8 @@ def test_a_server_that_is_not_there_is_an_error_at_once(capsys: pytest.CaptureFi
     for verb in ("status", "top"):
         assert main([verb, "http://127.0.0.1:1"]) == 1
         told = capsys.readouterr().err
-        assert told.startswith("headrace: http://127.0.0.1:1 does not answer: ")
-        assert told.endswith("; is it running there?\n")
+        assert told.startswith("headrace: http://127.0.0.1:1: its metrics cannot be read: ")
+        assert told.endswith("; is the server running there?\n")
 
 
 def test_over_https_with_a_key(models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,4 +163,4 @@ def test_over_https_with_a_certificate_of_its_own(
         assert main([*asked, "--certificate-file", certificate, "--key-file", key]) == 0
         assert "https://localhost" in capsys.readouterr().out
         assert main(asked) == 1
-        assert "does not answer" in capsys.readouterr().err
+        assert "its metrics cannot be read" in capsys.readouterr().err

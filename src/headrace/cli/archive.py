@@ -48,7 +48,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = words.add_parser(
         "archive",
         help="keep embeddings by key: look up, fill, forget",
-        description="Embeddings by key, computed once, looked up in microseconds, filled behind a queue.",
+        description="Embeddings by key, computed once by background workers, looked up in microseconds.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -26,13 +26,13 @@ def add_option(parser: argparse._ActionsContainer) -> None:
         "--audit-file",
         metavar="FILE",
         type=Path,
-        help="record in this audit log who does this, before and after; if that fails, nothing is done "
-        "(default none)",
+        help="append the user, the action and its result to this audit log; the action is refused if its "
+        "start cannot be logged (default none)",
     )
 
 
 @contextmanager
-def told(options: argparse.Namespace, action: str, on: object) -> Iterator[Ending]:
+def audited(options: argparse.Namespace, action: str, on: object) -> Iterator[Ending]:
     """Log the action performed in this context, if the options name an audit log.
 
     Args:

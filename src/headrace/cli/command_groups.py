@@ -11,7 +11,7 @@ from headrace.cli.verbs import WRONG
 def add_words(
     parser: argparse.ArgumentParser, title: str, metavar: str
 ) -> argparse._SubParsersAction[argparse.ArgumentParser]:
-    """Let a command take one of several subcommands; alone it prints its help and exits as on wrong usage.
+    """Let a command take one of several subcommands; without one, it prints its help and exits with 2.
 
     Args:
         parser: The command.

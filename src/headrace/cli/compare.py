@@ -1,4 +1,4 @@
-"""``headrace compare ONE OTHER ROWS``: check whether a converted model answers as the original does."""
+"""``headrace compare ONE OTHER ROWS``: compare the outputs of a converted model with the original's."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _EXAMPLES = """examples:
 """
 
 _WARNING = """\
-warning: the models answer differently. Converters round to float32: thresholds and large numbers (times,
-identifiers) change, so that rows near a threshold may change sides. Keep such columns small before training,
-or serve the original."""
+warning: the models' outputs differ. A common cause is the conversion to float32: large numbers (times,
+identifiers) lose digits, and rows near a tree's threshold take the other branch. Rescale such columns before
+training, or serve the original."""
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -166,7 +166,8 @@ def _read_csv(file: Path) -> dict[str, Array]:
     short = next((number for number, row in enumerate(rows, 2) if len(row) != len(names)), None)
     if short is not None:
         raise ConfigError(
-            f"FILE: {file.name}: line {short}: expected {len(names)} cells, as the first line has"
+            f"FILE: {file.name}: line {short}: expected {len(names)} cells as in the first line, got "
+            f"{len(rows[short - 2])}"
         )
     if not rows:
         raise ConfigError(f"FILE: {file.name}: expected a line of names, and then rows")

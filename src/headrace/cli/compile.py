@@ -39,9 +39,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="compile",
             help="compile the kernels of click models and archives ahead, for example in an image",
-            description="Compile the kernels that click models need for serving, and without DIR those of "
-            "an archive, and keep them on disk: a server that finds them answers at once, and needs no "
-            "writable directory.",
+            description="Compile the kernels of click models and cache them on disk, so that a server starts "
+            "without compiling and needs no writable directory. Without DIR, compile those of all kinds of "
+            "models and of archives.",
             examples=_EXAMPLES,
             failure="a model could not be loaded",
             run=run,

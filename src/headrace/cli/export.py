@@ -16,8 +16,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         verbs.Verb(
             name="export",
             help="write a click model as ONNX",
-            description="Write a published click model as ONNX. Its inputs are rows of all tables together "
-            "instead of values, because hashing stays outside.",
+            description="Write a published click model as ONNX. Its inputs are row numbers in the "
+            "concatenated tables, not values: the caller hashes values first, because ONNX cannot.",
             examples="example:\n  headrace export models/ctr/3 model.onnx",
             failure="the file cannot be written, or the version is damaged",
             run=run,

@@ -46,7 +46,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="release the hold, which must exist; the version itself may be gone",
     )
     auditing.add_option(parser)
-    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, stored with the hold")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
             )
         decide = let_go if options.release else hold
         action = "release-hold" if options.release else "hold"
-        with auditing.told(options, action, f"{model / str(number)} for {options.holder}"):
+        with auditing.audited(options, action, f"{model / str(number)} for {options.holder}"):
             record = decide(model, number, options.holder, why=options.why)
     name = models.name_of(model)
     holders = sorted(record.holders(number))

@@ -143,7 +143,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=number_types.seconds("burst-seconds", most=checks.DAY),
         default=1.0,
-        help="how many seconds' worth of both may arrive at once (default 1)",
+        help="how many seconds' worth of requests and of rows may arrive at once (default 1)",
     )
     parser.add_argument(
         "--concurrent-requests",
@@ -171,7 +171,7 @@ def run_new(options: argparse.Namespace) -> int:
     entry = _entry(options, key.id, key.digest)
     with _alone(options.file):
         text = _text(options.file) if options.file.exists() else NEW_FILE
-        with auditing.told(options, "key-new", f"{entry.name} {entry.id} in {options.file}"):
+        with auditing.audited(options, "key-new", f"{entry.name} {entry.id} in {options.file}"):
             _write(options.file, with_key(text, entry, str(options.file)))
     if options.json:
         verbs.print_json({**_said(entry), "key": key.text})
@@ -190,7 +190,7 @@ def _doubts(entry: KeyEntry) -> Iterator[str]:
     ):
         vain = [verb for verb in entry.verbs if verb in wanting]
         if vain and not named:
-            yield f"the key permits {', '.join(vain)} of no {kind}; make another one with --{kind} NAMES"
+            yield f"the key permits {', '.join(vain)}, but names no {kind}; create one with --{kind} NAMES"
 
 
 def run_list(options: argparse.Namespace) -> int:
@@ -222,8 +222,8 @@ def run_revoke(options: argparse.Namespace) -> int:
         gone = [entry.id for entry in entries if options.name in (entry.name, entry.id)]
         if not gone:
             others = instead(options.name, {one.name for one in entries})
-            raise NotFound(f"no key of {options.name!r}; {others}")
-        with auditing.told(options, "key-revoke", f"{', '.join(gone)} in {options.file}"):
+            raise NotFound(f"there is no caller and no key id {options.name!r}; {others}")
+        with auditing.audited(options, "key-revoke", f"{', '.join(gone)} in {options.file}"):
             _write(options.file, without_keys(text, gone, str(options.file)))
     if options.json:
         verbs.print_json({"revoked": gone})
@@ -295,7 +295,8 @@ def _alone(file: Path) -> Iterator[None]:
         while not _locked(directory):
             if time.monotonic() >= deadline:
                 raise Conflict(
-                    f"other processes have been changing {file} for {_PATIENCE_SECONDS:g} s; try again"
+                    f"the lock on {file.parent} was not free within {_PATIENCE_SECONDS:g} s; another "
+                    "`headrace key` may be running or suspended"
                 )
             time.sleep(_LOOK_SECONDS)
         yield

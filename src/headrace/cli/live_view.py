@@ -43,7 +43,7 @@ class Model:
 
     Attributes:
         name: The model's name.
-        default: The version that answers unnamed requests; None without one.
+        default: The default version; None without one.
         versions: The state of each version, by number.
         requests_per_second: Answered requests per second.
         errors_per_second: Failed and refused requests per second.
@@ -73,7 +73,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class ServerStatus:
     """State of a server.
 
     Attributes:
@@ -81,9 +81,9 @@ class Watched:
         is_ready: Whether the server reports that it is ready.
         load: See docs/autoscaling.md; None if not yet known.
         calls_per_second: Calls of all kinds per second.
-        errors_per_second: Calls without an answer per second.
+        errors_per_second: Calls that ended with an error per second.
         models: The models, sorted by name.
-        failures: The reasons why versions failed to load, or models have none.
+        failures: The reasons why versions failed to load, or why models have no versions.
     """
 
     url: str
@@ -95,11 +95,11 @@ class Watched:
     failures: tuple[Failure, ...] = ()
 
 
-def watched(url: str, interval: Interval) -> Watched:
+def watched(url: str, interval: Interval) -> ServerStatus:
     """Derive a server's state from two scrapes."""
     after = interval.after
     names = {dict(key)["model"] for key in after.of("headrace_version_state")}
-    return Watched(
+    return ServerStatus(
         url,
         is_ready=after.total("headrace_ready") > 0,
         load=after.one("headrace_load"),
@@ -167,7 +167,8 @@ def cause(ended: dict[str, float], queued: float, spent: float, serving_busy: fl
         ended: Requests by result, as in ``headrace_objective_requests_total``.
         queued: Total time that answered requests spent in the queue, in seconds.
         spent: Total time from their arrival to their answer, in seconds.
-        serving_busy: Share of its time that the serving thread decodes, encodes and moves bytes.
+        serving_busy: Share of time in which the serving thread is busy outside models, or waits for a
+            processor.
 
     Returns:
         ``refusals`` or ``errors``; for late requests, where they spent most of their time: ``compute`` or
@@ -187,7 +188,7 @@ def cause(ended: dict[str, float], queued: float, spent: float, serving_busy: fl
     return "transport" if serving_busy >= _MOSTLY else "queue"
 
 
-def as_json(seen: Watched) -> dict[str, object]:
+def as_json(seen: ServerStatus) -> dict[str, object]:
     """Return the state as an object for JSON."""
     return {
         **{key: value for key, value in asdict(seen).items() if key not in ("models", "failures")},
@@ -200,7 +201,7 @@ def _versions_json(model: Model) -> list[dict[str, object]]:
     return [{"version": version, "state": state} for version, state in model.versions.items()]
 
 
-def as_text(seen: Watched) -> str:
+def as_text(seen: ServerStatus) -> str:
     """Return the state as text: a line about the server, and a table of its models."""
     load = "–" if seen.load is None else f"{seen.load:.2f}"
     ready = "ready" if seen.is_ready else "NOT READY"

@@ -41,7 +41,7 @@ _EXAMPLES = """examples:
   headrace stream generate --out rows  draw rows to learn from
   headrace train rows --publish models/ctr
                                        learn from them
-  headrace publish models/m m.onnx     make a version of a model's files
+  headrace publish models/m m.onnx     publish files as a new version
   headrace versions models/ctr         show which versions there are
   headrace rollback models/ctr/3       serve version 3 until the pin is released
   headrace hold models/ctr/3           keep version 3 until it is released

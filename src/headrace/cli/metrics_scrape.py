@@ -57,7 +57,7 @@ class Scrape:
 
 
 class Failure(NamedTuple):
-    """The reason why a version failed to load, or a model has none.
+    """The reason why a version failed to load, or why a model has no versions.
 
     Attributes:
         model: The model's name.
@@ -79,7 +79,7 @@ class _Entry(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MetricsClient:
     """A server that is asked for its metrics.
 
     Attributes:
@@ -95,7 +95,7 @@ class Source:
     @classmethod
     def of(
         cls, url: str, token_file: Path | None = None, ca_file: Path | None = None, *own: Path | None
-    ) -> Source:
+    ) -> MetricsClient:
         """Create a Source from the command line's values.
 
         Args:
@@ -136,7 +136,8 @@ class Source:
             status, body = self._ask("GET", _PATH)
         except (OSError, http.client.HTTPException, ValueError) as error:
             said = str(error) or type(error).__name__
-            raise Unavailable(f"{self.name} does not answer: {said}; is it running there?") from error
+            hint = "; is the server running there?" if isinstance(error, ConnectionRefusedError) else ""
+            raise Unavailable(f"{self.name}: its metrics cannot be read: {said}{hint}") from error
         if status in {_UNAUTHORIZED, _FORBIDDEN}:
             how = "the token is not accepted" if self.token else "a token is required: --token-file FILE"
             raise ConfigError(f"{self.name} answers {status}: {how}")
@@ -300,11 +301,11 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def source(options: argparse.Namespace) -> Source:
+def source(options: argparse.Namespace) -> MetricsClient:
     """Return the Source that the options describe.
 
     Raises:
         ConfigError: An option is wrong.
     """
     own = options.certificate_file, options.key_file
-    return Source.of(options.url, options.token_file, options.ca_file, *own)
+    return MetricsClient.of(options.url, options.token_file, options.ca_file, *own)

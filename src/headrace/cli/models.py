@@ -1,7 +1,7 @@
-"""The one way to name models in all verbs: ``DIR/NAME[/N]``, a version, or a model for its newest version.
+"""Names of models in all verbs: ``DIR/NAME`` for its newest version, or ``DIR/NAME/N``.
 
 Verbs that take several models take ``DIR[/NAME[/N]]``: all models in a directory, one model, or one version.
-The kind of a path follows from its contents. A numeric name is a version of its parent directory.
+A numeric last part is a version, unless that directory itself contains versions or models.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def expect_no_version(directory: Path) -> None:
         name, models = _place(above)
         raise ConfigError(
             f"{DIRECTORY}: {directory} is version {number} of one model, {name}; "
-            f"the directory of models is {models}"
+            f"pass the directory of models instead: {models}"
         )
 
 

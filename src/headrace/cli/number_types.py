@@ -1,7 +1,6 @@
 """Argparse types for numbers with bounds; a wrong value is refused in one line that names the option.
 
-Their exceptions end the verb like any other wrong setting. argparse's own errors would print the whole usage,
-and the error last.
+They raise ConfigError, so that the same check serves options, environment variables and files.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ def whole(option: str, *, least: int | None = None, most: int | None = None) -> 
 
     Args:
         option: The option's name without leading dashes.
-        least: The smallest value; None if the caller checks it later.
-        most: The largest value; None if the caller checks it later.
+        least: The smallest value; None if the caller checks the bounds later.
+        most: The largest value; None if the caller checks the bounds later.
 
     Returns:
         A function that parses a word.

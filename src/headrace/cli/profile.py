@@ -21,7 +21,7 @@ _MOST_CALLS = 1_000_000
 
 _EXAMPLES = """examples:
   headrace profile models/ctr                          the newest version of a model
-  headrace profile models/ctr/7 --rows 300 --calls 50  one version, for 300 rows a call
+  headrace profile models/ctr/7 --rows 300 --calls 50  one version, for 300 rows per call
   headrace profile models/ctr --training               how a click model of these settings learns, too
   headrace profile models/ctr --trace trace.json       for https://ui.perfetto.dev or chrome://tracing
 """
@@ -49,7 +49,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=number_types.whole("rows", least=1, most=_MOST_ROWS),
         default=32,
         metavar="N",
-        help="rows a call (default %(default)s)",
+        help="rows per call (default %(default)s)",
     )
     parser.add_argument(
         "--calls",
@@ -63,7 +63,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=number_types.whole("threads", least=1, most=MOST_THREADS),
         default=1,
         metavar="N",
-        help="threads a call (default %(default)s)",
+        help="threads per call (default %(default)s)",
     )
     parser.add_argument("--training", action="store_true", help="measure learning, too (click models, Keras)")
     parser.add_argument(
@@ -75,7 +75,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=number_types.whole("batch-rows", least=1, most=_MOST_ROWS),
         default=1024,
         metavar="N",
-        help="with --training: rows a batch (default %(default)s)",
+        help="with --training: rows per batch (default %(default)s)",
     )
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write each operation of each call")
 

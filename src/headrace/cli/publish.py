@@ -38,8 +38,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "checksums. The version gets its number only when all of it is on disk, so that a server never "
             "sees an incomplete one.",
             examples=_EXAMPLES,
-            failure="the version exists already, the files are not a model, or it cannot be written; then "
-            "nothing is left behind",
+            failure="the version exists already, the files are not a model, or writing failed (nothing is "
+            "left behind)",
             run=run,
         ),
     )
@@ -51,8 +51,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         metavar="FILE",
         type=Path,
         nargs="+",
-        help="the version's files, or one directory for everything in it; beside others, a directory keeps "
-        "its name",
+        help="files of the version. A single directory contributes its contents; a directory given with "
+        "other files is copied under its own name",
     )
     parser.add_argument(
         "--version",
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     line = Line(sys.stderr)
     writer = _Copying(files, line, is_checked=earlier is not None)
     try:
-        with auditing.told(options, "publish", model.absolute()), saying(f"{model}: cannot be published"):
+        with auditing.audited(options, "publish", model.absolute()), saying(f"{model}: cannot be published"):
             published = publish(
                 writer,
                 model,

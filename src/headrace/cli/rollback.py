@@ -12,7 +12,7 @@ from headrace.versions.control_changes import pin, read_control, unpin
 from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
-  headrace rollback models/ctr            to the version before the current one
+  headrace rollback models/ctr            to the version below the pinned or newest one
   headrace rollback models/ctr/3
   headrace rollback models/ctr --release
 """
@@ -36,13 +36,14 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "model",
         metavar=models.VERSION,
         type=Path,
-        help="the model and the version; the one before the current one if left out",
+        help="the model, and the version to pin; by default the one below the pinned version, or below the "
+        "newest",
     )
     parser.add_argument(
         "--release", action="store_true", help="remove the pin: the version policy decides again"
     )
     auditing.add_option(parser)
-    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, kept with the decision")
+    parser.add_argument("--why", metavar="TEXT", default="", help="the reason, stored with the pin")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,11 +56,11 @@ def run(options: argparse.Namespace) -> int:
                 field="--release",
             )
         if options.release:
-            with auditing.told(options, "unpin", model):
+            with auditing.audited(options, "unpin", model):
                 unpin(model, why=options.why)
         else:
             number = _previous(model) if number is None else number
-            with auditing.told(options, "pin", model / str(number)):
+            with auditing.audited(options, "pin", model / str(number)):
                 pin(model, number, why=options.why)
     name = models.name_of(model)
     if options.json:
@@ -76,6 +77,8 @@ def _previous(model: Path) -> int:
     pinned = read_control(model).pin
     present = pinned.number if pinned is not None else (numbers[-1] if numbers else 0)
     older = [number for number in numbers if number < present]
+    if not numbers:
+        raise InvalidRequest("the model has no versions", field=models.VERSION)
     if not older:
         raise InvalidRequest(f"there is no version before {present}", field=models.VERSION)
     return older[-1]

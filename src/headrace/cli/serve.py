@@ -59,7 +59,10 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "admin_port": ("N", "a separate port for administration, which the others then refuse; 0 = any free one"),
     "admin_socket": ("FILE", "the same at a Unix socket with this path, for the server's own user only"),
     "admin_metrics": ("switch", "serve metrics at the port or path of administration only"),
-    "handover": ("FILE", "take over the ports of the server that waits at this path, and wait there"),
+    "handover": (
+        "FILE",
+        "take over the ports of the server at this path, then offer them to the next server there",
+    ),
     "handover_seconds": (
         "S",
         "with --handover: how long models may take to become ready before the handover is abandoned",
@@ -89,7 +92,7 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     ),
     "follow_links": ("switch", "follow links that lead out of the model directories"),
     "trusted_owners": ("NAMES", "load only files of these users, separated by commas"),
-    "signing_keys": ("FILE", "serve only versions that one of these public keys (PEM) has signed"),
+    "signing_keys": ("FILE", "serve only versions whose signature one of these public keys (PEM) verifies"),
     "tracing.enabled": ("switch", "record calls as spans of OpenTelemetry (extra tracing)"),
     "tracing.endpoint": ("URL", "where spans are sent, which enables it: http://HOST:4317"),
     "tracing.protocol": (("grpc", "http"), "the OTLP protocol of the collector"),
@@ -99,7 +102,7 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "access_log.path": ("FILE", "write a line for each call; - = to standard output"),
     "access_log.sample": (
         "P",
-        "the fraction of answered calls to log; slow ones and errors always are",
+        "the fraction of answered calls to log; slow calls and errors are always logged",
     ),
     "access_log.slow_seconds": ("S", "an answered call that takes this long is slow"),
     "audit.file": ("FILE", "record in this file who loads, unloads and forgets over the network"),
@@ -107,7 +110,7 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "workers": ("N|auto", "how many processes serve, on the same ports; auto = one per processor"),
     "worker_timeout_seconds": ("S", "how long a worker may be unresponsive before it is ended and replaced"),
     "access.file": ("FILE", "who may do what: a file of keys, as created by headrace key new"),
-    "cors.origins": ("NAMES", "answer web pages of these origins (CORS), separated by commas; * = of all"),
+    "cors.origins": ("NAMES", "allow web pages of these origins (CORS), separated by commas; * = any"),
     "limits.max_message_bytes": ("N", "maximum size of a request, decompressed"),
     "limits.max_inflight_bytes": ("N", "maximum memory of all requests together"),
     "limits.body_timeout_seconds": ("S", "how long a request's body may take to arrive"),
@@ -116,9 +119,12 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "limits.max_values": ("N", "maximum number of values of a request that are decoded one by one"),
     "limits.max_expanded_bytes": (
         "N",
-        "maximum size of a request after data sent once for many rows is repeated or spread",
+        "maximum size of a request once values sent once, such as a context, are copied to every row",
     ),
-    "limits.max_expansion": ("N", "how many times its size a compressed message may expand to"),
+    "limits.max_expansion": (
+        "N",
+        "maximum ratio of the decompressed size of a message to its compressed size",
+    ),
     "limits.max_streams_per_connection": (
         "N",
         "maximum number of concurrent requests on one HTTP/2 connection",

@@ -218,7 +218,7 @@ def _converted(action: argparse.Action, value: object, origin: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.message.partition(': ')[2]}") from error
     except ValueError:
-        raise wrong(origin, f"{action.metavar}, as of {_name(action)}", value) from None
+        raise wrong(origin, f"{action.metavar} (see --{_name(action)})", value) from None
     if action.choices is not None and found not in action.choices:
         one_of(origin, found, tuple(action.choices))
     return found

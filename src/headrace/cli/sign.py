@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         name = options.name or models.name_of(directory)
         for version, path in version_directories(directory).items():
             if number in (None, version):
-                with auditing.told(options, "sign", path.absolute()):
+                with auditing.audited(options, "sign", path.absolute()):
                     key = sign(path, name, version)
                 signed.append({"model": name, "version": version})
     if not signed:

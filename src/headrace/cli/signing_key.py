@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     """Generate the keys, and print where they are."""
     from headrace.versions.signatures import new_keys  # noqa: PLC0415 - an extra
 
-    with auditing.told(options, "signing-key-new", options.file.absolute()):
+    with auditing.audited(options, "signing-key-new", options.file.absolute()):
         key = new_keys(options.file)
     public = f"{options.file}.pub"
     if options.json:

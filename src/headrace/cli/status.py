@@ -7,15 +7,15 @@ import time
 from dataclasses import replace
 
 from headrace.cli import verbs
-from headrace.cli.live_view import Watched, as_json, as_text, watched
-from headrace.cli.metrics_scrape import Interval, Scrape, Source, add_source, source
+from headrace.cli.live_view import ServerStatus, as_json, as_text, watched
+from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
 
 _EXAMPLES = """examples:
   headrace status http://127.0.0.1:8501
   headrace status https://models.internal:8501 --token-file token --json
 
 It requests the metrics twice, --interval-seconds apart: rates and latencies cover the time in between.
-A * marks the version that answers requests that name none. docs/objectives.md explains what
+* marks the default version, which answers requests that name no version. docs/objectives.md explains what
 breaks an objective. The full reason why a version does not load is shown at the administration port, or with
 a key that permits admin; elsewhere, the messages of models and files are left out.
 """
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     return verbs.DONE
 
 
-def look(asked: Source, seconds: float, before: Scrape | None = None) -> Watched:
+def look(asked: MetricsClient, seconds: float, before: Scrape | None = None) -> ServerStatus:
     """Scrape a server twice, and return its state.
 
     Args:

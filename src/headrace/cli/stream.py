@@ -125,7 +125,7 @@ def _add_generated_output(parser: argparse.ArgumentParser) -> None:
         "--pace",
         type=float,
         metavar="R",
-        help="write R rows a second, like a live source; else as fast as possible",
+        help="write R rows per second, like a live source; else as fast as possible",
     )
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
@@ -169,7 +169,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         tools,
         verbs.Verb(
             name="encode",
-            help="make a stream of CSV, Parquet, VW's text or an Arrow file",
+            help="convert CSV, Parquet, VW text or Arrow files to a stream",
             description="Make a stream from a file. A schema describes its columns; without one, it is "
             "guessed from the first rows: print the guess, correct it, and pass it as --schema.",
             examples=_ENCODE_EXAMPLES,

@@ -26,7 +26,7 @@ def as_text(found: Inspection) -> str:
     if found.click_rate is not None and found.base_logloss is not None:
         of_views = "" if found.views is None else f"of {found.views:,} views were "
         lines.append(
-            f"{found.click_rate:.2%} {of_views}clicked: always predicting that has logloss "
+            f"{found.click_rate:.2%} {of_views}clicked: predicting this rate for every row has logloss "
             f"{found.base_logloss:.5f}"
         )
     if found.optimal_logloss is not None:

@@ -13,14 +13,14 @@ from headrace.base.errors import Unavailable
 from headrace.base.terminal import fitted
 from headrace.cli import status, verbs
 from headrace.cli.live_view import as_json, as_text, watched
-from headrace.cli.metrics_scrape import Interval, Scrape, Source, add_source, source
+from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
 
 _EXAMPLES = """examples:
   headrace top http://127.0.0.1:8501
   headrace top https://models.internal:8501 --token-file token --interval-seconds 5
   headrace top http://127.0.0.1:8501 | cat     print one table, and exit
 
-Ctrl-C ends it. A * marks the version that answers requests that name none.
+Ctrl-C ends it. * marks the default version, which answers requests that name no version.
 """
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -34,7 +34,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             name="top",
             help="watch a running server on the terminal",
             description="Show the output of status for a running server, refreshed in place. If the server "
-            "does not answer, it is asked again. If the output is not a terminal, one table is printed.",
+            "stops answering, top keeps asking; if it does not answer at first, top ends. If the output is "
+            "not a terminal, one table is printed.",
             examples=_EXAMPLES,
             failure="the server does not answer",
             run=run,
@@ -61,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return verbs.DONE
 
 
-def _watch(asked: Source, before: Scrape | None, seconds: float) -> None:
+def _watch(asked: MetricsClient, before: Scrape | None, seconds: float) -> None:
     """Refresh the display forever; a server that does not answer is asked again."""
     while True:
         time.sleep(seconds)

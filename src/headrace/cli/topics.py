@@ -43,8 +43,8 @@ def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         tools,
         verbs.Verb(
             name="publish",
-            help="write a stream's rows to a topic of Kafka",
-            description="Write a stream's rows to a topic of Kafka, for headrace train kafka://…: each "
+            help="write a stream's rows to a Kafka topic",
+            description="Write a stream's rows to a Kafka topic, for headrace train kafka://…: each "
             "message is a small stream of its own. Messages go to all partitions in turn, and the brokers "
             "have acknowledged each before the command ends.",
             examples=_EXAMPLES,
@@ -89,7 +89,7 @@ def run_publish(options: argparse.Namespace) -> int:
             schema = parse_schema(options.schema.read_bytes(), str(options.schema))
         except OSError as error:
             raise ConfigError(f"--schema: {options.schema}: {error.strerror}") from error
-    topic = parse_topic(options.topic, "NAME")
+    topic = parse_topic(options.topic, "URL")
     settings = read_settings(options.kafka_config)
     progress = ProgressLine(sys.stderr)
     with ExitStack() as stack:

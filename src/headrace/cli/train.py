@@ -89,14 +89,14 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--optimizer",
         choices=OPTIMIZERS,
-        help="of linear weights and embeddings (default forgetting; adagrad where only a rate is given)",
+        help="of linear weights and embeddings (default forgetting; adagrad with --learning-rate alone)",
     )
     group.add_argument(
         "--learning-rate",
         type=number_types.above_zero("learning-rate", most=_HIGHEST_RATE),
         metavar="R",
-        help="of linear weights and embeddings (default 0.2 and 0.1 with forgetting, 0.1 and 0.1 in a "
-        "deepfm, 0.1 and 0.07 in a deepffm; 0.001 with adam and lazy_adam, else 0.05)",
+        help="of linear weights and embeddings (defaults with forgetting: 0.2 and 0.1; in a deepfm or mdn "
+        "0.1 and 0.1; in a deepffm 0.1 and 0.07. With adam and lazy_adam 0.001, with others 0.05)",
     )
     group.add_argument(
         "--interaction", action="append", metavar="A*B", default=[], help="a pair of fields; may be repeated"
@@ -272,7 +272,7 @@ def run(options: argparse.Namespace) -> int:
         return search(asked, options.search, sys.stdout, sys.stderr)
     if asked.publish is None:
         return run_session.train(asked, sys.stdout, sys.stderr)
-    with auditing.told(options, "train", asked.publish.absolute()) as ending:
+    with auditing.audited(options, "train", asked.publish.absolute()) as ending:
         code = run_session.train(asked, sys.stdout, sys.stderr)
         if code:
             ending.result = f"failed: exit code {code}"
@@ -412,7 +412,7 @@ def _check(options: argparse.Namespace) -> None:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
         raise ConfigError(f"publish: {given} would have no effect; add --publish DIR/NAME")
     if options.continued and not options.resume:
-        raise ConfigError("continued: it describes the input after --resume; give both")
+        raise ConfigError("continued: --continued requires --resume; give both")
 
 
 def _check_used(options: argparse.Namespace, kind: str) -> None:

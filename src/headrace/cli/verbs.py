@@ -120,8 +120,8 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
         "--config",
         metavar="FILE",
         type=Path,
-        help=f"settings in TOML, by the names of the options, with _ for -{verb.own_help}; options override "
-        "it",
+        help=f"TOML file of settings: keys are names of options, with _ for -{verb.own_help}; options "
+        "override it",
     )
     parser.set_defaults(run=verb.run, own_keys=verb.own_keys)
     return parser

@@ -24,8 +24,8 @@ from headrace.training.reporting.reports import Reports, telemetry
 from headrace.training.running.checkpoint import only_run
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learnable, Learner
-from headrace.training.running.resumption import find_checkpoint, gone_on_with, rows_before
-from headrace.training.running.source import Continued, open_stream
+from headrace.training.running.resumption import find_checkpoint, rows_before, settings_with_saved_optimizers
+from headrace.training.running.source import RenumberedBlocks, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.training.topic_origin import open_origin
 from headrace.versions.manifest import Signer
@@ -124,7 +124,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         if options.checkpoint is not None:
             stack.enter_context(only_run(options.checkpoint))
         checkpoint = find_checkpoint(options.checkpoint, errors, resume=options.resume)
-        settings = settings_of(gone_on_with(options.model, checkpoint), "model")
+        settings = settings_of(settings_with_saved_optimizers(options.model, checkpoint), "model")
         metrics = telemetry(
             options.metrics_host, options.metrics_port, errors, publishes=options.publish is not None
         )
@@ -153,6 +153,6 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:
             trainer.resume(checkpoint, continued=options.continued or origin is not None)
-        result = trainer.run(Continued(reader, before))
+        result = trainer.run(RenumberedBlocks(reader, before))
         error = reports.end(result.summary, result.error)
     return result.exit_code or int(error is not None)

@@ -70,7 +70,7 @@ def test_rows_that_rounding_moves_across_a_threshold_are_counted(
     assert 0 < int(found[1]) < 300
     assert float(found[2]) > 0.01
     assert "3000 rows" in said.out
-    assert "warning: the models answer differently" in said.err
+    assert "warning: the models' outputs differ" in said.err
 
 
 def test_a_conversion_that_answers_alike_is_said_to(

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.cli.live_view import as_json, as_text, cause, watched
-from headrace.cli.metrics_scrape import Interval, Scrape, Source, parsed
+from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, parsed
 
 BEFORE = """
 headrace_ready 1
@@ -134,7 +134,7 @@ def test_what_is_no_server_of_ours_is_said_so(text: str) -> None:
 )
 def test_what_is_no_address_is_said_so(url: str) -> None:
     with pytest.raises(ConfigError, match="URL: expected http://HOST:PORT"):
-        Source.of(url, None, None)
+        MetricsClient.of(url, None, None)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_what_is_no_address_is_said_so(url: str) -> None:
 )
 def test_a_file_that_cannot_be_used_is_named(files: tuple[str | None, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        Source.of("https://x", *(one and Path(one) for one in files))
+        MetricsClient.of("https://x", *(one and Path(one) for one in files))
 
 
 def test_an_address_needs_no_scheme_and_shows_no_password() -> None:
-    assert Source.of("localhost:8501", None, None).name == "http://localhost:8501"
-    assert Source.of("https://me:secret@host/prefix/", None, None).name == "https://host/prefix"
+    assert MetricsClient.of("localhost:8501", None, None).name == "http://localhost:8501"
+    assert MetricsClient.of("https://me:secret@host/prefix/", None, None).name == "https://host/prefix"

@@ -99,7 +99,7 @@ def test_adam_comes_with_a_rate_that_fits_it() -> None:
         (["--search", "s.toml", "--server-config", "f"], "search: cannot be combined with --server-config"),
         (["--rows", "0"], "rows: expected a whole number"),
         (["--resume"], "resume: there is no checkpoint to resume from"),
-        (["--continued"], "continued: it describes the input after --resume"),
+        (["--continued"], "continued: --continued requires --resume"),
         (["--model", "keras"], "keras: --model keras and --keras FILE.py:FUNCTION go together"),
         (
             ["--model", "keras", "--keras", "m.py:build", "--quantize", "8", "--learning-rate", "0.1"],

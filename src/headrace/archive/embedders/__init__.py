@@ -1,1 +1,1 @@
-"""Embedders, which make vectors of contents."""
+"""Embedders: vectors of texts, of images, and of the inputs of served models."""

@@ -48,10 +48,10 @@ def _digest(file: Path) -> str:
 # Isolate failures of an encoder: a content that it fails on does not fail its batch.
 
 
-def each_alone(
+def embed_with_isolation(
     runs: Iterable[Sequence[int]], encode: Callable[[Sequence[int]], object], probe: Callable[[], object]
 ) -> dict[int, Failure]:
-    """Encode contents in batches; encode those of a batch that fails again, one by one.
+    """Encode contents in batches. If a batch fails, encode its contents one by one.
 
     Args:
         runs: Batches, each with the indices of its contents.
@@ -102,7 +102,7 @@ class Embedded:
 
     Attributes:
         vectors: float32 ``[contents, dimension]``; the rows of failed contents are undefined.
-        failures: Contents without a vector, by index.
+        failures: Failures of items without a vector, by index.
     """
 
     vectors: Array
@@ -122,16 +122,16 @@ class Embedder(Protocol):
     fingerprint: str
 
     def embed(self, contents: Sequence[bytes]) -> Embedded:
-        """Make a vector of each content.
+        """Make a vector of each item.
 
-        A content that cannot be embedded does not fail the others.
+        An item that cannot be embedded does not fail the batch.
 
         Args:
-            contents: One or more contents: texts in UTF-8, addresses, or whatever the kind takes.
+            contents: One or more items: texts in UTF-8, URLs, or whatever the kind takes.
 
         Raises:
-            Refused: No content could be embedded now; a retry may succeed.
-            HeadraceError: The encoder itself is broken; no content is at fault.
+            Refused: Nothing could be embedded now; a retry may succeed.
+            HeadraceError: The encoder itself is broken; no item is at fault.
         """
 
     def close(self) -> None:

@@ -38,7 +38,9 @@ class TextSettings(EmbedderSettings, frozen=True, tag="text"):
             ``none`` if the model returns one vector per text; "" to choose ``mean`` or ``none`` by the
             output's axes.
         normalize: Whether vectors are scaled to length 1.
-        output: Output of the model; "" for the only one, or the first with a usual name.
+        output: Output of the model; "" for the only one, or else the first that it has of
+            ``sentence_embedding``, ``embedding``, ``embeddings``, ``last_hidden_state`` and
+            ``token_embeddings``.
         threads: Maximum number of threads of one encoder call.
     """
 
@@ -61,7 +63,7 @@ class TextSettings(EmbedderSettings, frozen=True, tag="text"):
 class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
     """An embedder of images: an encoder and its recipe.
 
-    A content is the bytes of an image, a ``data:`` URL, a URL if ``hosts`` allows it, or the path of a file
+    An item is the bytes of an image, a ``data:`` URL, a URL if ``hosts`` allows it, or the path of a file
     if ``directory`` is set.
 
     Attributes:
@@ -69,7 +71,9 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
             ``archive.toml``.
         recipe: File that describes how images are prepared; "" for ``encoder.toml`` beside the model, or the
             recipe in the model's metadata.
-        output: Output of the model; "" for the only one, or the first with a usual name.
+        output: Output of the model; "" for the only one, or else the first that it has of
+            ``sentence_embedding``, ``embedding``, ``embeddings``, ``last_hidden_state`` and
+            ``token_embeddings``.
         normalize: Whether vectors are scaled to length 1.
         hosts: Hosts that downloads are allowed from: names, ``*.example.com`` for all subdomains, ``*`` for
             any.
@@ -129,7 +133,9 @@ class ModelSettings(EmbedderSettings, frozen=True, tag="model"):
         model: Name of the model.
         version: Version of the model; 0 for the default version when the embedder is opened.
         input: Name of the only input, which takes a text or a number per row; "" for any name.
-        output: Output of the model; "" for the only one, or the first with a usual name.
+        output: Output of the model; "" for the only one, or else the first that it has of
+            ``sentence_embedding``, ``embedding``, ``embeddings``, ``last_hidden_state`` and
+            ``token_embeddings``.
         normalize: Whether vectors are scaled to length 1.
         url: Server of the Open Inference Protocol, as in ``http://encoder:8501``; "" for this process.
         token_file: File with the server's access token; "" for none.
@@ -159,6 +165,6 @@ class ModelSettings(EmbedderSettings, frozen=True, tag="model"):
         seconds("timeout_seconds", self.timeout_seconds, most=DAY, above_zero=True)
         whole("batch_rows", self.batch_rows, least=1, most=_MOST_BATCH_ROWS)
         if self.token_file and self.token_env:
-            raise wrong("token_env", "either token_file or token_env", self.token_env)
+            raise wrong("token_env", "none, as token_file is set; remove one of the two", self.token_env)
         if not self.url and (self.token_file or self.token_env or self.ca_file):
             raise wrong("url", "a server's URL, as a token or certificates are set", self.url)

@@ -16,7 +16,7 @@ from headrace.runtimes.onnx_external import external_names
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
 
-_USUAL_OUTPUTS = ("sentence_embedding", "embedding", "embeddings", "last_hidden_state", "token_embeddings")
+USUAL_OUTPUTS = ("sentence_embedding", "embedding", "embeddings", "last_hidden_state", "token_embeddings")
 
 
 class Encoder:
@@ -35,10 +35,10 @@ class Encoder:
         Args:
             servable: The model; ``close`` closes it.
             files: Files that it was read from.
-            output: Name of the output; "" for the only one, or the first with a usual name.
+            output: Name of the output; "" for the only one, or else the first that is in ``USUAL_OUTPUTS``.
 
         Raises:
-            ConfigError: There is no such output, or several and none has a usual name.
+            ConfigError: There is no such output, or several and none is in ``USUAL_OUTPUTS``.
         """
         self.signature: Signature = servable.signatures[DEFAULT_SIGNATURE]
         self.output = chosen_output(self.signature.output_names, output)
@@ -115,10 +115,10 @@ def chosen_output(names: tuple[str, ...], wanted: str) -> str:
 
     Args:
         names: Names of the outputs.
-        wanted: Name to use; "" to choose the only one, or the first with a usual name.
+        wanted: Name to use; "" for the only one, or else the first of ``USUAL_OUTPUTS`` among them.
 
     Raises:
-        ConfigError: There is no output of that name, or several and none has a usual name.
+        ConfigError: There is no output of that name, or several and none is in ``USUAL_OUTPUTS``.
     """
     if wanted:
         if wanted not in names:
@@ -126,7 +126,7 @@ def chosen_output(names: tuple[str, ...], wanted: str) -> str:
         return wanted
     if len(names) == 1:
         return names[0]
-    usual = [name for name in _USUAL_OUTPUTS if name in names]
+    usual = [name for name in USUAL_OUTPUTS if name in names]
     if not usual:
         raise ConfigError(f"output: expected the name of the vector's output, one of {', '.join(names)}")
     return usual[0]

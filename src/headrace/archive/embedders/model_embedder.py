@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
+from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
 from headrace.archive.embedders.embedder_settings import ModelSettings
 from headrace.archive.embedders.encoder import chosen_output
 from headrace.archive.embedders.served_models import LocalModels, LocalServed, Served
@@ -35,7 +35,7 @@ _AXES = 2
 
 
 class ModelEmbedder:
-    """Makes vectors by calling a model, always in the version that was the default when this was opened.
+    """Makes vectors with a served model: the configured version, or else the default version at opening.
 
     Attributes:
         dimension: See ``Embedder``.
@@ -87,7 +87,7 @@ class ModelEmbedder:
             vectors[places] = self._vectors(values)
 
         runs = [kept[start : start + self._batch_rows] for start in range(0, len(kept), self._batch_rows)]
-        failures |= each_alone(runs, encode, lambda: self._vectors(self._probe))
+        failures |= embed_with_isolation(runs, encode, lambda: self._vectors(self._probe))
         return Embedded(vectors, failures)
 
     def close(self) -> None:
@@ -110,7 +110,8 @@ class ModelEmbedder:
             raise Unavailable(f"the encoder did not answer in time: {error.message}") from error
         if answer.ndim != _AXES or len(answer) != len(values) or answer.dtype.kind not in "iuf":
             raise ModelError(
-                f"expected vectors [{len(values)}, numbers], got {self._output} {list(answer.shape)}"
+                f"output {self._output}: expected numbers of shape [{len(values)}, dimension], got "
+                f"{answer.dtype} {list(answer.shape)}"
             )
         made = answer.astype(np.float32)
         return normalized(made) if self._normalize else made
@@ -195,7 +196,7 @@ def chosen_input(specs: Sequence[TensorSpec], wanted: str) -> TensorSpec:
     """
     said = "; ".join(map(str, specs))
     if len(specs) != 1:
-        raise ConfigError(f"model: expected one with one input, got {said}")
+        raise ConfigError(f"model: expected exactly one input, got {said}")
     (spec,) = specs
     if wanted and spec.name != wanted:
         raise ConfigError(f"input: expected {spec.name}, got {wanted!r}")

@@ -52,7 +52,7 @@ def open_embedder(
     models: LocalModels | None = None,
     resolve: Resolve = system_addresses,
 ) -> Embedder:
-    """Load an encoder, which takes as long as reading its files.
+    """Open an embedder: load its encoder, or call the served model once. It blocks until that is done.
 
     Args:
         name: Name of the embedder in the space's settings.

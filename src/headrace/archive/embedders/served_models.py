@@ -1,4 +1,4 @@
-"""Served: one version of a model that is called by name. The contract of local and remote models."""
+"""The interface to one version of a served model, and its implementation for models of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Signature
 
 
 class Served(Protocol):
-    """One version of a model that is called by name. Thread-safe."""
+    """One version of a served model, local or remote. Thread-safe."""
 
     def describe(self) -> CalledModel:
         """Return the inputs and outputs of the model.
@@ -34,10 +34,11 @@ class Served(Protocol):
             output: Name of the output to return.
 
         Raises:
-            Refused: Nothing was computed, or not in time; a retry may succeed.
+            Refused: The model is not available now; a retry may succeed.
+            DeadlineExceeded: There was no answer in time.
             InvalidRequest: The model does not take these values.
             ModelError: The model failed on these values.
-            HeadraceError: The model is no longer served.
+            NotFound: The version is no longer served.
         """
 
     def close(self) -> None:
@@ -50,7 +51,7 @@ class LoadedModel(Protocol):
     Attributes:
         version: Number of the version.
         signatures: Signatures by name.
-        path: Directory of the version; None for an object of the program.
+        path: Directory of the version; None for a model passed in as a Python object.
     """
 
     version: int

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from headrace.archive.embedders import minilm
-from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
+from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
 from headrace.archive.embedders.embedder_settings import MINILM, TextSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
 from headrace.base.errors import ConfigError, HeadraceError
@@ -100,7 +100,7 @@ class TextEmbedder:
         vectors = np.zeros((len(contents), self.dimension), np.float32)
         failures = {place: _NO_TOKENS for place, text in enumerate(texts) if not text.ids}
         kept = [place for place in range(len(texts)) if place not in failures]
-        failures |= each_alone(
+        failures |= embed_with_isolation(
             [[kept[one] for one in run] for run in runs([len(texts[place].ids) for place in kept])],
             lambda places: self._into(vectors, places, [texts[place] for place in places]),
             lambda: self._run([Tokens([self._padding], [0])]),
@@ -193,7 +193,7 @@ def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
         import tokenizers  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
         raise ConfigError(
-            f"embedders of texts need tokenizers: pip install 'headrace[text]' ({error})"
+            f"text embedders need the package tokenizers: pip install 'headrace[text]' ({error})"
         ) from error
     if settings.model == MINILM and not (base / MINILM).exists():
         model, tokenizer, vocabulary = minilm.model_file(), minilm.tokenizer(), minilm.VOCABULARY

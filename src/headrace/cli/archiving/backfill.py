@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         source = options.from_version or archive.record(options.space).default
         target = options.to_version or "of its encoder"
         on = f"{options.space} version {target} from version {source or 'none'}"
-        with auditing.told(options, "backfill", on) as ending:
+        with auditing.audited(options, "backfill", on) as ending:
             is_done = _fill(options, archive, held, stopping.event)
             if not is_done:
                 ending.result = "failed: stopped before all keys were filled"

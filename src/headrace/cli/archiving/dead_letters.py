@@ -121,7 +121,7 @@ def run_drop(options: argparse.Namespace) -> int:
 def _told(options: argparse.Namespace, action: str) -> AbstractContextManager[object]:
     keys = len(set(options.keys))
     space = options.space or "all spaces"
-    return auditing.told(options, action, f"{space}, keys: {keys}" if keys else space)
+    return auditing.audited(options, action, f"{space}, keys: {keys}" if keys else space)
 
 
 def _meant(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:

@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     with archive_options.open_archive_of(options) as archive:
         before = versions.stored_record(archive, options.space)
         if number:
-            with auditing.told(options, "default", f"{options.space} version {number}"):
+            with auditing.audited(options, "default", f"{options.space} version {number}"):
                 after = move_default(archive, options.space, number, may_lose=options.fewer_keys)
         else:
             after = before

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     number = number_types.whole("N", least=1, most=2**31)(options.number)
     with archive_options.open_archive_of(options) as archive:
         looked_at = check_unneeded(options.space, number, options.models)
-        with auditing.told(options, "drop", f"{options.space} version {number}"):
+        with auditing.audited(options, "drop", f"{options.space} version {number}"):
             drop_version(archive, options.space, number)
     if options.json:
         verbs.print_json({"space": options.space, "version": number, "model_versions": looked_at})

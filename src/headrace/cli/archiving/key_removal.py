@@ -37,7 +37,7 @@ def add(
     def run(options: argparse.Namespace) -> int:
         with (
             archive_options.open_archive_of(options) as archive,
-            auditing.told(options, said["name"], f"{options.space}, keys: {len(set(options.keys))}"),
+            auditing.audited(options, said["name"], f"{options.space}, keys: {len(set(options.keys))}"),
         ):
             found = remove(archive, options)
         keys = len(set(options.keys))

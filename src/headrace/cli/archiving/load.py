@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
             target = _target(options, archive, load, progress)
             progress.line.clear()
             _tell_doubts(target, strict=options.strict)
-            with auditing.told(options, "load-file", f"{options.space} from {options.file.absolute()}"):
+            with auditing.audited(options, "load-file", f"{options.space} from {options.file.absolute()}"):
                 target = load.run(target, progress.stage("loading"))
                 before = archive.catalog.read(options.space).default
                 is_kept = options.keep_default and before != target.version.number

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.archive.embedders.images.fetch import Contents
+    from headrace.archive.embedders.images.fetch import ImageFetcher
     from headrace.archive.model.archive_toml import ArchiveConfig
     from headrace.cli.archiving.contact_sheet import Image
 
@@ -50,10 +50,10 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     return image
 
 
-def _contents(config: ArchiveConfig, base: Path, space: str) -> Contents | None:
+def _contents(config: ArchiveConfig, base: Path, space: str) -> ImageFetcher | None:
     from headrace.archive.embedders.embedder_settings import ImageSettings  # noqa: PLC0415 - as above
     from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.images.fetch import Contents  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.images.fetch import ImageFetcher  # noqa: PLC0415 - as above
     from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - as above
     from headrace.net.deadline_connection import (  # noqa: PLC0415 - not needed to list the verbs
         Connector,
@@ -66,4 +66,4 @@ def _contents(config: ArchiveConfig, base: Path, space: str) -> Contents | None:
         return None
     no_hosts = DownloadLimits((), (), settings.max_bytes, settings.timeout_seconds, 0)
     directory = base / settings.directory if settings.directory else None
-    return Contents(no_hosts, Connector(system_addresses, (), "", 1), directory)
+    return ImageFetcher(no_hosts, Connector(system_addresses, (), "", 1), directory)

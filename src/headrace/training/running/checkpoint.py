@@ -105,7 +105,7 @@ def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[s
     Args:
         directory: Directory of the checkpoints; created if it is missing.
         state: Arrays by name, such as ``LearningModel.state()``; they must not change meanwhile.
-        meta: Metadata, as JSON can hold it; NaN is read back as None. Convert a ``msgspec.Struct`` with
+        meta: Metadata, JSON-serialisable; NaN is read back as None. Convert a ``msgspec.Struct`` with
             ``msgspec.to_builtins``, and back with ``msgspec.convert``.
 
     Returns:

@@ -100,8 +100,8 @@ class Pending:
         one = Waiting(replace(block, slices={}), predictions, codes, due)
         if self._bytes + _size(one) > self._most_bytes:
             raise FailedPrecondition(
-                f"label-delay-seconds: {self.rows} rows wait for their labels and take "
-                f"{self._bytes >> 20} MiB, at most {self._most_bytes >> 20} are allowed; "
+                f"label-delay-seconds: the rows that wait for their labels would take "
+                f"{(self._bytes + _size(one)) >> 20} MiB, more than --pending-mib {self._most_bytes >> 20}; "
                 "shorten --label-delay-seconds, or raise --pending-mib"
             )
         self._now = now
@@ -135,8 +135,8 @@ class Pending:
         """
         if "pending.now" not in state:
             raise ConfigError(
-                "label-delay-seconds: the checkpoint is of a run without a label delay; leave it out, or "
-                "start anew"
+                "label-delay-seconds: the checkpoint was saved without a label delay; omit "
+                "--label-delay-seconds, or start a new run"
             )
         self._waiting.clear()
         self._bytes = self.rows = 0

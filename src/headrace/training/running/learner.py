@@ -65,8 +65,9 @@ class Learner:
         model: The model.
         windows: Scores of its predictions.
         position: Position in the stream.
-        unfinished: First row of the block being learnt, and the row after its last; None between blocks. If
-            learning failed, the model may have learnt a part of them.
+        unfinished: First row of the block being taken, and the row after its last; None between blocks. If
+            learning failed, the model may have learnt some of them. With a label delay, it may have failed
+            on an earlier block, whose labels became known.
     """
 
     def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:
@@ -148,7 +149,7 @@ class Learner:
             self._pending.restore(arrays)
         elif "pending.now" in arrays:
             raise ConfigError(
-                "label-delay-seconds: the checkpoint is of a run with a label delay; give the same one"
+                "label-delay-seconds: the checkpoint was saved with a label delay; pass the same one"
             )
         windows = meta.get("windows")
         if not isinstance(windows, dict):

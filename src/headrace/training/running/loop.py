@@ -34,7 +34,7 @@ class Blocks(Protocol):
         """Yield each block, numbered from the stream's first row."""
 
 
-class Taker(Protocol):
+class BlockConsumer(Protocol):
     """An object that learns from blocks, and takes the actions due after each."""
 
     @property
@@ -48,7 +48,7 @@ class Taker(Protocol):
         """Return the error text of the exception that ended the loop."""
 
 
-class Ended(NamedTuple):
+class LoopResult(NamedTuple):
     """The end of the loop.
 
     Attributes:
@@ -60,7 +60,9 @@ class Ended(NamedTuple):
     error: str | None = None
 
 
-def take_all(blocks: Blocks, taker: Taker, most_rows: int | None, interruptions: Interruptions) -> Ended:
+def run_loop(
+    blocks: Blocks, taker: BlockConsumer, most_rows: int | None, interruptions: Interruptions
+) -> LoopResult:
     """Take blocks until the stream ends, ``most_rows`` is reached, an error occurs, or a signal arrives.
 
     Args:
@@ -70,17 +72,17 @@ def take_all(blocks: Blocks, taker: Taker, most_rows: int | None, interruptions:
         interruptions: Signal handlers.
     """
     try:
-        return Ended(_take_all(iter(blocks), taker, most_rows, interruptions))
+        return LoopResult(_run_loop(iter(blocks), taker, most_rows, interruptions))
     except Interrupted:
-        return Ended("terminate" if interruptions.terminated else "interrupt")
+        return LoopResult("terminate" if interruptions.terminated else "interrupt")
     except ModelError as raised:
-        return Ended("diverged", taker.explain(raised))
+        return LoopResult("diverged", taker.explain(raised))
     except Exception as raised:  # noqa: BLE001  # Any error ends the run; its progress is kept.
-        return Ended("error", taker.explain(raised))
+        return LoopResult("error", taker.explain(raised))
 
 
-def _take_all(
-    blocks: Iterator[Block], taker: Taker, most_rows: int | None, interruptions: Interruptions
+def _run_loop(
+    blocks: Iterator[Block], taker: BlockConsumer, most_rows: int | None, interruptions: Interruptions
 ) -> str:
     while most_rows is None or taker.rows < most_rows:
         block = interruptions.wait_for(lambda: next(blocks, None))
@@ -92,7 +94,7 @@ def _take_all(
     return "rows"
 
 
-def for_people(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return the text of an error in one line; log an unexpected error with its traceback."""
     if isinstance(error, HeadraceError):
         return error.message

@@ -24,7 +24,7 @@ _ONCE_UNSAID = (
         "embeddings": Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0),
     },
 )
-"""Former default optimizers; the second pair is still the default of lr and fm."""
+"""Pairs of optimizers that were the defaults of all kinds in earlier releases."""
 
 
 def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> Checkpoint | None:
@@ -65,15 +65,18 @@ def rows_before(checkpoint: Checkpoint | None) -> int:
     return 0 if checkpoint is None else msgspec.convert(checkpoint.meta.get("position"), Position).rows
 
 
-def gone_on_with(said: Mapping[str, object], checkpoint: Checkpoint | None) -> Mapping[str, object]:
-    """Return a model's settings, with the default optimizers of the time when the checkpoint was saved.
+def settings_with_saved_optimizers(
+    said: Mapping[str, object], checkpoint: Checkpoint | None
+) -> Mapping[str, object]:
+    """Return a model's settings, with the optimizers of the checkpoint if both left the defaults unsaid.
 
     Args:
         said: Settings that differ from the defaults, as in TOML.
         checkpoint: Checkpoint to resume from; None for a new run.
 
     Returns:
-        The settings; if they set no optimizers and the checkpoint has former defaults, with those.
+        The settings. If they name no optimizer, and the checkpoint used defaults of an earlier release, they
+        keep those.
     """
     saved = None if checkpoint is None else checkpoint.meta.get("model")
     if not isinstance(saved, Mapping) or any(name in said for name in _LEARNS):

@@ -42,7 +42,7 @@ def open_stream(name: str | Pieces, schema_file: Path | None, settings: ReadSett
         yield reader
 
 
-class Continued:
+class RenumberedBlocks:
     """A reader's blocks, numbered from the stream's first row in a resumed run."""
 
     def __init__(self, reader: Reader, rows_before: int) -> None:

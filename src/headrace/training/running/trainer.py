@@ -25,7 +25,7 @@ from headrace.training.reporting.progress import Observer, Pace, Progress
 from headrace.training.running.checkpoint import Checkpoint, save_checkpoint
 from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.learner import Learner
-from headrace.training.running.loop import EXIT_CODES, Blocks, for_people, take_all
+from headrace.training.running.loop import EXIT_CODES, Blocks, error_text, run_loop
 from headrace.training.running.resumption import difference
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due
 
@@ -39,10 +39,10 @@ _PATIENCE_SECONDS = 60.0
 
 
 class RowPositions(Protocol):
-    """A source of rows with positions of its own, such as a topic of Kafka."""
+    """A source of rows with positions of its own, such as a Kafka topic."""
 
     def position(self, rows: int) -> Mapping[str, object]:
-        """Return the position after the first ``rows`` rows of the stream, as JSON can hold it."""
+        """Return the position after the first ``rows`` rows of the stream; JSON-serialisable."""
 
     def saved(self) -> None:
         """Note that a checkpoint with the last position was saved."""
@@ -175,10 +175,11 @@ class Trainer:
         self._before = msgspec.convert(checkpoint.meta.get("trainer"), _Saved)
         if self._before.unfinished is not None:
             _log.warning(
-                "checkpoint %d was saved after rows %d to %d could not be learnt, and may contain a part of "
-                "them; delete it to resume from the one before it",
+                "checkpoint %d was saved after learning failed while taking rows %d to %d, and may include "
+                "some of them; to resume from the previous checkpoint, delete it",
                 checkpoint.number,
-                *self._before.unfinished,
+                self._before.unfinished[0],
+                self._before.unfinished[1] - 1,
             )
         if not continued:
             self._before.stream_bytes = 0  # the input is read again from its start
@@ -195,7 +196,7 @@ class Trainer:
         """
         self._blocks, self._started = blocks, self._now()
         with self._writers, Interruptions() as interruptions:
-            stopped, error = take_all(blocks, self, self._plan.most_rows, interruptions)
+            stopped, error = run_loop(blocks, self, self._plan.most_rows, interruptions)
             try:
                 self._end(stopped)
             except ModelError as raised:  # from the pending rows
@@ -324,14 +325,14 @@ class Trainer:
     def _unexpected(self, error: Exception) -> str:
         """Return the error text, with the rows that could not be learnt, if any."""
         rows = self._learner.unfinished
-        said = for_people(error)
+        said = error_text(error)
         if rows is None:
             return said
-        kept = "everything learnt before them is kept, possibly with a part of them"
-        return f"rows {rows[0]} to {rows[1]} cannot be learnt: {said}; {kept}"
+        kept = "the saved model may include some of these rows"
+        return f"learning failed while taking rows {rows[0]} to {rows[1] - 1}: {said}; {kept}"
 
     def _fail(self, what: str, error: Exception) -> None:
-        self._failures[what] = f"{what}: {for_people(error)}"
+        self._failures[what] = f"{what}: {error_text(error)}"
         for observer in self._observers:
             observer.failed(self._failures[what])
 

@@ -21,7 +21,7 @@ from headrace.ctr.interfaces import LearningModel
 from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.training.running.loop import for_people
+from headrace.training.running.loop import error_text
 from headrace.training.searching.configurations import Configuration, Gates
 
 LATENCY_ROWS = 300
@@ -124,7 +124,7 @@ class Search:
 
     def explain(self, error: Exception) -> str:
         """Return an error text, with the name of the configuration that failed."""
-        said = for_people(error)
+        said = error_text(error)
         return said if self.learning is None else f"search: {self.learning}: {said}"
 
     def results(self) -> list[Result]:

@@ -17,7 +17,7 @@ from headrace.training.model_toml import to_toml
 from headrace.training.options import TrainOptions
 from headrace.training.reporting.lines import described
 from headrace.training.running.interruptions import Interruptions
-from headrace.training.running.loop import EXIT_CODES, take_all
+from headrace.training.running.loop import EXIT_CODES, run_loop
 from headrace.training.running.source import open_stream
 from headrace.training.searching.configurations import configurations, read_search
 from headrace.training.searching.search import Result, Search
@@ -95,7 +95,7 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     ):
         going = Search(tried, reader.features, wanted.gates, options.quantize)
         terminal = Line(errors)
-        ended = take_all(reader, _Shown(going, terminal), options.most_rows, interruptions)
+        ended = run_loop(reader, _Shown(going, terminal), options.most_rows, interruptions)
         terminal.clear()
     unfit = _tell_results(going, output, as_object if options.json else report)
     error = ended.error or unfit

@@ -11,7 +11,7 @@ import pytest
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, StreamError
 from headrace.stream.block import Block
 from headrace.training.running.interruptions import Interruptions
-from headrace.training.running.loop import EXIT_CODES, Ended, for_people, take_all
+from headrace.training.running.loop import EXIT_CODES, LoopResult, error_text, run_loop
 from tests.unit.training.running.small_models import make_blocks
 
 
@@ -47,7 +47,7 @@ class Counting:
         self.rows = block.first_row + len(block)
 
     def explain(self, error: Exception) -> str:
-        return f"explained: {for_people(error)}"
+        return f"explained: {error_text(error)}"
 
 
 @pytest.mark.parametrize(
@@ -59,26 +59,26 @@ def test_it_takes_as_many_rows_as_there_are_or_as_are_wanted(
 ) -> None:
     taker = Counting()
     with Interruptions() as interruptions:
-        assert take_all(Blocks(), taker, most, interruptions) == Ended(stopped)
+        assert run_loop(Blocks(), taker, most, interruptions) == LoopResult(stopped)
     assert taker.rows == rows
 
 
 @pytest.mark.parametrize(
     ("does", "rows", "ended"),
     [
-        (ModelError("no number"), 80, Ended("diverged", "explained: no number")),
-        (FailedPrecondition("no room"), 80, Ended("error", "explained: no room")),
-        (ValueError("odd"), 80, Ended("error", "explained: ValueError: odd")),
-        (signal.SIGINT, 120, Ended("interrupt")),
-        (signal.SIGTERM, 120, Ended("terminate")),
+        (ModelError("no number"), 80, LoopResult("diverged", "explained: no number")),
+        (FailedPrecondition("no room"), 80, LoopResult("error", "explained: no room")),
+        (ValueError("odd"), 80, LoopResult("error", "explained: ValueError: odd")),
+        (signal.SIGINT, 120, LoopResult("interrupt")),
+        (signal.SIGTERM, 120, LoopResult("terminate")),
     ],
 )
 def test_what_ends_it_is_told_and_what_was_taken_stays(
-    does: Exception | signal.Signals, rows: int, ended: Ended
+    does: Exception | signal.Signals, rows: int, ended: LoopResult
 ) -> None:
     taker = Counting(80, does)
     with Interruptions() as interruptions:
-        assert take_all(Blocks(), taker, None, interruptions) == ended
+        assert run_loop(Blocks(), taker, None, interruptions) == ended
     assert taker.rows == rows
     assert ended.stopped in EXIT_CODES
 
@@ -87,6 +87,6 @@ def test_what_ends_it_is_told_and_what_was_taken_stays(
 def test_a_stream_that_fails_ends_it_as_what_learns_does(raised: StreamError | ConfigError) -> None:
     taker = Counting()
     with Interruptions() as interruptions:
-        ended = take_all(Blocks(raised=raised), taker, None, interruptions)
-    assert ended == Ended("error", f"explained: {raised.message}")
+        ended = run_loop(Blocks(raised=raised), taker, None, interruptions)
+    assert ended == LoopResult("error", f"explained: {raised.message}")
     assert taker.rows == 200

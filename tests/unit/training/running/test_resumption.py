@@ -12,7 +12,7 @@ from headrace.base.errors import FailedPrecondition
 from headrace.ctr.model_settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
 from headrace.training.model_toml import settings_of
 from headrace.training.running.checkpoint import Checkpoint, only_run
-from headrace.training.running.resumption import difference, find_checkpoint, gone_on_with
+from headrace.training.running.resumption import difference, find_checkpoint, settings_with_saved_optimizers
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
 
@@ -37,7 +37,7 @@ def saved_with(linear: Optimizer = ADAGRAD, embeddings: Optimizer = ADAGRAD, kin
 def test_what_weights_go_on_with(
     said: dict[str, object], checkpoint: Checkpoint | None, expected: str
 ) -> None:
-    made = settings_of({"kind": "fm", **gone_on_with(said, checkpoint)}, "x")
+    made = settings_of({"kind": "fm", **settings_with_saved_optimizers(said, checkpoint)}, "x")
     assert made.linear.kind == expected
 
 
@@ -54,7 +54,7 @@ def test_what_weights_go_on_with(
 )
 def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> None:
     """Whatever nothing being said meant when a checkpoint was saved."""
-    made = settings_of({"kind": "ffm", **gone_on_with({}, saved_with(*saved))}, "x")
+    made = settings_of({"kind": "ffm", **settings_with_saved_optimizers({}, saved_with(*saved))}, "x")
     assert (made.linear, made.embeddings) == saved
 
 
@@ -85,7 +85,7 @@ def test_the_first_difference_is_told(saved: object, wanted: object, told: str) 
 @pytest.mark.parametrize("kind", DEEP)
 def test_kinds_with_a_network_go_on_with_adagrad(kind: Kind) -> None:
     """Where that was the default when the checkpoint was saved; half-lives were no part of it then."""
-    made = settings_of({"kind": kind, **gone_on_with({}, saved_with(kind=kind))}, "x")
+    made = settings_of({"kind": kind, **settings_with_saved_optimizers({}, saved_with(kind=kind))}, "x")
     assert (made.linear, made.embeddings) == (ADAGRAD, ADAGRAD)
     assert not made.halves
 

@@ -315,7 +315,7 @@ def test_rows_that_cannot_be_learnt_end_the_run_and_the_checkpoint_says_what_it_
     result = trainer(plan(**settings), model=FailingModel(120, error)).run(Rows(make_blocks(200, 40)))
     assert (result.exit_code, result.summary["stopped"], result.summary["rows"]) == (1, "error", 120)
     assert result.error is not None
-    assert result.error.startswith(f"rows 120 to 160 cannot be learnt: {type(error).__name__}")
+    assert result.error.startswith(f"learning failed while taking rows 120 to 159: {type(error).__name__}")
     assert versions.published == []  # A model of half a block is nothing to serve.
     saved = load_checkpoint(tmp_path)
     assert saved is not None

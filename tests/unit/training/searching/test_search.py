@@ -16,7 +16,7 @@ from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.model_toml import settings_of
 from headrace.training.running.interruptions import Interruptions
-from headrace.training.running.loop import Ended, take_all
+from headrace.training.running.loop import LoopResult, run_loop
 from headrace.training.searching.configurations import Gates, configurations, read_search
 from headrace.training.searching.search import Search, why_out
 from headrace.training.searching.search_run import report, table
@@ -174,16 +174,16 @@ class Blocks:
         yield replace(last, indices=None) if self._wrong else last  # type: ignore[arg-type]
 
 
-def searched(blocks: Blocks, most_rows: int | None = None) -> tuple[Search, Ended]:
+def searched(blocks: Blocks, most_rows: int | None = None) -> tuple[Search, LoopResult]:
     wanted = read_search({"grid": {"kind": ["lr"], "batch_rows": [100, 700]}}, "search")
     search = Search(configurations(wanted, {}), FEATURES, Gates())
     with Interruptions() as interruptions:
-        return search, take_all(blocks, search, most_rows, interruptions)
+        return search, run_loop(blocks, search, most_rows, interruptions)
 
 
 def test_a_search_goes_through_the_loop_of_a_run() -> None:
     search, ended = searched(Blocks(), 1200)
-    assert ended == Ended("rows")
+    assert ended == LoopResult("rows")
     assert [one.score.rows for one in search.results()] == [1200, 1200]
 
 

@@ -11,11 +11,11 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from headrace.archive.embedders.embedder import Embedded, each_alone, fingerprint
+from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
 from headrace.archive.embedders.embedder_settings import ImageSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
 from headrace.archive.embedders.images.download import DownloadLimits
-from headrace.archive.embedders.images.fetch import Contents
+from headrace.archive.embedders.images.fetch import ImageFetcher
 from headrace.archive.embedders.images.image_decoding import ImageLimits, decoded, import_pillow
 from headrace.archive.embedders.images.recipe import Recipe, input_for, read_recipe
 from headrace.archive.embedders.text import normalized
@@ -38,7 +38,9 @@ class ImageEmbedder:
         fingerprint: See ``Embedder``.
     """
 
-    def __init__(self, encoder: Encoder, recipe: Recipe, contents: Contents, settings: ImageSettings) -> None:
+    def __init__(
+        self, encoder: Encoder, recipe: Recipe, contents: ImageFetcher, settings: ImageSettings
+    ) -> None:
         """Check the encoder with a black image.
 
         Args:
@@ -93,7 +95,7 @@ class ImageEmbedder:
         def encode(places: Sequence[int]) -> None:
             vectors[places] = self._encode(np.stack([images[place] for place in places]))
 
-        failed = each_alone(batches(), encode, self._try)
+        failed = embed_with_isolation(batches(), encode, self._try)
         return Embedded(vectors, failures | failed)
 
     def close(self) -> None:
@@ -187,7 +189,7 @@ def open_image(settings: ImageSettings, base: Path, resolve: Resolve = system_ad
     encoder = open_encoder(model, settings.output, settings.threads)
     try:
         recipe = read_recipe(base / settings.recipe if settings.recipe else None, model, encoder.metadata)
-        return ImageEmbedder(encoder, recipe, Contents(limits, connector, directory), settings)
+        return ImageEmbedder(encoder, recipe, ImageFetcher(limits, connector, directory), settings)
     except BaseException:
         encoder.close()
         raise

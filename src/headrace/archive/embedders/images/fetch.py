@@ -25,7 +25,7 @@ _WILL_NOT_PASS = {
 }
 
 
-class Contents:
+class ImageFetcher:
     """Fetches the bytes of images. Thread-safe."""
 
     def __init__(self, limits: DownloadLimits, connector: Connector, directory: Path | None) -> None:

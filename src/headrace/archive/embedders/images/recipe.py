@@ -57,9 +57,11 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.resize and self.resize < max(self.size):
             raise wrong("resize", f"at least {max(self.size)}, for size, or 0", self.resize)
         if not 0 < self.white <= 2**16:
-            raise wrong("white", "a number above 0, such as 1 or 255", self.white)
-        if not all(0 < abs(one) < np.inf for one in self.std) or not np.isfinite(self.mean).all():
-            raise wrong("std", "finite numbers other than 0, and a finite mean", self.std)
+            raise wrong("white", "a number above 0 and at most 65536, usually 1 or 255", self.white)
+        if not np.isfinite(self.mean).all():
+            raise wrong("mean", "finite numbers", self.mean)
+        if not all(0 < abs(one) < np.inf for one in self.std):
+            raise wrong("std", "finite numbers other than 0", self.std)
 
     @property
     def shape(self) -> tuple[int, int, int]:
