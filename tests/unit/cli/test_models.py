@@ -98,9 +98,8 @@ def test_models_where_one_is_wanted(
 
 def test_a_version_where_models_are_served(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", f"models/{_MODEL}/1"]) == 2
-    assert (
-        f"is version 1 of one model, {_MODEL}; pass the directory of models instead: models" in capsys.readouterr().err
-    )
+    error = capsys.readouterr().err
+    assert f"is version 1 of one model, {_MODEL}; pass the directory of models instead: models" in error
     named.expect_no_version(models / _MODEL)
 
 
