@@ -31,8 +31,11 @@ def test_a_key_has_the_limits_that_were_asked_for(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "the key permits predict of no models"),
-        (("--verbs", "archive-read,predict", "--models", "*"), "the key permits archive-read of no spaces"),
+        ((), "the key permits predict, but names no models; create one with --models NAMES"),
+        (
+            ("--verbs", "archive-read,predict", "--models", "*"),
+            "the key permits archive-read, but names no spaces; create one with --spaces NAMES",
+        ),
         (("--models", "*"), ""),
         (("--verbs", "metrics"), ""),
         (("--verbs", "archive-write", "--spaces", "a"), ""),

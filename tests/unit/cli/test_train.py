@@ -172,14 +172,15 @@ def test_help_tells_the_defaults_that_hold(capsys: pytest.CaptureFixture[str]) -
     hidden = ",".join(map(str, model.hidden))
     for value in (model.factors, hidden, model.batch_rows, model.seed):
         assert f"(default {value})" in said
-    assert f"(default {model.linear.kind}; {Optimizer().kind} where only a rate is given)" in said
+    assert f"(default {model.linear.kind}; {Optimizer().kind} with --learning-rate alone)" in said
     rates = {}
-    for kind in ("fm", "deepfm", "deepffm"):
+    for kind in ("fm", "deepfm", "mdn", "deepffm"):
         linear, embeddings = forgetting_of(kind)
         rates[kind] = f"{linear.learning_rate:g} and {embeddings.learning_rate:g}"
     assert (
-        f"(default {rates['fm']} with {model.linear.kind}, {rates['deepfm']} in a deepfm, "
-        f"{rates['deepffm']} in a deepffm" in said
+        f"(defaults with {model.linear.kind}: {rates['fm']}; in a deepfm or mdn {rates['deepfm']}; "
+        f"in a deepffm {rates['deepffm']}. With adam and lazy_adam " in said
     )
-    assert f"else {Optimizer().learning_rate:g})" in said
+    assert rates["mdn"] == rates["deepfm"]
+    assert f"others {Optimizer().learning_rate:g})" in said
     assert f"versions stay; 0 = all (default {DEFAULT_KEEP})" in said

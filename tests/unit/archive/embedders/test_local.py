@@ -152,7 +152,7 @@ def until_ready(engine: Engine, model: str, version: int) -> None:
         (
             {"model": "letters", "output": "length"},
             ConfigError,
-            r"expected vectors \[1, numbers\], got length",
+            r"output length: expected numbers of shape \[1, dimension\], got int64 \[1\]",
         ),
         ({"model": "letters", "input": "texts"}, ConfigError, "input: expected text, got 'texts'"),
         ({"model": "letters", "token_env": "X"}, ConfigError, "url: expected a server's URL"),

@@ -33,7 +33,7 @@ def part(chunk: bytes) -> Event:
 
 def message(payload: bytes, *, compressed: bool = False) -> bytes:
     """A gRPC message with its prefix."""
-    payload = gzip.compress(payload) if compressed else payload
+    payload = gzip.compress(payload, mtime=0) if compressed else payload
     return struct.pack(">BI", compressed, len(payload)) + payload
 
 

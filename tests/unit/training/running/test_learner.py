@@ -78,7 +78,9 @@ def test_late_labels_need_timestamps() -> None:
 
 def test_memory_for_rows_that_wait_is_bounded() -> None:
     one = Learner(RateModel(), Windows(100), Pending(1e6, most_bytes=2000))
-    with pytest.raises(FailedPrecondition, match=r"rows wait for their labels .* shorten --label-delay"):
+    with pytest.raises(
+        FailedPrecondition, match=r"rows that wait for their labels would take .* shorten --label-delay"
+    ):
         run(one, 1000)
     assert one.pending_rows == one.position.rows < 1000
 

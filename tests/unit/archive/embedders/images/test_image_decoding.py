@@ -218,7 +218,7 @@ def test_recipes_are_found_beside_the_encoder_or_in_its_metadata(tmp_path: Path)
         ("size = [0, 1]", "size: expected a whole number, 1 or more"),
         ("size = [9, 9]\nresize = 8", "resize: expected at least 9"),
         ("size = [9, 9]\nstd = [1, 0, 1]", "std: expected finite numbers other than 0"),
-        ("size = [9, 9]\nmean = [nan, 0, 1]", "std: expected"),
+        ("size = [9, 9]\nmean = [nan, 0, 1]", "mean: expected finite numbers"),
         ("size = [9, 9]\nwhite = 0", "white: expected a number above 0"),
         ("size = [9, 9]\nlayout = 'CHW'", "layout: expected one of 'NCHW', 'NHWC'"),
     ],
