@@ -37,6 +37,8 @@ class Scraping:
         self._ask = ask
         self._last: dict[int, str] = {}
         self._kept: dict[str, Family] = {}
+        self._counted: dict[int, set[Version]] = {}
+        self._leaving: set[Version] = set()
         self._numbers = itertools.count()
         self._number = -1
         self._awaited: set[int] = set()
@@ -98,6 +100,7 @@ class Scraping:
     def end(self, worker: int) -> None:
         """Keep the counts of a worker that has ended."""
         last = self._last.pop(worker, None)
+        self._counted.pop(worker, None)
         if last is not None:
             metrics_merge.keep(self._kept, metrics_merge.parse(last))
         self.pass_over(worker)
@@ -117,12 +120,17 @@ class Scraping:
         Args:
             added: The supervisor's own metrics.
         """
-        last, kept = list(self._last.values()), {**self._kept}
+        last, kept, counted, leaving = {**self._last}, {**self._kept}, {**self._counted}, {*self._leaving}
 
-        def put_together() -> bytes:
-            return metrics_merge.merged(map(metrics_merge.parse, last), kept, added).encode()
+        def put_together() -> tuple[bytes, dict[int, set[Version]], set[Version]]:
+            texts = {worker: metrics_merge.parse(text) for worker, text in last.items()}
+            found = {worker: metrics_merge.versions(text) for worker, text in texts.items()}
+            left = metrics_merge.leaving(leaving, counted, found)
+            return metrics_merge.merged(texts.values(), kept, added, left).encode(), found, left
 
-        return await asyncio.to_thread(put_together)
+        text, found, self._leaving = await asyncio.to_thread(put_together)
+        self._counted = {worker: one for worker, one in found.items() if worker in self._last}
+        return text
 
 
 def own_families(

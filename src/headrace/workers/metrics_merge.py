@@ -115,8 +115,27 @@ def parse(text: str) -> dict[str, Family]:
     return found
 
 
+def leaving(
+    before: Collection[Version], counted: Mapping[int, set[Version]], found: Mapping[int, set[Version]]
+) -> set[Version]:
+    """Return the versions that some workers have unloaded and others have not; their sums would fall.
+
+    Args:
+        before: The versions for which this was so before.
+        counted: By worker, the versions in its metrics before.
+        found: By worker, the versions in its metrics now.
+    """
+    lost = {version for worker, had in counted.items() for version in had - found.get(worker, had)}
+    there = set().union(*found.values())
+    everywhere = there.intersection(*found.values())
+    return ((lost | set(before)) & there) - everywhere
+
+
 def merged(
-    texts: Iterable[Mapping[str, Family]], kept: Mapping[str, Family], added: Mapping[str, Family]
+    texts: Iterable[Mapping[str, Family]],
+    kept: Mapping[str, Family],
+    added: Mapping[str, Family],
+    hidden: Collection[Version] = (),
 ) -> str:
     """Merge metrics.
 
@@ -124,6 +143,7 @@ def merged(
         texts: Metrics of each running worker.
         kept: Kept counts of ended workers. Series of versions that no running worker has are left out.
         added: The supervisor's own metrics, which replace those of workers.
+        hidden: Versions whose counts are left out.
 
     Returns:
         The merged metrics in Prometheus' text format.
@@ -133,6 +153,9 @@ def merged(
     families: dict[str, Family] = {}
     for text in (*running, without(kept, lambda version: version not in there)):
         _add(families, text)
+    if hidden:
+        counts = {name: one for name, one in families.items() if is_count(name, one.kind)}
+        families |= without(counts, lambda version: version in hidden)
     for name, own in added.items():
         head = families[name].head if name in families else own.head
         families[name] = own._replace(head=head)

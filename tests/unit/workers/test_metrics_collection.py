@@ -36,3 +36,60 @@ def test_a_worker_that_ends_while_its_metrics_are_merged_is_counted_once(
         return first
 
     assert asyncio.run(scenario()).decode() == COUNTER % 111
+
+
+OF_A_VERSION = """# HELP y_total It.
+# TYPE y_total counter
+%s
+"""
+
+
+def of_versions(**counts: int) -> bytes:
+    lines = [f'y_total{{model="m",version="{name[1:]}"}} {count}' for name, count in counts.items()]
+    return (OF_A_VERSION % "\n".join(lines)).encode()
+
+
+def test_the_sum_of_a_version_goes_when_the_first_worker_unloads_it_and_does_not_fall() -> None:
+    async def scenario() -> list[str]:
+        scraping = Scraping(lambda _: ())
+
+        async def scraped(*texts: bytes) -> str:
+            for worker, text in enumerate(texts):
+                scraping.told(worker, Scraped(0, text))
+            return (await scraping.text({})).decode().partition("counter\n")[2].strip()
+
+        both = of_versions(v1=5, v2=1)
+        return [
+            await scraped(of_versions(v1=5), of_versions(v1=7)),
+            await scraped(both, of_versions(v1=7)),  # the second one still loads version 2
+            await scraped(both, of_versions(v1=7, v2=3)),
+            await scraped(both, of_versions(v2=3)),
+            await scraped(both, of_versions(v2=4)),
+            await scraped(of_versions(v2=1), of_versions(v2=4)),
+            await scraped(of_versions(v1=0, v2=1), of_versions(v2=4)),  # loaded again
+        ]
+
+    one, two = (f'y_total{{model="m",version="{version}"}}' for version in (1, 2))
+    assert asyncio.run(scenario()) == [
+        f"{one} 12",
+        f"{one} 12\n{two} 1",
+        f"{one} 12\n{two} 4",
+        f"{two} 4",
+        f"{two} 5",
+        f"{two} 5",
+        f"{one} 0\n{two} 5",
+    ]
+
+
+def test_a_version_that_a_worker_is_restarted_without_keeps_its_sum() -> None:
+    async def scenario() -> list[bytes]:
+        scraping = Scraping(lambda _: ())
+        for worker, count in enumerate((5, 7)):
+            scraping.told(worker, Scraped(0, of_versions(v1=count)))
+        before = await scraping.text({})
+        scraping.end(0)
+        scraping.told(0, Scraped(0, of_versions()))  # its successor still loads
+        return [before, await scraping.text({})]
+
+    before, after = asyncio.run(scenario())
+    assert before == after == of_versions(v1=12)
