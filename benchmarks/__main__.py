@@ -94,7 +94,7 @@ ALONE = {
     "handover": (),
     "cold_start": (),
     "load_checks": (),
-    "workers": ("taskset", "wrk", "h2load"),
+    "workers": ("taskset", "wrk", "h2load", "ss"),
     "sharing": (),
     "tls": ("taskset", "h2load"),
     "many_models": ("taskset", "wrk"),

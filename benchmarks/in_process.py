@@ -7,10 +7,11 @@ time is that of the whole process: the callers', the engine's, and the model's.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -41,11 +42,13 @@ class Calls:
 
     Attributes:
         cpu_microseconds: Processor time of the process for each call.
+        per_second: Calls answered per second.
         per_call: How many requests one call of the model answered.
         waits: How long each call took, in seconds.
     """
 
     cpu_microseconds: float = 0.0
+    per_second: float = 0.0
     per_call: float = 1.0
     waits: list[float] = field(default_factory=list)
 
@@ -86,6 +89,7 @@ def run(effort: Effort) -> None:
             kinds[f"{count} threads"] = lambda for_seconds, count=count: _threads(
                 model, partial(engine.predict_blocking, "ctr"), count, inputs, for_seconds
             )
+        kinds[f"{THREADS[0]} threads, one core"] = _on_one_core(kinds[f"{THREADS[0]} threads"])
         for clients in kinds.values():
             clients(seconds / 3)
         measures = {name: partial(clients, seconds) for name, clients in kinds.items()}
@@ -93,12 +97,33 @@ def run(effort: Effort) -> None:
     _report(measured)
 
 
+def _on_one_core(clients: Clients) -> Clients:
+    """Run callers with all of this process's threads on one core."""
+
+    def run(seconds: float) -> Calls:
+        everywhere = os.sched_getaffinity(0)
+        try:
+            _allow({min(everywhere)})
+            return clients(seconds)
+        finally:
+            _allow(everywhere)
+
+    return run
+
+
+def _allow(cores: set[int]) -> None:
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(ProcessLookupError):  # it has ended
+            os.sched_setaffinity(int(thread), cores)
+
+
 @contextmanager
 def _counted(model: CountedModel) -> Iterator[Calls]:
     """Count what callers do meanwhile, and what that takes."""
     counted = Calls()
-    calls, began = model.calls, time.process_time()
+    calls, began, started = model.calls, time.process_time(), time.perf_counter()
     yield counted
+    counted.per_second = len(counted.waits) / (time.perf_counter() - started)
     counted.cpu_microseconds = (time.process_time() - began) / len(counted.waits) * 1e6
     counted.per_call = len(counted.waits) / (model.calls - calls)
 
@@ -148,7 +173,7 @@ async def _tasks(model: CountedModel, tasks: int, inputs: list[Inputs], seconds:
 
 
 def _report(measured: Mapping[str, list[Calls]]) -> None:
-    lines: list[tuple[str, ...]] = [("", "median µs", "p99 µs", "CPU µs/request", "requests/call")]
+    lines: list[tuple[str, ...]] = [("", "median µs", "p99 µs", "CPU µs/request", "requests/call", "calls/s")]
     for name, rounds in measured.items():
         lines.append(
             (
@@ -157,6 +182,7 @@ def _report(measured: Mapping[str, list[Calls]]) -> None:
                 f"{middle([one.p99_microseconds for one in rounds]):.1f}",
                 f"{middle([one.cpu_microseconds for one in rounds]):.1f}",
                 f"{middle([one.per_call for one in rounds]):.1f}",
+                f"{middle([one.per_second for one in rounds]):,.0f}",
             )
         )
     print_lines(lines)

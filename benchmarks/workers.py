@@ -1,20 +1,22 @@
-"""Two workers beside one process: what a request costs, who gets connections, what memory they take."""
+"""Two workers beside one process: the cost of a request, the share of each worker, and memory."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
-from contextlib import ExitStack
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.load import Sample, measure_grpc_connections, measure_http
-from benchmarks.processes import TICKS, Server, running, session
+from benchmarks.processes import running, session
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.sides import JSON_PATH, Contender, Wire, headrace
 
-CONNECTIONS = ((1, 1), (64, 64), (64, 128))
+CONNECTIONS = ((1, 1), (64, 64), (256, 256), (64, 128))
 """Of one process, and of two workers: the same load for all, then the same for each worker."""
 
 PROTOCOLS: dict[str, Wire] = {"REST": "json", "gRPC": "grpc"}
@@ -24,6 +26,7 @@ _FIRST_RATE = 3000.0
 
 _ONE, _TWO = "one process", "two workers"
 _MEBIBYTE = 2**20
+_WATCH_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Round:
 
     Attributes:
         sample: What the load saw, and what the server spent.
-        shares: Which part of the server's processor time each of its processes spent, the largest first.
+        shares: The part of the requests that each process answered, in the order of the processes.
     """
 
     sample: Sample
@@ -70,31 +73,60 @@ def _load(asked: Contender, seconds: float, connections: int) -> Callable[[], Ro
 
     def one_round() -> Round:
         nonlocal rate
-        before = _spent(server)
-        if asked.side.wire == "grpc":
-            calls = max(round(rate * seconds), 4 * connections)
-            sample = measure_grpc_connections(server, asked.bodies[0], asked.answer_bytes, calls, connections)
-            rate = sample.per_second
-        else:
-            sample = measure_http(server, JSON_PATH, "application/json", asked.bodies, seconds, connections)
-        spent = [after - before.get(number, 0.0) for number, after in _spent(server).items()]
-        return Round(sample, sorted((one / sum(spent) for one in spent), reverse=True))
+        with _received(server.ports["grpc" if asked.side.wire == "grpc" else "http"]) as received:
+            if asked.side.wire == "grpc":
+                calls = max(round(rate * seconds), 4 * connections)
+                sample = measure_grpc_connections(
+                    server, asked.bodies[0], asked.answer_bytes, calls, connections
+                )
+                rate = sample.per_second
+            else:
+                sample = measure_http(
+                    server, JSON_PATH, "application/json", asked.bodies, seconds, connections
+                )
+        return Round(sample, _shares(received))
 
     one_round()
     return one_round
 
 
-def _spent(server: Server) -> dict[int, float]:
-    """The processor time of each of a server's processes."""
-    found = {}
-    for number in session(server.process.pid):
-        fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-        found[number] = (int(fields[11]) + int(fields[12])) / TICKS
-    return found
+@contextmanager
+def _received(port: int) -> Iterator[dict[tuple[int, str], int]]:
+    """Watch the connections at a port: by process and caller, the bytes that the process received.
+
+    All requests are of one size, so these are in proportion to the requests.
+    """
+    received: dict[tuple[int, str], int] = {}
+    ended = threading.Event()
+    command = ["ss", "-tinpHO", "state", "established", "sport", "=", f":{port}"]
+
+    def watch() -> None:
+        while not ended.wait(_WATCH_SECONDS):
+            listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            for line in listed.splitlines():
+                process, count = re.search(r"pid=(\d+)", line), re.search(r"bytes_received:(\d+)", line)
+                if process and count:
+                    received[int(process[1]), line.split()[3]] = int(count[1])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield received
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _shares(received: dict[tuple[int, str], int]) -> list[float]:
+    """The part of all bytes that each process received."""
+    by_process: dict[int, int] = {}
+    for (process, _), count in sorted(received.items()):
+        by_process[process] = by_process.get(process, 0) + count
+    return [one / sum(by_process.values()) for one in by_process.values()]
 
 
 def _tell(protocol: str, connections: dict[str, int], measured: dict[str, list[Round]]) -> None:
-    head = (protocol, "requests/s", "CPU µs/req", "p50 ms", "p99 ms", "largest share", "failed")
+    head = (protocol, "requests/s", "CPU µs/req", "p50 ms", "p99 ms", "share of each", "failed")
     lines = [
         (
             f"{name}, connections: {connections[name]}",
@@ -102,7 +134,9 @@ def _tell(protocol: str, connections: dict[str, int], measured: dict[str, list[R
             f"{middle([one.sample.cpu_microseconds for one in rounds]):.1f}",
             f"{middle([one.sample.p50_milliseconds for one in rounds]):.3f}",
             f"{middle([one.sample.p99_milliseconds for one in rounds]):.3f}",
-            f"{middle([one.shares[0] for one in rounds]):.0%}",
+            " ".join(
+                f"{middle(list(part)):.0%}" for part in zip(*(one.shares for one in rounds), strict=True)
+            ),
             f"{sum(one.sample.failures for one in rounds)}",
         )
         for name, rounds in measured.items()
@@ -113,7 +147,7 @@ def _tell(protocol: str, connections: dict[str, int], measured: dict[str, list[R
     told = f"{protocol}, {connections[_TWO]} connections beside {connections[_ONE]}"
     verdict(f"{told}: CPU per request ≤ 1.1 × one process's", middle(more) <= 1.1, spread(more))
     if connections[_TWO] > 1:
-        shares = [one.shares[0] for one in measured[_TWO]]
+        shares = [max(one.shares) for one in measured[_TWO]]
         verdict(
             f"{told}: each worker takes 40 to 60 %", middle(shares) <= 0.6, f"the larger {spread(shares)}"
         )
