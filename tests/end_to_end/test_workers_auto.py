@@ -1,4 +1,4 @@
-"""``--workers auto``: as many as there are processors, by the quota of the control group or by affinity."""
+"""How many workers ``auto`` starts, and how many threads libraries start in workers and isolated models."""
 
 from __future__ import annotations
 
@@ -43,3 +43,39 @@ def test_the_quota_of_a_control_group_says_how_many(tmp_path: Path, processors: 
 def test_the_processors_that_may_be_used_say_how_many(tmp_path: Path, processors: int) -> None:
     chosen = ",".join(map(str, PROCESSORS[:processors]))
     expect_workers(tmp_path, ("taskset", "--cpu-list", chosen), processors)
+
+
+THREADS = """
+import threadpoolctl
+
+
+class Model:
+    inputs = [("x", "INT64", [])]
+    outputs = [("y", "INT64", [])]
+
+    def predict(self, inputs):
+        (of_numpy,) = [one for one in threadpoolctl.threadpool_info() if "numpy" in one["filepath"]]
+        return {"y": inputs["x"] * 0 + of_numpy["num_threads"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "expected"),
+    [
+        (("--workers", "2"), "", max(1, len(PROCESSORS) // 2)),
+        ((), "isolate = true\n[batching]\nthreads_per_instance = 1\n", 1),
+        ((), "", len(PROCESSORS)),
+    ],
+    ids=["two workers", "isolated", "one process"],
+)
+def test_linear_algebra_starts_as_many_threads_as_its_process_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], settings: str, expected: int
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    models = tmp_path / "models"
+    write(models, MODEL, 1, THREADS)
+    (models / MODEL / "headrace.toml").write_text(settings)
+    with RunningServer(models, "--allow-code", *options) as server:
+        answer = server.post(f"/v1/models/{MODEL}:predict", {"instances": [1]})
+        assert answer == (200, {"predictions": [expected]})
+        assert server.stop() == 0

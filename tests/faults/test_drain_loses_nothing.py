@@ -35,7 +35,6 @@ WAYS = {
     "REST over HTTP/2, two workers": (http2, ("--workers", "2")),
     "gRPC, two workers": (grpc_unary, ("--workers", "2")),
     "REST over HTTP/1.1 by uvicorn, two workers": (http1, ("--workers", "2", "--http-server", "uvicorn")),
-    "gRPC by grpcio, two workers": (grpc_unary, ("--workers", "2", "--grpc-server", "grpcio")),
     "REST over HTTP/1.1 by uvicorn": (http1, ("--http-server", "uvicorn")),
     "gRPC by grpcio": (grpc_unary, ("--grpc-server", "grpcio")),
 }

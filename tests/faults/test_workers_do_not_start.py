@@ -39,6 +39,11 @@ def test_a_port_that_is_taken(models: Path) -> None:
             ("--workers", "2", "--worker-timeout-seconds", "0.5"),
             "--worker-timeout-seconds: expected at least 1, got 0.5",
         ),
+        (
+            ("--workers", "2", "--grpc-server", "grpcio"),
+            "--grpc-server: expected h2corn with workers > 1: grpcio cannot accept on the workers' sockets; "
+            "or workers = 1, got 'grpcio'",
+        ),
     ],
 )
 def test_a_setting_that_is_wrong(models: Path, options: tuple[str, ...], message: str) -> None:
@@ -46,12 +51,19 @@ def test_a_setting_that_is_wrong(models: Path, options: tuple[str, ...], message
     assert (code, said) == (2, [f"headrace: {message}"])
 
 
-def test_what_only_a_worker_finds_out(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nonsense = true\n", "nonsense: unknown setting"),
+        ('[store]\nkind = "memory"\n[spaces.items]\ndimension = 2\n', "store.kind: expected one that"),
+    ],
+)
+def test_what_only_a_worker_finds_out(text: str, message: str, models: Path, tmp_path: Path) -> None:
     archive = tmp_path / "archive.toml"
-    archive.write_text("nonsense = true\n")
+    archive.write_text(text)
     code, said = ended(models, "--workers", "2", "--archive", str(archive))
     assert (code, len(said)) == (2, 1)
-    assert "nonsense: unknown setting" in said[0]
+    assert message in said[0]
 
 
 def test_what_a_worker_finds_out_before_it_is_set_up(models: Path, tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def share(total: int, instances: int) -> int:
     return max(1, total // max(1, instances))
 
 
+def environment(threads: int) -> dict[str, str]:
+    """Return this process's environment for one whose numeric libraries start this many threads.
+
+    OpenMP, OpenBLAS and MKL read ``OMP_NUM_THREADS``, and by default start one thread per processor. A value
+    that is set already stays.
+
+    Args:
+        threads: Number of threads.
+    """
+    return {"OMP_NUM_THREADS": str(threads), **os.environ}
+
+
 def quota(cgroup_file: Path, mount: Path) -> float | None:
     """Return the smallest processor quota of this process's cgroup and its ancestors, in processors.
 

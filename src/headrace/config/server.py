@@ -273,6 +273,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             whole("admin_port", self.admin_port, most=_MOST_PORTS)
         one_of("http_server", self.http_server, ("h2corn", "uvicorn"))
         one_of("grpc_server", self.grpc_server, ("h2corn", "grpcio"))
+        if self.workers != 1 and self.grpc_server == "grpcio":
+            expected = "h2corn with workers > 1: grpcio cannot accept on the workers' sockets; or workers = 1"
+            raise wrong("grpc_server", expected, self.grpc_server)
         if self.handover is not None and (self.http_server, self.grpc_server) != ("h2corn", "h2corn"):
             expected = (
                 "nothing with http_server = uvicorn or grpc_server = grpcio: only h2corn hands ports over"

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headrace.base import cpus
 from headrace.base.errors import ModelDied, ModelError, Unavailable
 from headrace.base.tensors import Tensors
 from headrace.config import IsolationPolicy
@@ -85,6 +86,7 @@ class ModelProcess:
         self,
         about: Mapping[str, Any],
         policy: IsolationPolicy,
+        threads: int,
         on_end: Callable[[ModelProcess], object],
         on_large: Callable[[ModelProcess], bool],
     ) -> None:
@@ -93,6 +95,7 @@ class ModelProcess:
         Args:
             about: The model and the version, for the log.
             policy: The limits.
+            threads: Number of threads that its numeric libraries start.
             on_end: Called in the keeper thread when the process has ended.
             on_large: Called in the keeper thread while the process exceeds its memory limit, at each check
                 until it returns True: the process is going to be replaced.
@@ -100,6 +103,7 @@ class ModelProcess:
         self.ending: Ending | None = None
         self._about = dict(about)
         self._policy = policy
+        self._threads = threads
         self._on_end = on_end
         self._on_large = on_large
         self._is_replaced = False
@@ -304,7 +308,10 @@ class ModelProcess:
                 bufsize=0,
                 pass_fds=(theirs.fileno(),),
                 process_group=0,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={
+                    **cpus.environment(self._threads),
+                    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                },
             )
         except BaseException:
             ours.close()

@@ -65,6 +65,7 @@ class Recipe(NamedTuple):
         load_limit: Time limit of loading.
         batch_limit: Time limit of a batch.
         warm: Warms up each process except the first one.
+        threads: Number of threads of a batch.
     """
 
     which: Which
@@ -74,6 +75,7 @@ class Recipe(NamedTuple):
     load_limit: Limit
     batch_limit: Limit
     warm: Callable[[Servable], object]
+    threads: int
 
 
 class Replica:
@@ -190,7 +192,9 @@ class Replica:
         Raises:
             LoadError: The process could not be started, or could not load the version.
         """
-        process = ModelProcess(self._about, self._recipe.policy, self._ended, self._grown)
+        process = ModelProcess(
+            self._about, self._recipe.policy, self._recipe.threads, self._ended, self._grown
+        )
         began = time.monotonic()
         try:
             process.start()

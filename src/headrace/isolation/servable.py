@@ -294,6 +294,7 @@ def _recipe(
         Limit(config.versions.load_timeout_seconds, "loading took longer than versions.load_timeout_seconds"),
         Limit(policy.timeout_seconds, "a batch took longer than isolation.timeout_seconds"),
         warm,
+        options.threads,
     )
 
 

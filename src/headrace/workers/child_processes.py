@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from typing import Protocol
 
+from headrace.base import cpus
 from headrace.config import ServerConfig
 from headrace.sealed_memory.keeper_process import KeeperProcess
 from headrace.workers.messages import RELEASE
@@ -17,6 +19,10 @@ _log = logging.getLogger(__name__)
 
 class Process(Protocol):
     """A worker's process; ``asyncio.subprocess.Process`` is one."""
+
+    @property
+    def pid(self) -> int:
+        """The process identifier."""
 
     @property
     def returncode(self) -> int | None:
@@ -36,13 +42,15 @@ class Process(Protocol):
 class Processes:
     """Starts processes; tests of the supervisor replace it."""
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, command: Sequence[str], workers: int) -> None:
         """Prepare to start processes.
 
         Args:
             command: Command line of a worker, to which a descriptor's number and the release are appended.
+            workers: Number of workers, which share the processors.
         """
         self._command = command
+        self._environment = cpus.environment(cpus.share(cpus.available(), workers))
 
     async def worker(self, end: int, descriptors: Sequence[int]) -> Process:
         """Start a worker.
@@ -60,6 +68,7 @@ class Processes:
             RELEASE,
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(end, *descriptors),
+            env=self._environment,
         )
 
     def keeper(self, config: ServerConfig) -> KeeperProcess | None:
@@ -73,6 +82,18 @@ class Processes:
         except OSError as error:
             _log.warning("models' memory is not shared: the keeper cannot be started: %s", error)
             return None
+
+
+def open_files(pid: int) -> int:
+    """Count the open files of a process; return 0 where the kernel does not tell (Linux before 6.2).
+
+    Args:
+        pid: Its process identifier.
+    """
+    try:
+        return os.stat(f"/proc/{pid}/fd").st_size
+    except OSError:
+        return 0
 
 
 def how_ended(code: int) -> str:

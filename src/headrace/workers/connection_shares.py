@@ -1,8 +1,13 @@
-"""Decide which workers get new connections; ``transport.connection_steering`` applies the decision."""
+"""Decide which workers get new connections; ``transport.generation_sockets`` applies the decision."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+_FEW_SHARE = 0.75
+"""A worker has few connections below this share of the mean."""
+_LEAST_FEWER = 16
+"""Smaller differences are ignored, as workers also have other open files."""
 
 
 def taking(
@@ -31,3 +36,18 @@ def taking(
         or [one for one in numbers if serving[one]]
         or list(numbers)
     )
+
+
+def weighted(numbers: Sequence[int], open_files: Sequence[int]) -> list[int]:
+    """Name the workers with few connections twice, so that they get twice the share of new ones.
+
+    After a worker has been restarted, the others have all connections. It catches up as clients reconnect,
+    but a burst between two counts cannot overload it, because the others go on getting connections.
+
+    Args:
+        numbers: The workers that get new connections.
+        open_files: By worker, its open files, most of which are connections; 0 if they cannot be counted.
+    """
+    mean = sum(open_files[one] for one in numbers) / len(numbers)
+    limit = min(_FEW_SHARE * mean, mean - _LEAST_FEWER)
+    return [one for one in numbers for _ in range(2 if open_files[one] < limit else 1)]

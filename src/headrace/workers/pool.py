@@ -24,7 +24,7 @@ from headrace.server.process import end_of, expect_signals, follower_of, service
 from headrace.workers import budgets, worker_restarts
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Process, Processes, how_ended
-from headrace.workers.connection_shares import taking
+from headrace.workers.connection_shares import taking, weighted
 from headrace.workers.messages import Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
 from headrace.workers.shared_state import Commons
 from headrace.workers.worker_slot import Place, open_places, places_at
@@ -106,7 +106,7 @@ class WorkerPool:
         self._announced = self._was_tried = False
         self._stopping = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
-        self._processes = Processes(start.command) if processes is None else processes
+        self._processes = Processes(start.command, workers) if processes is None else processes
         self._keeper = self._processes.keeper(config)
 
     @property
@@ -333,7 +333,8 @@ class WorkerPool:
             [one.suspect for one in self.places],
             [self._commons.is_ready(one) for one in self.places],
         )
-        self.listeners.lead_to([self.places[number].set for number in found])
+        shares = weighted(found, [one.open_files for one in self.places])
+        self.listeners.lead_to([self.places[number].set for number in shares])
         self._hurry()
 
     async def _measure(self) -> None:
@@ -346,6 +347,7 @@ class WorkerPool:
         timeout = self._start.config.worker_timeout_seconds
         while True:
             await asyncio.sleep(self._beat_seconds)
+            self._steer()  # the workers' shares of new connections depend on how many they have
             if self._keeper is not None:
                 self._keeper.look_after()
             report = report_of_workers(one.report for one in self.places if one.answers)

@@ -12,7 +12,7 @@ from headrace.config import ServerConfig
 from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.listening_sockets import listen_together
 from headrace.workers.channel import Channel
-from headrace.workers.child_processes import Process
+from headrace.workers.child_processes import Process, open_files
 from headrace.workers.messages import Message
 from headrace.workers.state_merge import Standing
 
@@ -77,6 +77,11 @@ class Place:
         """Whether there is a process that serves and answers beats."""
         return self.serving and not self.suspect
 
+    @property
+    def open_files(self) -> int:
+        """Number of open files of the process, most of which are connections; 0 if it cannot be counted."""
+        return 0 if self.process is None else open_files(self.process.pid)
+
     def standing(self, *, ready: bool) -> Standing | None:
         """Return the state of the process; None if there is none or it does not answer beats.
 
@@ -100,11 +105,7 @@ def open_places(config: ServerConfig, workers: int) -> list[Place]:
     """
     http = listen_together(config.host, config.http_port, "http_port", workers)
     try:
-        # grpcio opens listening sockets of its own at the same port.
-        grpc = listen_together(
-            *(config.host, config.grpc_port, "grpc_port", workers),
-            listening=config.grpc_server != "grpcio",
-        )
+        grpc = listen_together(config.host, config.grpc_port, "grpc_port", workers)
     except ConfigError:
         for one in http:
             one.close()

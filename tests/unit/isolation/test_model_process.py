@@ -16,7 +16,7 @@ def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pyt
     monkeypatch.setattr(processes, "RELEASE", "0.0.9/1")
     ended = threading.Event()
     process = ModelProcess(
-        {"model": "m", "version": 1}, IsolationPolicy(), lambda _: ended.set(), lambda _: None
+        {"model": "m", "version": 1}, IsolationPolicy(), 1, lambda _: ended.set(), lambda _: None
     )
     process.start()
     assert ended.wait(60)

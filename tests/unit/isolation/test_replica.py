@@ -73,7 +73,7 @@ class Bench:
         monkeypatch.setattr(replicas, "ModelProcess", make)
         limit, policy = Limit(SECONDS, ""), IsolationPolicy(memory_bytes=LIMIT_BYTES)
         which = Which("m", 1, Path("1"))
-        recipe = Recipe(which, b"", policy, None, limit, limit, lambda _: self.when_warm(self.made[-1]))
+        recipe = Recipe(which, b"", policy, None, limit, limit, lambda _: self.when_warm(self.made[-1]), 1)
         self.replica = Replica(recipe, self.restarts, lambda: None)
         self.replica.start()
 

@@ -32,6 +32,7 @@ class FakeWorker:
         heard: What the supervisor has told it.
         signals: The signals that it got, and outlived.
         returncode: As of a process.
+        pid: As of a process; 0, of which the system tells nothing.
         serves: Whether it has said that it takes connections.
         ready: Whether it has said that its models are ready.
         waits: Whether it is to take connections only then.
@@ -46,6 +47,7 @@ class FakeWorker:
         self.heard: list[Message] = []
         self.signals: list[int] = []
         self.returncode: int | None = None
+        self.pid = 0
         self.serves = self.ready = self.waits = False
         self.stuck_since: float | None = None
         self.unstuck_at = -math.inf
@@ -164,7 +166,7 @@ class FakeProcesses(Processes):
     """Starts workers on a stage."""
 
     def __init__(self, stage: Stage) -> None:
-        super().__init__(())
+        super().__init__((), 1)
         self._stage = stage
         self.error: Exception | None = None
 

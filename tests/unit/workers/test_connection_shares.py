@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import pytest
 from headrace.base.errors import ConfigError
 from headrace.frontends.transport.generation_sockets import Step, program, steer
 from headrace.frontends.transport.listening_sockets import listen_together
-from headrace.workers.connection_shares import taking
+from headrace.workers.child_processes import open_files
+from headrace.workers.connection_shares import taking, weighted
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux steers")
 
@@ -49,7 +51,9 @@ def run(steps: Sequence[Step], content: bytes) -> int:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-@pytest.mark.parametrize("taking_now", [[0], [1], [0, 1], [0, 2], [0, 1, 2, 3], list(range(256))])
+@pytest.mark.parametrize(
+    "taking_now", [[0], [1], [0, 1], [0, 2], [0, 1, 1], [0, 1, 2, 3], [one // 2 for one in range(512)]]
+)
 def test_blocks_of_ports_are_dealt_out_in_turn(version: int, taking_now: list[int]) -> None:
     steps = program(taking_now)
     for port in (1, 31, 32, 1000, 40_000, 40_032, 65_535):
@@ -90,6 +94,45 @@ def test_a_worker_that_begins_at_the_end_gets_connections_only_where_no_other_do
     serving: list[bool], late: list[bool], expected: list[int]
 ) -> None:
     assert taking(serving, late, [False, False], serving) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "open_files", "expected"),
+    [
+        ([0, 1], [0, 0], [0, 1]),  # they cannot be counted
+        ([0, 1], [30, 40], [0, 1]),
+        ([0, 1], [120, 70], [0, 1, 1]),
+        ([0, 1], [120, 80], [0, 1]),  # from three quarters of the mean on it has its share only
+        ([0, 1], [40, 10], [0, 1]),  # ten and forty differ by what is no connection, perhaps
+        ([0, 1], [50, 10], [0, 1, 1]),
+        ([0, 2], [500, 0, 20], [0, 2, 2]),  # only the workers that get connections are compared
+        ([0, 1, 2, 3], [0, 400, 400, 10], [0, 0, 1, 2, 3, 3]),
+        ([1], [0, 5], [1]),
+    ],
+)
+def test_workers_with_few_connections_get_twice_the_share_of_new_ones(
+    numbers: list[int], open_files: list[int], expected: list[int]
+) -> None:
+    assert weighted(numbers, open_files) == expected
+
+
+@linux
+def test_open_files_are_counted() -> None:
+    assert open_files(0) == 0
+    program = (
+        "import os, sys\n"
+        "kept = [os.open('/dev/null', os.O_RDONLY) for _ in range(int(sys.argv[1]))]\n"
+        "print(len(os.listdir('/proc/self/fd')) - 1, flush=True)\n"  # one more was open for the list
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", program, "20"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        there = int(child.stdout.readline())
+        found = open_files(child.pid)
+    if not found:
+        pytest.skip("Linux tells how many files a process has open from 6.2 on")
+    assert found == there > 20
 
 
 def accepted(listener: socket.socket) -> int:

@@ -174,9 +174,9 @@ class Listeners:
         return [one.fileno() for one in self.sets[number]]
 
     def lead_to(self, numbers: Sequence[int]) -> None:
-        """Steer new connections to these sets only."""
-        self.leading = sorted(set(numbers))
-        if not self._paused and (self.has_many or len(self.sets) > 1):
+        """Steer new connections to these sets only; a set that is named twice gets twice the share."""
+        before, self.leading = self.leading, sorted(numbers)
+        if self.leading != before and not self._paused and (self.has_many or len(self.sets) > 1):
             self._steer()
 
     def _steer(self) -> bool:
@@ -191,7 +191,8 @@ class Listeners:
     def resume(self) -> None:
         """Steer connections again, to the sets requested last."""
         self._paused = False
-        self.lead_to(self.leading)
+        if self.has_many or len(self.sets) > 1:
+            self._steer()
 
     async def until_accepted(self, *numbers: int) -> None:
         """Wait until sets have accepted the connections they got before new ones were steered elsewhere."""

@@ -66,9 +66,7 @@ def listen(host: str, port: int, setting: str) -> socket.socket:
         raise _refused(host, port, setting, error) from error
 
 
-def listen_together(
-    host: str, port: int, setting: str, many: int, *, listening: bool = True
-) -> list[socket.socket]:
+def listen_together(host: str, port: int, setting: str, many: int) -> list[socket.socket]:
     """Open several sockets on one port, among which the kernel distributes new connections.
 
     Args:
@@ -76,7 +74,6 @@ def listen_together(
         port: Port; 0 for any free one.
         setting: Name of the port's setting, for the error.
         many: Number of sockets.
-        listening: Whether they listen; otherwise they only reserve the port for sockets that join them.
 
     Raises:
         ConfigError: The port or the address is not available, even if its other users share it.
@@ -97,7 +94,7 @@ def listen_together(
             else:
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
                 one.bind((host, port))
-        for one in opened if listening else ():
+        for one in opened:
             one.listen(_BACKLOG)
     except OSError as error:
         for one in opened:
