@@ -73,7 +73,10 @@ _NOMAD: dict[str, set[str]] = {
     "job.group.task": {
         "driver", "kill_signal", "kill_timeout", "config", "env", "volume_mount", "resources",
     },
-    "job.group.task.config": {"image", "args", "ports", "readonly_rootfs", "cap_drop", "security_opt"},
+    "job.group.task.config": {
+        "image", "args", "ports", "readonly_rootfs", "cap_drop", "security_opt", "healthchecks",
+    },
+    "job.group.task.config.healthchecks": {"disable"},
     "job.group.task.volume_mount": {"volume", "destination", "read_only"},
     "job.group.task.resources": {"cores", "cpu", "memory"},
 }  # fmt: skip
@@ -97,8 +100,8 @@ def problems() -> Iterator[str]:
     yield from (f"scaledobject.yaml: {said}" for said in keda_problems(keda))
     rules = yaml.safe_load((DEPLOY / "prometheus/adapter_rules.yaml").read_text("utf-8"))
     yield from (f"adapter_rules.yaml: {said}" for said in adapter_problems(rules))
-    nomad = (DEPLOY / "nomad/server.nomad.hcl").read_text("utf-8")
-    yield from (f"server.nomad.hcl: {said}" for said in nomad_problems(nomad))
+    for file in sorted(DEPLOY.glob("nomad/*.hcl")):
+        yield from (f"{file.name}: {said}" for said in nomad_problems(file.read_text("utf-8")))
     yield from _systemd_problems()
     yield from _haproxy_problems()
     yield from _nginx_problems()

@@ -17,11 +17,15 @@ import msgspec
 import pytest
 import yaml
 
+from headrace.archive.filling.filler import _LAST_SECONDS
+from headrace.cli.main import build_parser
+from headrace.cli.settings import parse
 from headrace.config import ModelConfig, ServerConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 FILES = sorted(path for path in DEPLOY.rglob("*") if path.is_file())
+NOMAD = sorted(DEPLOY.glob("nomad/*.hcl"))
 SPARE_SECONDS = 5.0
 """What a process needs beside its drain: a computation that runs is waited for, files are closed."""
 
@@ -67,6 +71,26 @@ def settings(named: dict[str, str]) -> ServerConfig:
     return msgspec.convert(own, ServerConfig, strict=False)
 
 
+def nomad(file: Path) -> tuple[Any, Any]:
+    """The fields of a job's only group, and of its only task."""
+    options = hcl2.SerializationOptions(strip_string_quotes=True, explicit_blocks=False, with_comments=False)
+    (job,) = hcl2.loads(file.read_text("utf-8"), serialization_options=options)["job"][0].values()
+    (group,) = job["group"][0].values()
+    (task,) = group["task"][0].values()
+    return group, task
+
+
+def options_of(task: Any) -> dict[str, Any]:
+    """All settings of a task's command that are not empty, as it reads them in the image."""
+    image = (DEPLOY / "docker/Dockerfile").read_text("utf-8")
+    own = dict(re.findall(r"^ +(HEADRACE_\w+)=(\S+)", image, re.MULTILINE))
+    words = task["config"][0]["args"]
+    given = vars(parse(build_parser(), words, {**own, **task["env"][0]})).items()
+    defaults = msgspec.structs.asdict(ServerConfig()) if "serve" in words else {}
+    found = {**defaults, **{name: value for name, value in given if value is not None}}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 @pytest.mark.parametrize("file", FILES, ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_variable_is_a_setting_of_the_server(file: Path) -> None:
     names = re.findall(r"HEADRACE_SERVE_([A-Z_]+)", file.read_text("utf-8"))
@@ -83,14 +107,12 @@ def test_kubernetes_waits_for_the_whole_drain() -> None:
     assert said.drain_lead_seconds <= said.drain_seconds / 2
 
 
-def test_nomad_waits_for_the_whole_drain() -> None:
-    text = (DEPLOY / "nomad/server.nomad.hcl").read_text("utf-8")
-    options = hcl2.SerializationOptions(strip_string_quotes=True)
-    group = hcl2.loads(text, serialization_options=options)["job"][0]["headrace"]["group"][0]["headrace"]
-    task = group["task"][0]["headrace"]
-    variables = {name: value for name, value in task["env"][0].items() if not name.startswith("__")}
-    said = settings(variables)
-    assert seconds(task["kill_timeout"]) >= said.drain_seconds + SPARE_SECONDS
+@pytest.mark.parametrize("file", NOMAD, ids=lambda path: path.name)
+def test_nomad_waits_for_all_that_a_stop_takes(file: Path) -> None:
+    _, task = nomad(file)
+    said = options_of(task)
+    longest = said.get("drain_seconds", _LAST_SECONDS)
+    assert seconds(task["kill_timeout"]) >= longest + SPARE_SECONDS
     assert task["kill_signal"] == "SIGTERM"
 
 
@@ -112,6 +134,21 @@ def test_a_balancer_sees_that_a_server_stops_before_that_takes_no_more() -> None
     checks = [one for cluster in envoy["static_resources"]["clusters"] for one in cluster["health_checks"]]
     assert len(checks) == 2
     assert all(seconds(check["interval"]) < lead for check in checks)
+
+
+# ---- Nomad ----
+
+
+@pytest.mark.parametrize("file", NOMAD, ids=lambda path: path.name)
+def test_nomad_sets_what_the_command_reads_and_reaches_its_ports(file: Path) -> None:
+    group, task = nomad(file)
+    said = options_of(task)
+    assert task["env"][0].keys() <= set(said["origins"].values())
+    ports = {name: port["to"] for one in group["network"][0]["port"] for name, port in one.items()}
+    opened = {name.removesuffix("_port"): port for name, port in said.items() if name.endswith("_port")}
+    assert ports == opened
+    assert said.get("host", said.get("metrics_host")) == "0.0.0.0"
+    assert set(task["config"][0]["ports"]) == {one["port"] for one in group["service"]} == ports.keys()
 
 
 # ---- Kubernetes ----
@@ -269,12 +306,13 @@ def test_a_field_that_keda_or_the_adapter_does_not_know_is_found(checker: Module
     assert "query" in one
 
 
-def test_a_field_that_nomad_does_not_know_is_found(checker: ModuleType) -> None:
-    text = (DEPLOY / "nomad/server.nomad.hcl").read_text("utf-8")
+@pytest.mark.parametrize("file", NOMAD, ids=lambda path: path.name)
+def test_a_field_that_nomad_does_not_know_is_found(checker: ModuleType, file: Path) -> None:
+    text = file.read_text("utf-8")
     assert list(checker.nomad_problems(text)) == []
-    wrong = text.replace("shutdown_delay", "stop_delay").replace("memory = 2048", "ram = 2048")
+    wrong = text.replace("kill_timeout", "stop_timeout").replace("memory = 2048", "ram = 2048")
     assert list(checker.nomad_problems(wrong)) == [
-        "job.group: no field stop_delay is known",
+        "job.group.task: no field stop_timeout is known",
         "job.group.task.resources: no field ram is known",
     ]
     (said,) = checker.nomad_problems("job {")
