@@ -2,7 +2,8 @@
 
 Dockerfile: hadolint. Kubernetes: its schemas. KEDA: the schema of its ScaledObject. Compose: its schema.
 Envoy: Envoy itself. Nomad: HCL, and the names of its fields. prometheus-adapter: the names of its fields.
-systemd, HAProxy, NGINX, Prometheus: their own verifiers, where they are installed.
+systemd, HAProxy, NGINX, Prometheus: their own verifiers. One that is not installed is reported; with
+``DEPLOY_TOOLS=required``, as in ``.ci/run``, that is an error (of systemd's only where systemd runs).
 Grafana: what it starts with, its dashboard's fields and metrics, and by Prometheus' verifier its queries.
 What the files say together (names, ports, times) is checked by ``tests/unit/test_deploy.py``.
 """
@@ -37,6 +38,8 @@ _SOURCE = {"name", "uid", "type", "url", "isDefault", "access"}
 _PROVIDER = {"name", "type", "options", "folder"}
 """What we use of a data source, and of a provider of dashboards."""
 _TOOL_SECONDS = 60
+_SYSTEM_PATH = "/usr/sbin:/usr/local/sbin"
+"""Where a command may be that only root has in its path."""
 _OWN_SCHEMA = {"ServiceMonitor", "Kustomization"}
 """Kinds that Kubernetes itself does not know; their fields are checked by ``_FIELDS``."""
 
@@ -87,6 +90,7 @@ _NAMED = {"job", "job.group", "job.group.network.port", "job.group.volume", "job
 
 def problems() -> Iterator[str]:
     """What is wrong with the files; nothing if all is well."""
+    yield from missing_tools()
     bin_directory = Path(sys.executable).parent
     yield from _by_tool("Dockerfile", [bin_directory / "hadolint", DEPLOY / "docker/Dockerfile"])
     compose = [bin_directory / "check-jsonschema", "--builtin-schema", "vendor.compose-spec"]
@@ -248,9 +252,26 @@ def _nomad_block(where: str, fields: Mapping[str, Any]) -> Iterator[str]:
                     yield from _nomad_block(place, one)
 
 
+def missing_tools(*, has_systemd: bool = Path("/run/systemd/system").exists()) -> Iterator[str]:
+    """Which tools of Debian's packages are not here, where all of them are required.
+
+    Args:
+        has_systemd: Whether systemd runs on this machine.
+    """
+    if os.environ.get("DEPLOY_TOOLS") != "required":
+        return
+    for command in ("haproxy", "nginx", "promtool", *(["systemd-analyze"] if has_systemd else [])):
+        if _found(command) is None:
+            yield f"there is no {command} here"
+
+
+def _found(command: str) -> str | None:
+    return shutil.which(command) or shutil.which(command, path=_SYSTEM_PATH)
+
+
 def _installed(command: str, folder: str) -> Path | None:
     """Where a command of Debian's packages is; where it is not, that is said."""
-    found = shutil.which(command) or shutil.which(command, path="/usr/sbin:/usr/local/sbin")
+    found = _found(command)
     if found is None:
         print(f"deploy/{folder} is not checked: there is no {command} here")
     return None if found is None else Path(found)

@@ -271,6 +271,18 @@ def test_compose_mounts_what_is_there(path: Path) -> None:
 # ---- That what `make check` runs can fail ----
 
 
+def test_continuous_integration_misses_no_tool(checker: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "export DEPLOY_TOOLS=required\n" in (ROOT / ".ci/run").read_text("utf-8")
+    monkeypatch.setattr(checker, "_SYSTEM_PATH", "")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("DEPLOY_TOOLS", raising=False)
+    assert list(checker.missing_tools()) == []
+    monkeypatch.setenv("DEPLOY_TOOLS", "required")
+    said = [f"there is no {name} here" for name in ("haproxy", "nginx", "promtool", "systemd-analyze")]
+    assert list(checker.missing_tools(has_systemd=False)) == said[:3]
+    assert list(checker.missing_tools(has_systemd=True)) == said
+
+
 def test_a_field_that_kubernetes_does_not_know_is_found(checker: ModuleType) -> None:
     (document,) = documents("kubernetes/deployment.yaml", "Deployment")
     assert list(checker.kubernetes_problems(document)) == []
