@@ -19,9 +19,6 @@ from tests.faults.still_serves import MODEL, predict_request
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 
-TIMEOUT_SECONDS = 3.0
-"""The longest that a prediction may take, in all the files."""
-
 PROTOCOLS = ("REST", "gRPC")
 
 MOST_OF_ONE_ADDRESS = 500
