@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,12 +67,14 @@ class World:
         gate: Opens the slow model.
         given: What an observer was given.
         port: Of grpcio's server.
+        metadata: Of calls of grpcio's server.
     """
 
     engine: Engine
     gate: threading.Event
     given: list[Outcome] = field(default_factory=list)
     port: int = 0
+    metadata: Sequence[tuple[str, str]] = ()
 
     def __post_init__(self) -> None:
         """Open the doors."""
@@ -146,7 +148,8 @@ class World:
         async with aio.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             await channel.channel_ready()  # of a call whose time is over before that the server never hears
             with suppress(grpc.RpcError):
-                await channel.unary_unary(_INFER)(_infer(ask), timeout=ask.seconds)
+                method = channel.unary_unary(_INFER)
+                await method(_infer(ask), timeout=ask.seconds, metadata=self.metadata)
 
     async def until_taken(self, requests: int) -> None:
         """Wait until the slow model holds so many requests, the first of them on its thread."""

@@ -174,9 +174,11 @@ def test_a_stream_is_a_span_and_each_message_a_child_of_it() -> None:
     assert of_message.attributes["headrace.rows"] == 2
 
 
-def test_grpcio_s_calls_are_traced_as_well() -> None:
+@pytest.mark.parametrize(("sent", "parent_id"), [([], ""), (SAMPLED, PARENT)], ids=["alone", "continued"])
+def test_grpcio_s_calls_are_traced_as_well(sent: list[tuple[bytes, bytes]], parent_id: str) -> None:
     async def whole() -> None:
         async with world(by_grpcio=True, is_observed=False) as made:
+            made.metadata = [(name.decode(), value.decode()) for name, value in sent]
             tracer = trace(made.engine, collector)
             await made.ask("grpcio", Ask(rows=1))
             assert await asyncio.to_thread(tracer.close, 30.0)
@@ -184,9 +186,11 @@ def test_grpcio_s_calls_are_traced_as_well() -> None:
     with collecting("grpc") as collector:
         asyncio.run(whole())
     root = the(collector.spans, PATHS["grpcio"][1:])
-    assert (root.parent_id, root.kind) == ("", 2)
+    assert (root.parent_id, root.kind) == (parent_id, 2)
     assert root.attributes["client.address"] == "127.0.0.1"
     assert len(collector.spans) == 5
+    if parent_id:
+        assert check_tree(collector.spans, root.name).state == "rojo=1,congo=2"
 
 
 @pytest.mark.parametrize(
