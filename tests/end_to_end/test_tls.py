@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -43,10 +45,10 @@ def mutual(request: pytest.FixtureRequest, models: Path, authority: Authority) -
         yield server
 
 
-def grpc_ready(server: RunningServer, authority: Authority, *, as_client: bool = False) -> bool:
-    chain, key = (one.read_bytes() for one in authority.client_files())
-    given = (key, chain) if as_client else ()
-    credentials = grpc.ssl_channel_credentials(authority.path("ca.pem").read_bytes(), *given)
+def grpc_ready(server: RunningServer, authority: Authority, clients: Authority | None = None) -> bool:
+    """Whether a client is told so, with a certificate of an authority of clients, or without one."""
+    chain, key = (None, None) if clients is None else (one.read_bytes() for one in clients.client_files())
+    credentials = grpc.ssl_channel_credentials(authority.path("ca.pem").read_bytes(), key, chain)
     with grpc.secure_channel(f"localhost:{server.grpc_port}", credentials) as channel:
         answer: bytes = channel.unary_unary(READY)(b"", timeout=SECONDS)
         return answer == b"\x08\x01"
@@ -56,7 +58,7 @@ def test_a_client_with_a_certificate_is_answered_on_both_ports(
     mutual: RunningServer, authority: Authority
 ) -> None:
     assert mutual.post("/v1/models/half_plus_two:predict", {"instances": [1.0]})[1] == {"predictions": [2.5]}
-    assert grpc_ready(mutual, authority, as_client=True)
+    assert grpc_ready(mutual, authority, authority)
 
 
 def test_a_client_without_one_or_with_a_strangers_gets_no_answer(
@@ -133,6 +135,39 @@ def test_a_new_certificate_is_taken_up_at_sighup_and_a_broken_one_is_not(
         text = kept.get(f"https://127.0.0.1:{server.http_port}/metrics").text
     for line in ('reloads_total{result="loaded"} 1.0', 'reloads_total{result="failed"} 1.0'):
         assert f"headrace_tls_certificate_{line}" in text
+
+
+def answered(server: RunningServer, authority: Authority, clients: Authority) -> list[str]:
+    """By which protocols a client is answered whose certificate these have signed."""
+    context, found = authority.context(), []
+    context.load_cert_chain(*clients.client_files())
+    with suppress(httpx.TransportError), httpx.Client(verify=context) as client:
+        client.get(f"https://127.0.0.1:{server.http_port}/v2/health/live").raise_for_status()
+        found.append("REST")
+    with suppress(grpc.RpcError):
+        assert grpc_ready(server, authority, clients)
+        found.append("gRPC")
+    return found
+
+
+@pytest.mark.parametrize("options", PAIRS.values(), ids=PAIRS)
+def test_a_new_authority_of_clients_is_taken_up_at_sighup(
+    models: Path, tmp_path: Path, authority: Authority, options: tuple[str, ...]
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    clients = tmp_path / "clients.pem"
+    context = authority.context()
+    context.load_cert_chain(*old.client_files())
+    shutil.copy(old.path("ca.pem"), clients)
+    options = (*options, *authority.options(), "--tls-client-ca", str(clients))
+    with RunningServer(models, *options, tls=context) as server:
+        assert (answered(server, authority, old), answered(server, authority, new)) == (["REST", "gRPC"], [])
+        new.path("ca.pem").rename(clients)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for(lambda: answered(server, authority, new) == ["REST", "gRPC"], "the new one", SECONDS)
+        server.wait_for(lambda: answered(server, authority, old) == [], "the end of the old one", SECONDS)
 
 
 def test_the_line_of_curl_that_is_printed_works(models: Path, authority: Authority) -> None:
