@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import yaml
 
 from headrace.frontends.access_control import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
@@ -114,6 +115,17 @@ def test_promtool_finds_nothing_wrong_with_the_rules() -> None:
     ):
         ran = subprocess.run(["promtool", *command], capture_output=True, text=True, timeout=60, check=False)
         assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_promtool_is_given_trouble_for_each_rule_and_a_healthy_server_for_all() -> None:
+    rules = RULES.read_text("utf-8")
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    tests = yaml.safe_load(RULES.with_name("alerts_test.yml").read_text("utf-8"))["tests"]
+    expected = [{one["alertname"]: one["exp_alerts"] for one in test["alert_rule_test"]} for test in tests]
+    assert {name for test in expected for name, fired in test.items() if fired} == alerts
+    assert expected[-1] == {name: [] for name in alerts}
+    healthy = {name for one in tests[-1]["input_series"] for name in names_in(one["series"])}
+    assert healthy == {name for expression in expressions(rules) for name in names_in(expression)}
 
 
 def test_what_says_that_it_is_to_be_alerted_on_is_in_a_rule() -> None:
