@@ -160,7 +160,7 @@ def test_another_protocol_is_refused_with_both_releases(models: Path, place: Pat
 @pytest.mark.parametrize("message", [b"", b"{", b'{"type":"taken"}', b"\xff" * 100])
 def test_whatever_else_is_said_is_passed_over(models: Path, place: Path, message: bytes) -> None:
     with RunningServer(models, "--handover", str(place)) as server:
-        for content in (struct.pack("<I", len(message)) + message, b"\xff" * 4):
+        for number, content in enumerate((struct.pack("<I", len(message)) + message, b"\xff" * 4), 1):
             with socket.socket(socket.AF_UNIX) as taker:
                 taker.settimeout(SECONDS)
                 taker.connect(str(place))
@@ -168,8 +168,12 @@ def test_whatever_else_is_said_is_passed_over(models: Path, place: Path, message
                 with suppress(ConnectionResetError):  # it has not read all of that
                     assert taker.recv(1) == b""
             server.wait_for(
-                lambda: server.count_in_log("the handover to a new server was aborted") > 0, "its end"
+                lambda number=number: (
+                    server.count_in_log("the handover to a new server was aborted") == number
+                ),
+                "its end",
             )
+        assert server.count_in_log("too large a message: 4294967295 bytes") == 1
         still_hands_over(server, models, place)
 
 

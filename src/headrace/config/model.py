@@ -194,22 +194,25 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise wrong("warm_up.requests", "file names below the version or model directory", name)
 
 
+RuntimeKind = Literal["", "onnx", "sklearn", "python", "ctr", "tensorflow"]
+
+
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The runtime that loads a model's versions.
 
     Attributes:
-        kind: ``onnx``, ``sklearn``, ``python``, ``ctr`` or ``tensorflow``; empty to detect it from the files.
+        kind: Name of the runtime; empty to detect it from the files.
         trusted: Type names that a skops file may contain beyond those that skops trusts by itself.
         options: Settings of that runtime, listed in docs/runtimes.md.
     """
 
-    kind: Literal["", "onnx", "sklearn", "python", "ctr", "tensorflow"] = ""
+    kind: RuntimeKind = ""
     trusted: tuple[str, ...] = ()
     options: dict[str, Option] = {}
 
     def __post_init__(self) -> None:
         """Check the kind; the runtime checks the options."""
-        one_of("runtime.kind", self.kind, ("", "onnx", "sklearn", "python", "ctr", "tensorflow"))
+        one_of("runtime.kind", self.kind, get_args(RuntimeKind))
 
 
 class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -284,6 +284,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.handover is not None and self.workers != 1 and self.has_admin_ports:
             expected = "no admin_port or admin_socket with workers > 1: those are not handed over"
             raise wrong("handover", expected, str(self.handover))
+        if self.admin_metrics and not self.has_admin_ports:
+            expected = "admin_port or admin_socket to be set as well, or metrics are served nowhere"
+            raise wrong("admin_metrics", expected, self.admin_metrics)
         seconds("handover_seconds", self.handover_seconds, most=60 * MINUTE)
         seconds("poll_seconds", self.poll_seconds, most=DAY)
         whole("load_threads", self.load_threads, least=1, most=MOST_THREADS)

@@ -144,15 +144,26 @@ class _Files(caching.IndexDataCacheFile):
         super().save(key, (self._source_stamp, key, data))  # type: ignore[no-untyped-call]
 
     def load(self, key: Any) -> Any:
-        """Return the machine code for a key; None if there is none."""
-        found: Any = super().load(key)  # type: ignore[no-untyped-call]
-        return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
+        """Return the machine code for a key; None if there is none, or if its file is damaged."""
+        try:
+            found: Any = super().load(key)  # type: ignore[no-untyped-call]
+            return found[2] if found is not None and found[:2] == (self._source_stamp, key) else None
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001 - unpickling a damaged file may raise anything
+            _say_damaged(self._index_path, error)
+            return None
 
     def _load_index(self) -> Any:
-        """Return the index; an empty one if it names types of another release, which cannot be loaded."""
+        """Return the index; an empty one if it is damaged, or names types of another release."""
         try:
             return super()._load_index()  # type: ignore[no-untyped-call]
-        except (ImportError, AttributeError):
+        except OSError:
+            raise
+        except (ImportError, AttributeError):  # of another release
+            return {}
+        except Exception as error:  # noqa: BLE001 - unpickling a damaged file may raise anything
+            _say_damaged(self._index_path, error)
             return {}
 
 
@@ -211,6 +222,14 @@ def _say_once(why: str) -> None:
         "compiled kernels cannot be cached (%s): each process compiles them again, in about ten seconds. "
         "Set NUMBA_CACHE_DIR to a writable directory, or to one that `headrace compile` filled",
         why,
+    )
+
+
+def _say_damaged(index: str, error: Exception) -> None:
+    _log.warning(
+        "a file of the kernel cache is damaged (%s, or a file beside it: %s): it is written anew",
+        index,
+        type(error).__name__,
     )
 
 

@@ -88,8 +88,8 @@ class Observing:
         """Write and send pending records, once no call is in flight.
 
         Args:
-            until: Deadline of the server's shutdown on the monotonic clock; at least half a second is spent
-                in any case.
+            until: Deadline of the server's shutdown on the monotonic clock. Each observer gets at least half
+                a second, and at most five.
         """
         await asyncio.to_thread(self._close, until)
 

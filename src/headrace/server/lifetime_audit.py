@@ -1,6 +1,7 @@
 """A server's start, handover and stop, recorded in its audit log if it has one.
 
-None of them depends on writing the log: a full disk must not keep a server from starting or stopping.
+A log that cannot be used is an error at the start. Later failures are only logged, so that a full disk never
+keeps a server from stopping.
 """
 
 from __future__ import annotations
@@ -44,13 +45,13 @@ class ServerLife:
 
             self._log = AuditLog(config.audit.file)
 
-    async def told(self, action: str, act: Awaitable[_Done], otherwise: str = "") -> _Done:
+    async def record(self, action: str, act: Awaitable[_Done], otherwise: str = "") -> _Done:
         """Perform an action, and log it before and after.
 
         Args:
             action: Name of the action, such as ``start``.
             act: Performs the action.
-            otherwise: The logged reason of the failure if ``act`` returns False.
+            otherwise: Reason to log if ``act`` returns False.
         """
         if self._log is None:
             return await act

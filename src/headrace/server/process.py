@@ -51,7 +51,7 @@ async def run(
     Args:
         models: The directory of models.
         config: The settings.
-        announce: Run once the ports are open.
+        announce: Run once the server accepts connections.
 
     Returns:
         The exit code: 0, or 1 if no more requests could be accepted.
@@ -66,7 +66,7 @@ async def run(
     manager = service_manager(config)
     handover = _handover(server, config)
     start = _started(server, handover, manager, stopping)
-    if not await life.told(
+    if not await life.record(
         "start", _ending_loads(server, start), "the server was stopped before it was ready"
     ):
         return 0
@@ -89,14 +89,14 @@ async def run(
     began = time.monotonic()
     lead = stopping.done() and stopping.result() is signal.SIGTERM
     stopped = _stopped(server, handover, lead=lead)
-    if await life.told(end_of(handover), stopped, "a model was still at work"):
+    if await life.record(end_of(handover), stopped, "a model was still at work"):
         _log.info("stopped")
         return code
     leave_at_work(code, time.monotonic() - began)
 
 
 def expect_signals(loop: asyncio.AbstractEventLoop) -> None:
-    """Keep SIGHUP and SIGUSR2 from ending a server that does not support them, or not yet.
+    """Ignore SIGHUP and SIGUSR2 until the server handles them, or for ever if it does not.
 
     SIGHUP is also sent when a terminal closes. A server that was started in one, and has no other use for
     SIGHUP, then ends as after Ctrl-C.
@@ -117,7 +117,7 @@ def expect_signals(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _ending_loads(server: Server, start: Awaitable[_T]) -> _T:
-    """Start; on failure wait for loads: Python aborts if it exits while native code runs."""
+    """Start; on failure wait for loads in progress, as Python aborts if it exits while native code runs."""
     try:
         return await start
     except HeadraceError:
@@ -288,9 +288,10 @@ def tune_process() -> None:
 def _calm_garbage_collector() -> None:
     """Run the garbage collector less often, and never over objects that are permanent.
 
-    By default Python looks for cycles after every 700 new objects, which is every few dozen requests. Serving
-    creates no cycles, and the search took 5 to 8 % of a small request's time. Each collection covers few
-    objects: a large body has hundreds of thousands of them, at 0.2 µs each, and all requests wait meanwhile.
+    By default Python looks for cycles after every 700 new objects (3.11), which is every few dozen requests.
+    Serving creates no cycles, and the search took 5 to 8 % of a small request's time. The thresholds keep
+    each collection small: a large body creates hundreds of thousands of objects, and a search takes 0.2 µs
+    for each while all requests wait.
     """
     gc.collect()
     gc.freeze()

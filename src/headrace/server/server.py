@@ -1,4 +1,4 @@
-"""The composition root: assembles a server, starts, drains and stops it; contains no decisions."""
+"""The composition root: assembles a server, starts, drains and stops it."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Server:
             config: The settings.
             engine: The engine; a new one if None.
             sockets: Listening sockets for REST and gRPC; opened according to the settings if empty.
-            service: Creates the Service that codecs ask.
+            service: Creates the Service that codecs call.
             share: The part of an archive that this process handles; None for the whole.
         """
         self._models, self._config = models, config
@@ -183,9 +183,6 @@ class Server:
             HeadraceError: As ``start``.
         """
         config = self._config
-        if config.admin_metrics and not config.has_admin_ports:
-            expected = "admin_port or admin_socket to be set as well, or metrics are served nowhere"
-            raise wrong("admin_metrics", expected, config.admin_metrics)
         if config.audit.file is not None:
             from headrace.telemetry.audit_log import AuditLog  # noqa: PLC0415 - only if enabled
 
@@ -430,7 +427,7 @@ class Server:
         waits.cancel()
 
     def drain(self, *, is_followed: bool = False) -> None:
-        """Announce in each response that its connection will close; accept new ones until ``finish``.
+        """Announce in each response that its connection will close; new connections are still accepted.
 
         Args:
             is_followed: Whether a successor accepts new connections; the server then still reports ready.
@@ -454,8 +451,7 @@ class Server:
         Args:
             until: Deadline of the drain on the monotonic clock.
             shared: Sockets on which another process accepts connections once this server no longer does.
-            frees_ports: Whether no other process has the other sockets, so that the next server may bind the
-                ports at once.
+            frees_ports: Whether to free the ports at once, because no other process has the other sockets.
 
         Returns:
             As ``stop``.

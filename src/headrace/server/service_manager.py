@@ -31,7 +31,7 @@ _TELL_SECONDS = 10.0
 _EXTENSION_SECONDS = 30.0
 _LONGEST_START_SECONDS = 600.0
 _BEGIN_SECONDS = 30.0
-"""How long a successor may take until it asks to take over, besides loading its models, in seconds."""
+"""Time in seconds that a successor gets in addition to ``handover_seconds``."""
 _FIRST_PROCESS = 1
 _OF_ONE_PROCESS = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "WATCHDOG_PID")
 
@@ -171,7 +171,7 @@ class Telling:
         self._notify("READY=1", f"MAINPID={os.getpid()}", f"STATUS={status(now or {})}")
 
     def start_successor(self) -> bool:
-        """Start this command again; the new process takes over from this one and reports it.
+        """Start this command again. The new process takes over and reports its process id to the manager.
 
         Returns:
             Whether the process was started.
@@ -204,7 +204,7 @@ class Telling:
     def _look_after(self, successor: subprocess.Popen[bytes], until: float) -> None:
         code, loop = successor.poll(), asyncio.get_running_loop()
         if code is None:
-            if loop.time() > until:  # it hangs before its handover, which has a timeout of its own
+            if loop.time() > until:  # it hung before its handover began; a begun one has its own timeout
                 successor.kill()
             self._looking = loop.call_later(_LOOK_SECONDS, self._look_after, successor, until)
             return

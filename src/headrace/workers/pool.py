@@ -428,7 +428,7 @@ async def run(start: Start, workers: int) -> int:
 
         handing = handover(begin, start.config)
     try:
-        serves = await life.told("start", started(), "the server was stopped before it was ready")
+        serves = await life.record("start", started(), "the server was stopped before it was ready")
     except BaseException:
         for pool in pools:
             pool.end()
@@ -458,7 +458,7 @@ async def _serve(
         telling.stop(follower_of(handover))
     _log.info("draining", extra={"seconds": pool.config.drain_seconds})
     lead = stopping.done() and stopping.result() is signal.SIGTERM
-    await life.told(end_of(handover), _stopped(pool, handover, lead=lead))
+    await life.record(end_of(handover), _stopped(pool, handover, lead=lead))
     if pool.failed.done():
         raise pool.failed.result()
     _log.info("stopped")

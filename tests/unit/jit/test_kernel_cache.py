@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import numba
 import pytest
 
 from headrace.ctr.models import vocabulary
@@ -83,6 +84,32 @@ def test_machine_code_of_a_release_with_other_modules_is_compiled_anew(tmp_path:
     gone = b"cheadrace.gone\nStanding\n."  # a pickle that names a module of an older release
     index.write_bytes(pickle.dumps(version) + gone)
     assert imported(file).twice(4) == 8
+    again = imported(file).twice
+    assert again(4) == 8
+    assert sum(again.stats.cache_hits.values()) == 1
+
+
+@pytest.mark.parametrize("kind", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", ["empty", "half", "garbage", "another module"])
+def test_a_damaged_file_is_reported_and_written_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, damage: str
+) -> None:
+    """Numba renames files into place without fsync: a loss of power may leave any part of them."""
+    file = tmp_path / "kept_kernel.py"
+    file.write_text(SOURCE)
+    assert imported(file).twice(4) == 8
+    (damaged,) = (tmp_path / "__pycache__").glob(f"*.{kind}")
+    content = damaged.read_bytes()
+    contents = {
+        "empty": b"",
+        "half": content[: len(content) // 2],
+        "garbage": b"\xff" * len(content),
+        "another module": pickle.dumps(numba.__version__) * (kind == "nbi") + b"cheadrace.gone\nGone\n.",
+    }
+    damaged.write_bytes(contents[damage])
+    assert imported(file).twice(4) == 8
+    if (kind, damage) != ("nbi", "another module"):  # left by another release, which is no damage
+        assert "a file of the kernel cache is damaged" in caplog.text
     again = imported(file).twice
     assert again(4) == 8
     assert sum(again.stats.cache_hits.values()) == 1

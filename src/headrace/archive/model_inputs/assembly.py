@@ -1,4 +1,4 @@
-"""A model's inputs from the archive, made of stored values alike in serving and in training.
+"""Build a model's inputs from stored values, by the same code in serving and in training.
 
 Pure: lookups are passed in. Serving passes the present values (``Archive.lookup``), training those at the
 time a row was served (``Archive.as_of``). All other code is shared, so that both see the same.
@@ -7,7 +7,7 @@ time a row was served (``Archive.as_of``). All other code is shared, so that bot
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ NO_KEY = -1
 
 _MILLISECONDS = 1000
 _ALL = slice(None)
-_SEPARATOR = b"\x1f"  # unusual in keys; ASCII, so that it is part of no other character
+_SEPARATOR = b"\x1f"  # unusual in keys; ASCII, so that it never occurs inside a multi-byte character
 
 
 class Question(NamedTuple):
@@ -52,10 +52,6 @@ class Question(NamedTuple):
     keys: list[str]
     rows: Array
     written: Array | None = None
-
-
-Look = Callable[[Question], Lookup]
-"""Answers a question with one row per key; called without keys too, for the value of a missing one."""
 
 
 class Filled(NamedTuple):
@@ -112,23 +108,6 @@ class ModelInputs:
                 written = np.maximum.reduce(known)[rows]
             asked.append(Question(space, self.versions.get(space, 0), key, tuple(names), keys, rows, written))
         return tuple(asked)
-
-    def fill(
-        self, request: Tensors, look: Look, now: int | Array, recorded: Mapping[str, Array] | None = None
-    ) -> Filled:
-        """Look up the inputs that a request needs.
-
-        Args:
-            request: As in ``questions``.
-            look: Answers each question.
-            now: Time of the request in milliseconds of Unix time: a number, or uint64 ``[rows]``.
-            recorded: As in ``questions``. If given, it decides which values were too old.
-
-        Raises:
-            InvalidRows: A key is not UTF-8.
-        """
-        asked = self.questions(request, recorded)
-        return self.filled(asked, [look(question) for question in asked], len_of(request), now, recorded)
 
     def filled(
         self,

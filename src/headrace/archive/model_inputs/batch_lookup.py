@@ -1,6 +1,7 @@
 """Batched lookup of a model's inputs, in pinned space versions.
 
-All spaces are looked up at once. A missing, late or failed lookup returns the value for a missing one.
+All spaces are looked up at once. Keys that are missing, late or failed get the value for a
+missing one.
 """
 
 from __future__ import annotations
@@ -149,7 +150,7 @@ class _Begun(NamedTuple):
     Attributes:
         reader: Reader that started it; None if it needs no ``end``.
         lookup: Result, with each key once.
-        places: Index in the result of each key of the question; None if the same.
+        places: For each key of the question, its row in the result; None if they are the same.
     """
 
     reader: SpaceReader | None
@@ -171,4 +172,8 @@ def _too_long(question: Question, longest: int) -> HeadraceError:
         if (size := len(key.encode())) > longest:
             reason = f": expected a key of up to {longest} bytes of UTF-8, got {size}"
             wrong[row] = (question.key, reason)
-    return InvalidRows.of(wrong) if wrong else InvalidRequest("expected keys", field=question.key)
+    return (
+        InvalidRows.of(wrong)
+        if wrong
+        else InvalidRequest(f"expected keys of up to {longest} bytes, got others", field=question.key)
+    )

@@ -58,7 +58,7 @@ class LookupServable:
             versions: Space versions that this version of the model was trained on.
 
         Raises:
-            NotLoadable: Settings, model and spaces do not fit together, or such a version is gone.
+            NotLoadable: Settings, model and spaces do not fit together, or a pinned space version is gone.
             Unavailable: A space is not known yet: its store has not answered, or its table has no columns.
         """
         self._model = servable
@@ -129,7 +129,7 @@ class LookupServable:
         return outputs
 
     def declared_outputs(self, signature: Signature, outputs: Tensors, rows: int) -> Tensors:
-        """Return the checked outputs of a signature, with the lookup's results whether declared or not.
+        """Return the checked outputs of a signature, and the lookup's results, even if undeclared.
 
         Args:
             signature: The signature that was called.
@@ -207,7 +207,7 @@ def _way(signature: Signature, sources: Mapping[str, InputSource], versions: Map
     public = dict(kept)
     for name, source in sources.items():
         public[source.key] = _key(name, source, public.get(source.key), specs[name])
-    for source in sources.values():  # a key is sent once per request only if all inputs made of it are
+    for source in sources.values():  # a key is a context input only if all inputs made of it are
         if source.key not in kept:
             fed = [specs[name] for name, one in sources.items() if one.key == source.key]
             spec = public[source.key]

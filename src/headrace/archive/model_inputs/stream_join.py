@@ -37,7 +37,8 @@ class Joined:
         keys: Number of rows with a key.
         found: Number of these that got the value that was served.
         too_old: Number of these whose value was older than allowed.
-        lost: Number of these whose served value is not kept any more, or may not be.
+        lost: Number of these whose served value has been discarded, or may have been. If another version
+            served it, also keys that this version lacks: not filled yet, or forgotten.
         recorded: Number of rows that record what they were served with.
     """
 
@@ -50,7 +51,7 @@ class Joined:
 
     @property
     def missing(self) -> int:
-        """Number of rows with a key but no value when they were served: new keys, or keys forgotten since."""
+        """Number of rows with a key and no value: new keys, and keys that were forgotten."""
         return self.keys - self.found - self.too_old - self.lost
 
 
@@ -62,8 +63,8 @@ class JoinSettings:
         sources: Sources of the model's inputs from the archive, by the input's name.
         time: Column with the time of serving; "" for the field of the role ``timestamp``.
         versions: Space versions to join with; the default for other spaces.
-        served: Space versions that served the rows that do not record it: those that the model was trained
-            on. For other spaces, the version that was the default at the row's time.
+        served: Space versions that served rows without a recorded version, usually those that the serving
+            model pins. For other spaces, the version that was the default at the row's time.
     """
 
     sources: Mapping[str, InputSource]
@@ -191,10 +192,12 @@ class Join:
             row, (name, problem) = next(iter(error.rows.items()))
             raise StreamError(problem.removeprefix(": "), row=int(self._numbers[row]), field=name) from error
         except InvalidRequest as error:
-            raise StreamError(f"in the rows from here on: {error.message}", row=self._row) from error
+            raise StreamError(
+                f"in the batch that starts at this row: {error.message}", row=self._row
+            ) from error
 
     def _look(self, question: Question) -> PastLookup:
-        """Return the values that lookups of a question's keys returned."""
+        """Return the values with which a question's keys were served."""
         times = self._times[question.rows] if len(self._times) else np.zeros(len(question.keys), np.uint64)
         served = next((self._served[name] for name in question.inputs if name in self._served), None)
         version = self._archive.reader(question.space, question.version).version
@@ -220,7 +223,7 @@ class Join:
         )
 
     def _by_others(self, question: Question, times: Array, looked: PastLookup, others: Array) -> None:
-        """Replace rows served by another version: keys with a vector there get this version's vector.
+        """Replace rows served by another version: keys that had a vector in it get this version's vector.
 
         A newer encoder's vectors are made of the same contents, but are all younger than the rows, so their
         age is ignored. Rows of feature tables are left alone, because their values change.
@@ -276,7 +279,8 @@ class Join:
             ):
                 expected = f"one of {listed(one.name for one in there)}" if there else "none, it has vectors"
                 raise ConfigError(
-                    f"inputs.{name}.column: of {source.space!r} expected {expected}, got {source.column!r}"
+                    f"inputs.{name}.column: for the space {source.space!r} expected {expected}, "
+                    f"got {source.column!r}"
                 )
 
     def _whole(self, rows: pa.RecordBatch, name: str) -> Array:

@@ -66,7 +66,7 @@ def warnings(settings: SpaceSettings, seen: Seen) -> Iterable[str]:
     yield from _of_missing(settings, seen)
     if _is_late(seen.lookups) and _is_late(seen.lately):
         share = seen.lookups.late / seen.lookups.lookups
-        yield f"{share:.0%} of the lookups did not wait for the store: it is slow or down"
+        yield f"{share:.0%} of the lookups gave up waiting for the store; it is slow or down"
     if damaged := seen.lookups.damaged:
         what = "was not a vector" if damaged == 1 else "were not vectors"
         yield f"{counted(damaged, 'value')} of the store {what} of this space; who else writes to it?"

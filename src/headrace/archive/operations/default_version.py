@@ -45,7 +45,7 @@ class Lacking:
 def lacking(archive: Archive, space: str, older: SpaceVersion, newer: SpaceVersion) -> Lacking:
     """Return the keys of an older version that a newer one lacks.
 
-    All keys are read, unless many are missing.
+    Reads all keys, but stops once about ``MOST_COUNTED`` are missing.
 
     Raises:
         Unavailable: The store does not answer.
@@ -78,7 +78,7 @@ def has_keys(archive: Archive, space: str, version: SpaceVersion) -> bool:
 def lost_by_moving(archive: Archive, space: str, record: SpaceRecord, number: int) -> Lacking:
     """Return the keys that lookups would lose if another version became the default.
 
-    A default that was never full, because its first load did not finish, counts as having none.
+    A default that was never full, because its first load did not finish, counts as having no keys.
 
     Raises:
         Unavailable: The store does not answer.
@@ -117,6 +117,6 @@ def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -
 
 
 def _absent(archive: Archive, space: str, version: SpaceVersion, keys: Sequence[bytes]) -> list[bytes]:
-    """Return the stored keys that have no value in a version."""
+    """Return the keys, in their stored form, that have no value in a version."""
     there = are_stored(archive.store, partition(space, version.number), version.form, keys)
     return [key for key, is_there in zip(keys, there, strict=True) if not is_there]

@@ -95,7 +95,7 @@ def drop_version(archive: Archive, space: str, number: int) -> None:
 
 
 def _with_manifest(directory: Path, depth: int) -> Iterator[Path]:
-    """Yield the directories with a manifest up to ``depth`` levels down, and versions being published."""
+    """Yield directories that have a manifest, up to ``depth`` levels down; also unfinished versions."""
     try:
         with os.scandir(directory) as entries:
             names = sorted((one.name, one.is_dir()) for one in entries)

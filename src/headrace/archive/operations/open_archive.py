@@ -36,7 +36,7 @@ def open_archive(
         config: The settings.
         base: Directory that embedders' relative paths start from: that of ``archive.toml``.
         models: Models that this process serves; None if it serves none.
-        suppliers: Embedders by name, if they are used otherwise too; closed by the caller.
+        suppliers: Embedders by name, shared with a filler and closed by the caller; None to open them here.
 
     Raises:
         ConfigError: A package is missing, an embedder cannot be opened, or the settings can never work.
@@ -122,7 +122,7 @@ def open_archive_file(file: Path) -> Archive:
         file: Path of the file.
 
     Raises:
-        ConfigError: The file cannot be read, or as for ``open_archive``.
+        ConfigError: The file cannot be read; see also ``open_archive``.
         LoadError: As for ``open_archive``.
         Unavailable: As for ``open_archive``.
     """

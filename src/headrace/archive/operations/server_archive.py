@@ -24,7 +24,7 @@ class Running:
     def __init__(self, file: Path, models: LocalModels | None = None, share: Share | None = None) -> None:
         """Open the archive that an ``archive.toml`` describes; this takes as long as loading its embedders.
 
-        A store or a remote embedder that is down does not prevent the start: its keys wait until it answers.
+        A remote store or embedder that is down does not prevent the start: its keys wait until it answers.
         When the version of a model that serves as an embedder is unloaded, filling continues with the version
         that replaced it.
 

@@ -1,4 +1,4 @@
-"""Status of an archive, and whether it pays off: keys repeat, late vectors are useful, new keys are few.
+"""Status of an archive, and whether it pays off: repeating keys, few new ones, useful late vectors.
 
 Known values are returned even if the store or the queue does not answer.
 """
@@ -94,7 +94,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         dead_letters: Number of dead letters.
         are_more_dead_letters: Whether there are more than could be counted in five seconds.
         spaces: Each space; without numbers if the store does not answer.
-        warnings: Reasons why processes wait, silent fillers, and whether the store accepts writes.
+        warnings: Reasons why processes wait, silent fillers, and a store that refuses writes.
         unanswered: Parts that did not answer.
     """
 
@@ -111,7 +111,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(config: ArchiveConfig, open_store: Callable[[], Store], open_queue: Callable[[], Queue]) -> Status:
-    """Return the status of an archive; each part is asked until its first failure.
+    """Return the status of an archive; a part is not asked again after its first failure.
 
     Args:
         config: Settings of the archive.
@@ -199,8 +199,8 @@ def _waiting(store: Store, space: str, record: SpaceRecord) -> Iterable[str]:
         return
     if not is_done(store, space, record.default, newest.number):
         yield (
-            f"version {newest.number} is of a newer encoder and awaits the keys of version {record.default}, "
-            f"which answers until then: headrace archive backfill {space}"
+            f"version {newest.number} is of a newer encoder and lacks keys of version {record.default}, "
+            f"which stays the default until they are filled: headrace archive backfill {space}"
         )
 
 

@@ -90,7 +90,9 @@ class Conversation:
             raise Unavailable(
                 f"the other server has not answered for {seconds:g} s; it may be suspended"
             ) from error
-        except (OSError, msgspec.MsgspecError) as error:
+        except msgspec.MsgspecError as error:
+            raise Unavailable(f"the other server sent an invalid message: {error}") from error
+        except OSError as error:
             raise _gone(error) from error
 
     async def _read(self, size: int) -> bytes:
@@ -166,5 +168,5 @@ def _done(ready: asyncio.Future[None]) -> None:
         ready.set_result(None)
 
 
-def _gone(error: Exception) -> HeadraceError:
-    return Unavailable(f"the other server does not answer: {error!r}")
+def _gone(error: OSError) -> HeadraceError:
+    return Unavailable(f"the connection to the other server failed: {error.strerror or error}")

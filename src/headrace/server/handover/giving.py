@@ -38,7 +38,7 @@ _SILENCE_SECONDS = 60.0
 _LONGEST_SECONDS = 3660.0
 """Longest duration of a handover; exceeds the maximum of ``handover_seconds``.
 
-The transport is not renewed meanwhile, for new certificates or for the age of connections.
+Meanwhile no transport is replaced, for new certificates or for the age of connections.
 """
 
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -72,7 +72,7 @@ class Side(Protocol):
         """See ``hold``."""
 
     def leave(self) -> None:
-        """Begin to shut down: a successor gets new connections."""
+        """Begin to shut down; the successor accepts new connections from now on."""
 
 
 class Giving:
@@ -108,7 +108,7 @@ class Giving:
     def _accept(self) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError as error:  # otherwise the peer has closed
+        except OSError as error:  # with any other number, the peer has closed
             if error.errno in _SHORTAGES:
                 self._accept_later(error)
             return
@@ -124,11 +124,11 @@ class Giving:
             self._busy = self._loop.create_task(self._talk(conversation))
 
     def _accept_later(self, error: OSError) -> None:
-        """Try again after a while: until then the waiting connection would call this method all the time."""
+        """Stop watching the socket for a second, as the waiting connection would call ``_accept`` at once."""
         self._loop.remove_reader(self._listener)
         self._again = self._loop.call_later(_SHORTAGE_SECONDS, self._wait)
         if not self._is_short:
-            _log.error("a server that is to take over has to wait: %s", error)
+            _log.error("a successor cannot be accepted: %s; trying again every second", error)
         self._is_short = True
 
     async def _talk(self, conversation: Conversation) -> None:
@@ -143,7 +143,9 @@ class Giving:
                     await self._give(conversation)
             except TimeoutError as error:
                 if not self.taken.done():
-                    raise Unavailable(f"it has not taken over within {_LONGEST_SECONDS:g} s") from error
+                    raise Unavailable(
+                        f"the successor has not taken over within {_LONGEST_SECONDS:g} s"
+                    ) from error
             finally:
                 if not self.taken.done():
                     listeners.resume()
@@ -158,7 +160,7 @@ class Giving:
     async def _give(self, conversation: Conversation) -> None:
         hello = await conversation.hear()
         if not isinstance(hello, Hello):
-            raise Unavailable("it is not a server that takes over")
+            raise Unavailable("the caller is not a server that takes over")
         spoken = protocol(hello.protocols)
         if spoken is None:
             theirs = ", ".join(map(str, hello.protocols))
@@ -171,7 +173,7 @@ class Giving:
             await self._answer(conversation, message)
             if self.taken.done():
                 return
-        raise Unavailable("it has ended or given up")
+        raise Unavailable("the successor has ended or given up")
 
     async def _give_sockets(self, conversation: Conversation, spoken: int) -> None:
         listeners, admin = self._side.listeners, self._side.admin
@@ -200,7 +202,7 @@ class Giving:
             self._close_path()
             self._side.leave()
         else:
-            raise Unavailable(f"it sent an unexpected message: {type(message).__name__}")
+            raise Unavailable(f"the successor sent an unexpected message: {type(message).__name__}")
 
     def _close_path(self) -> None:
         if self._again is not None:
@@ -219,7 +221,7 @@ class Giving:
 
 
 async def _refuse(conversation: Conversation, why: str) -> None:
-    """Refuse a peer, after reading its first message: refused earlier, it could not read the reason."""
+    """Refuse a peer after reading its first message: closing with unread data would discard the reason."""
     try:
         await conversation.hear()
         await conversation.say(HandoverRefused(why))

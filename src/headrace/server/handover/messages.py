@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 PROTOCOLS = (1,)
-"""The protocols supported here, the preferred one first."""
+"""The protocols supported here."""
 
 LARGEST_MESSAGE_BYTES = 2**24
 """Size limit of a message; enough for the versions of many thousands of models."""
@@ -20,7 +20,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     Attributes:
         headrace: Its release.
-        protocols: The protocols that it supports, the preferred one first.
+        protocols: The protocols that it supports.
     """
 
     headrace: str
@@ -112,7 +112,7 @@ def decoded(content: bytes) -> Message:
 
 
 def protocol(theirs: tuple[int, ...], ours: tuple[int, ...] = PROTOCOLS) -> int | None:
-    """Return the best protocol that both servers support; None if there is none.
+    """Return the highest protocol that both servers support; None if there is none.
 
     Args:
         theirs: The protocols of the new server.

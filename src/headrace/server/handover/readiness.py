@@ -53,7 +53,9 @@ def _lacking_versions(model: str, numbers: Iterable[int], here: Sequence[Version
         elif not answers:
             if not on_the_way:
                 raise _never(
-                    model, number, next((one.error for one in here if one.error), "it is not wanted")
+                    model,
+                    number,
+                    next((one.error for one in here if one.error), "the settings here do not select it"),
                 )
             waits.append(f"{model}/{number}")
     return waits

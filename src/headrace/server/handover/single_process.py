@@ -36,9 +36,8 @@ class _Candidate:
         if ports is not None:
             self._server.ports = ports
         await self._server.prepare()
-        if (
-            ports is None and self._server.ports is not None
-        ):  # the sockets are a service manager's: connections can wait there
+        # A service manager's sockets: connections can wait there.
+        if ports is None and self._server.ports is not None:
             await self._server.engine.settle(self._seconds)
 
     def here(self) -> Mapping[str, Sequence[VersionStatus]] | None:
@@ -52,7 +51,7 @@ class _Candidate:
 
 
 class _Side:
-    """The side of a serving server that hands over."""
+    """The part of a running server that a successor takes over."""
 
     def __init__(self, server: Server) -> None:
         if server.by_h2corn is None:

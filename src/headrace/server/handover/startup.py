@@ -26,14 +26,14 @@ class Candidate(Protocol):
         """Begin to load.
 
         Args:
-            ports: The listening sockets of the running server; None to open new ones.
+            ports: The listening sockets of the running server; None to use its own or inherited ones.
         """
 
     def here(self) -> Mapping[str, Sequence[VersionStatus]] | None:
         """Return the status of the versions of all models; None until each model has been tried."""
 
     async def serve(self) -> None:
-        """Accept connections. None are steered here yet if another server is running."""
+        """Accept connections. If another server is running, none are steered here yet, where they can be."""
 
     def side(self) -> Side:
         """Return what this server hands over once it serves."""

@@ -51,7 +51,8 @@ async def running_at(path: Path) -> Conversation | None:
         A conversation with the server; None if none listens there.
 
     Raises:
-        ConfigError: The path is not a socket, belongs to another user, or others can write to its directory.
+        ConfigError: The path is not a socket, others can write to its directory, or the directory or the
+            server belongs to another user.
         Unavailable: The server does not accept the connection.
     """
     expect_own_directory(path)
@@ -93,7 +94,7 @@ class Taking:
         self._conversation = conversation
         self._given = given
         self.ports = ports
-        self._there: Mapping[str, Sequence[int]] | None = None  # until the running server has told
+        self._there: Mapping[str, Sequence[int]] | None = None  # None until the running server reports it
         self._enough = asyncio.Event()
         self._asking = asyncio.create_task(self._ask())
         self._leaving: asyncio.Task[None] | None = None
@@ -167,7 +168,7 @@ class Taking:
         if now is None:
             return "the first scan of the models is not ready here yet"
         if self._there is None:
-            return "the running server has not told which versions are ready there"
+            return "the running server has not reported its ready versions"
         lacking = readiness.lacking(self._there, now)
         return f"{lacking[0]} is not ready here yet" if lacking else None
 
@@ -175,12 +176,12 @@ class Taking:
         """Steer new connections to this server, which must accept them by now; the other one shuts down.
 
         Args:
-            here: As of ``until_ready``, after which the running server may have told of more versions.
-            seconds: Timeout for these.
+            here: As in ``until_ready``; called again, because the running server may report more versions.
+            seconds: Timeout for these versions, in seconds.
 
         Raises:
             FailedPrecondition: A version failed to load here.
-            Unavailable: The running server ended or hangs before it was taken over, or serves on.
+            Unavailable: The running server ended or hung before the takeover, or aborted it.
         """
         await self._until_told_last(here, seconds)
         await self._conversation.say(Take())
@@ -199,7 +200,7 @@ class Taking:
         self._leaving = asyncio.create_task(self._until_gone())
 
     async def _until_told_last(self, here: Here, seconds: float) -> None:
-        """Stop asking, once everything that the last answer names is ready here, too."""
+        """Stop asking, and wait until all versions of the last answer are ready here."""
         self._enough.set()
         await self._asking
         while self._waits(here) is not None:
@@ -210,9 +211,9 @@ class Taking:
             await self._asking
 
     async def _serves_on(self) -> bool:
-        """Return whether the server that closed the conversation too early still listens at the path.
+        """Return whether the running server, which closed the conversation too early, listens at the path.
 
-        It then gave up on this one, which was suspended meanwhile, and serves on.
+        If so, it aborted the handover, perhaps because this process was suspended, and keeps serving.
         """
         try:
             running = await running_at(self._path)
@@ -230,7 +231,7 @@ class Taking:
         self._conversation.close()
         listeners = self.ports.listeners
         used = [one for one in range(self._given.sets) if one not in self._given.free]
-        if listeners.has_many:  # where a worker had died, connections wait that nobody would ever accept
+        if listeners.has_many:  # a dead worker's backlog holds connections that nobody will accept
             closed = close_waiting([one for number in used for one in listeners.sets[number]])
             if closed:
                 _log.warning("closed connections of a worker that had died", extra={"connections": closed})

@@ -13,6 +13,7 @@ from headrace.base.errors import ConfigError, InvalidRows
 from headrace.base.tensors import STRING, Array
 from headrace.config import InputSource
 from headrace.model.servable import TensorSpec
+from tests.unit.archive.model_inputs.lookups import fill
 
 NOW = 1_000_000
 OOV = np.array([-1, -1], np.float16)
@@ -57,7 +58,7 @@ IMAGE = InputSource(space="images", key="url")
 
 
 def test_rows_get_their_own_vectors_as_the_model_takes_them() -> None:
-    filled = model_inputs(image=IMAGE).fill({"url": texts("b", "x", "a", "b")}, look, NOW)
+    filled = fill(model_inputs(image=IMAGE), {"url": texts("b", "x", "a", "b")}, look, NOW)
     assert filled.inputs["image"].dtype == np.float32
     assert filled.inputs["image"].tolist() == [[2, 2], [-1, -1], [1, 1], [2, 2]]
     version, written = filled.looked_up["image"]
@@ -73,7 +74,7 @@ def test_the_empty_text_is_no_key() -> None:
         asked.append(question.keys)
         return look(question)
 
-    filled = model_inputs(image=IMAGE).fill({"url": texts("", "a", "")}, looking, NOW)
+    filled = fill(model_inputs(image=IMAGE), {"url": texts("", "a", "")}, looking, NOW)
     assert asked == [["a"]]
     assert filled.inputs["image"].tolist() == [[-1, -1], [1, 1], [-1, -1]]
     assert filled.looked_up["image"].written.tolist() == [0, 999_000, 0]
@@ -88,7 +89,7 @@ def test_a_key_may_have_any_letter_in_it() -> None:
 
 def test_integers_are_keys_but_for_minus_one() -> None:
     source = InputSource(space="images", key="item", key_dtype="int64")
-    filled = model_inputs(image=source).fill({"item": np.array([7, -1, 8])}, look, NOW)
+    filled = fill(model_inputs(image=source), {"item": np.array([7, -1, 8])}, look, NOW)
     assert filled.inputs["image"].tolist() == [[7, 7], [-1, -1], [-1, -1]]
     assert filled.counts["image"].keys == 2
 
@@ -114,7 +115,7 @@ def test_one_lookup_a_space_and_key_input() -> None:
 
 def test_a_default_stands_for_what_is_missing_in_its_own_input_only() -> None:
     sources = {"plain": IMAGE, "half": InputSource(space="images", key="url", default=0.5)}
-    filled = ModelInputs(sources, {}, {}).fill({"url": texts("x", "a")}, look, NOW)
+    filled = fill(ModelInputs(sources, {}, {}), {"url": texts("x", "a")}, look, NOW)
     assert filled.inputs["half"].tolist() == [[0.5, 0.5], [1, 1]]
     assert filled.inputs["plain"].tolist() == [[-1, -1], [1, 1]]
     assert filled.inputs["plain"].dtype == np.float32  # of a float16 space, where no model says otherwise
@@ -122,8 +123,8 @@ def test_a_default_stands_for_what_is_missing_in_its_own_input_only() -> None:
 
 def test_what_is_too_old_is_missing_and_counted() -> None:
     young = InputSource(space="images", key="url", max_age_seconds=5)
-    filled = ModelInputs({"image": IMAGE, "young": young}, {}, {}).fill(
-        {"url": texts("a", "b", "x")}, look, NOW
+    filled = fill(
+        ModelInputs({"image": IMAGE, "young": young}, {}, {}), {"url": texts("a", "b", "x")}, look, NOW
     )
     assert filled.inputs["young"].tolist() == [[1, 1], [-1, -1], [-1, -1]]
     assert filled.inputs["image"].tolist() == [[1, 1], [2, 2], [-1, -1]]
@@ -134,7 +135,7 @@ def test_what_is_too_old_is_missing_and_counted() -> None:
 def test_each_row_may_have_a_time_of_its_own() -> None:
     young = InputSource(space="images", key="url", max_age_seconds=5)
     times = np.array([991_000, 996_000], np.uint64)
-    filled = model_inputs(image=young).fill({"url": texts("b", "b")}, look, times)
+    filled = fill(model_inputs(image=young), {"url": texts("b", "b")}, look, times)
     assert filled.looked_up["image"].written.tolist() == [990_000, 0]
 
 
@@ -146,7 +147,7 @@ def test_what_was_recorded_is_what_is_learnt() -> None:
     (question,) = inputs.questions({"url": texts("b", "a")}, recorded)
     assert question.written is not None
     assert question.written.tolist() == [990_000, 0]
-    filled = inputs.fill({"url": texts("b", "a")}, look, 0, recorded)
+    filled = fill(inputs, {"url": texts("b", "a")}, look, 0, recorded)
     assert filled.inputs["image"].tolist() == [[2, 2], [-1, -1]]
     assert filled.inputs["young"].tolist() == [[-1, -1], [-1, -1]]
 
@@ -164,7 +165,7 @@ def test_inputs_of_one_lookup_are_asked_for_as_any_of_them_was_served(names: tup
     assert (question.keys, question.rows.tolist()) == (["b", "a"], [0, 2])
     assert question.written is not None
     assert question.written.tolist() == [990_000, 999_000]
-    filled = inputs.fill(request, look, 0, recorded)
+    filled = fill(inputs, request, look, 0, recorded)
     assert filled.inputs["image"].tolist() == [[2, 2], [-1, -1], [1, 1]]
     assert filled.inputs["young"].tolist() == [[-1, -1]] * 3
 
@@ -172,13 +173,13 @@ def test_inputs_of_one_lookup_are_asked_for_as_any_of_them_was_served(names: tup
 def test_a_key_that_is_no_text_is_its_rows_error() -> None:
     keys = np.array([b"a", b"\xff", b"", b"b\xfe"], STRING)
     with pytest.raises(InvalidRows, match=r"url: row 1: expected a key in UTF-8") as raised:
-        model_inputs(image=IMAGE).fill({"url": keys}, look, NOW)
+        fill(model_inputs(image=IMAGE), {"url": keys}, look, NOW)
     assert list(raised.value.rows) == [1, 3]
 
 
 def test_vectors_lie_as_the_model_wants_them() -> None:
     specs = {"image": TensorSpec("image", np.dtype(np.float64), (1, None))}
-    filled = ModelInputs({"image": IMAGE}, {}, specs).fill({"url": texts("a")}, look, NOW)
+    filled = fill(ModelInputs({"image": IMAGE}, {}, specs), {"url": texts("a")}, look, NOW)
     assert filled.inputs["image"].shape == (1, 1, 2)
     assert filled.inputs["image"].dtype == np.float64
 
@@ -200,7 +201,7 @@ def test_columns_of_a_table_are_looked_up_together() -> None:
         "country": TensorSpec("country", STRING, ()),
         "land": TensorSpec("land", STRING, ()),
     }
-    inputs, looked_up, _ = ModelInputs(sources, {}, specs).fill({"user": texts("a", "b", "")}, looking, NOW)
+    inputs, looked_up, _ = fill(ModelInputs(sources, {}, specs), {"user": texts("a", "b", "")}, looking, NOW)
     assert len(asked) == 1
     assert inputs["age"].dtype == np.float32
     assert inputs["age"].tolist() == [[7], [30], [30]]

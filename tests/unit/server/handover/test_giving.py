@@ -16,8 +16,9 @@ from headrace.base.errors import ConfigError, Unavailable
 from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.listening_sockets import listen
 from headrace.server.handover import giving
+from headrace.server.handover.conversation import Conversation
 from headrace.server.handover.giving import Giving, PathSocket
-from headrace.server.handover.messages import Ask, Given, Hello
+from headrace.server.handover.messages import Ask, Given, HandoverRefused, Hello
 from headrace.server.handover.taking import running_at
 from tests.virtual_loop import run_virtually
 
@@ -125,7 +126,7 @@ def test_a_server_without_descriptors_tries_again_each_second(
         tmp_path.chmod(0o700)
         run_virtually(scenario(opened))
     told = [one.message for one in caplog.records if one.levelname == "ERROR"]
-    once = "a server that is to take over has to wait: [Errno 24] Too many open files"
+    once = "a successor cannot be accepted: [Errno 24] Too many open files; trying again every second"
     assert told == [once, once], "once for each shortage"
 
 
@@ -138,3 +139,25 @@ def test_a_path_that_cannot_be_had_leaves_nothing(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["here"]
     with pytest.raises(ConfigError, match="cannot listen at"):
         PathSocket(tmp_path / ("x" * 120))
+
+
+def test_only_servers_of_the_same_user_take_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(opened: socket.socket) -> None:
+        at_path = PathSocket(tmp_path / "here")
+        at_path.move()
+        waits = Giving(at_path, Sockets(opened), "1")
+        taker = await running_at(tmp_path / "here")
+        assert taker is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(Conversation, "user", os.geteuid() + 1)
+            with pytest.raises(ConfigError, match="expected a server of the same user at"):
+                await running_at(tmp_path / "here")
+            async with asyncio.timeout(20):
+                await taker.say(Hello("1", (1,)))
+                assert await taker.hear() == HandoverRefused("expected a server of the same user")
+        taker.close()
+        await waits.close()
+
+    with closing(listen("127.0.0.1", 0, "x")) as opened:
+        tmp_path.chmod(0o700)
+        asyncio.run(scenario(opened))

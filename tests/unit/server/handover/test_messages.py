@@ -41,9 +41,16 @@ def test_sockets_are_told_by_their_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "spoken"),
-    [((1,), (1,), 1), ((2, 1), (1,), 1), ((3, 2), (2, 1), 2), ((2,), (1,), None), ((), (1,), None)],
+    [
+        ((1,), (1,), 1),
+        ((2, 1), (1,), 1),
+        ((3, 2), (2, 1), 2),
+        ((1, 2), (2, 1), 2),
+        ((2,), (1,), None),
+        ((), (1,), None),
+    ],
 )
-def test_the_best_protocol_that_both_speak(
+def test_the_highest_protocol_that_both_speak(
     theirs: tuple[int, ...], ours: tuple[int, ...], spoken: int | None
 ) -> None:
     assert protocol(theirs, ours) == spoken

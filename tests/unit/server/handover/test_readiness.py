@@ -44,8 +44,8 @@ def test_what_is_ready_there_is_waited_for(
         ({"m": [FAILED]}, "no such file"),
         ({"m": [NEXT, FAILED]}, "no such file"),
         ({"m": [NEXT_FAILED]}, "cut off"),
-        ({"m": [UNWANTED]}, "it is not wanted"),
-        ({"m": []}, "it is not wanted"),
+        ({"m": [UNWANTED]}, "the settings here do not select it"),
+        ({"m": []}, "the settings here do not select it"),
     ],
 )
 def test_what_will_not_be_ready_is_refused(here: dict[str, list[VersionStatus]], why: str) -> None:

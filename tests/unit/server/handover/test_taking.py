@@ -106,7 +106,7 @@ def test_nothing_is_taken_before_the_running_server_has_told_what_it_serves(
 
 def test_a_running_server_that_does_not_tell_is_named(played: Callable[[Act], None]) -> None:
     async def act(running: Running, taking: Taking) -> None:
-        with pytest.raises(Unavailable, match="the running server has not told which versions are ready"):
+        with pytest.raises(Unavailable, match="the running server has not reported its ready versions"):
             await taking.until_ready(lambda: {}, 0.0)
 
     played(act)

@@ -54,7 +54,7 @@ def read_whole(
         archive: The archive.
         space: Name of the space.
         version: Version number; 0 for the default.
-        most_bytes: Limit for the size of the vectors.
+        most_bytes: Limit in bytes for the stored records.
         told: Called now and then with the number of vectors read.
 
     Raises:

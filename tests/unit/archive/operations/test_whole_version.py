@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.operations.export import read_whole
+from headrace.archive.operations.whole_version import read_whole
 from headrace.base.errors import NotFound, TooLarge
 from tests.unit.archive.filling_parts import DIMENSION, open_parts
 
