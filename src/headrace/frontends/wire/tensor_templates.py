@@ -24,7 +24,7 @@ Span = tuple[int, int]
 TEMPLATES_KEPT = 2048
 """Largest number of kinds of messages that a handler knows; each number of rows or candidates is a kind."""
 
-_TEMPLATES_OF_ONE_LENGTH = 4
+_TEMPLATES_OF_ONE_LENGTH = 16
 _LARGEST_SKELETON_BYTES = 4096
 
 MOST_FIELDS = _LARGEST_SKELETON_BYTES // 2
@@ -64,6 +64,11 @@ class Template(Generic[Value]):
         self.value = value
 
 
+def _with_first(template: Template[Value], known: tuple[Template[Value], ...]) -> tuple[Template[Value], ...]:
+    """Move a template that was used to the front: the last one is the next to be forgotten."""
+    return (template, *(one for one in known if one is not template))
+
+
 _Cut = Callable[[Serialized], tuple[Serialized, ...]]
 
 
@@ -100,14 +105,17 @@ class Templates(Generic[Value]):
         Returns:
             The remembered value, and this message's tensors; None for a message that must be parsed.
         """
-        for template in self._by_length.get(len(message), ()):
+        known = self._by_length.get(len(message), ())
+        for template in known:
             pieces = template.cut(message)
             if pieces[::2] == template.skeleton:
+                if template is not known[0] and len(known) == _TEMPLATES_OF_ONE_LENGTH:
+                    self._by_length[len(message)] = _with_first(template, known)
                 return template.value, pieces[1::2]
         return None
 
     def learn(self, message: bytes, spans: Sequence[Span], value: Value) -> None:
-        """Remember a message that was parsed and checked; the newest of its length comes first.
+        """Remember a message that was parsed and checked, in place of the one of its length used longest ago.
 
         Args:
             message: The whole message.
@@ -121,7 +129,7 @@ class Templates(Generic[Value]):
             self._kept -= len(self._by_length.pop(oldest))
         learnt = Template(message, spans, value)
         known = self._by_length.get(len(message), ())
-        others = [template for template in known if template.skeleton != learnt.skeleton]
-        now = (learnt, *others[: _TEMPLATES_OF_ONE_LENGTH - 1])
+        others = tuple(template for template in known if template.skeleton != learnt.skeleton)
+        now = (learnt, *others)[:_TEMPLATES_OF_ONE_LENGTH]
         self._by_length[len(message)] = now
         self._kept += len(now) - len(known)

@@ -60,6 +60,15 @@ def test_messages_of_one_length_are_told_apart() -> None:
     assert (found[0], also[0]) == ("known", "other")
 
 
+def test_of_one_length_the_message_used_longest_ago_is_forgotten_first() -> None:
+    templates, others = learnt(), [bytes([number]) * 4 + MESSAGE[4:] for number in range(30)]
+    for other in others:  # another client's, one for each of ours
+        templates.learn(other, SPANS, "other")
+        assert templates.find(MESSAGE) is not None
+    assert templates.find(others[0]) is None
+    assert templates.find(others[-1]) is not None
+
+
 def test_learning_again_replaces_what_was_known() -> None:
     templates = learnt()
     templates.learn(MESSAGE, SPANS, "newer")
