@@ -19,6 +19,7 @@ _CGROUP_FILE = Path("/proc/self/cgroup")
 _MOUNT = Path("/sys/fs/cgroup")
 _TIMES_FILE = Path("/proc/stat")
 _KEPT_SECONDS = 10.0
+_THREADS, _OUR_THREADS = "OMP_NUM_THREADS", "HEADRACE_OMP_NUM_THREADS"
 _processes = 1
 
 NICER_BY = 9
@@ -68,12 +69,15 @@ def environment(threads: int) -> dict[str, str]:
     """Return this process's environment for one whose numeric libraries start this many threads.
 
     OpenMP, OpenBLAS and MKL read ``OMP_NUM_THREADS``, and by default start one thread per processor. A value
-    that is set already stays.
+    that the user has set stays; one that this function has set in a parent process does not.
 
     Args:
         threads: Number of threads.
     """
-    return {"OMP_NUM_THREADS": str(threads), **os.environ}
+    given = os.environ.get(_THREADS)
+    if given and given != os.environ.get(_OUR_THREADS):
+        return dict(os.environ)
+    return {**os.environ, _THREADS: str(threads), _OUR_THREADS: str(threads)}
 
 
 def quota(cgroup_file: Path, mount: Path) -> float | None:

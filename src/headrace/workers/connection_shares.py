@@ -7,7 +7,7 @@ from collections.abc import Sequence
 _FEW_SHARE = 0.75
 """A worker has few connections below this share of the mean."""
 _LEAST_FEWER = 16
-"""Smaller differences are ignored, as workers also have other open files."""
+"""Smaller differences are ignored: a worker's other open files are not counted exactly."""
 
 
 def taking(
@@ -38,16 +38,25 @@ def taking(
     )
 
 
-def weighted(numbers: Sequence[int], open_files: Sequence[int]) -> list[int]:
+def weighted(numbers: Sequence[int], connections: Sequence[int | None], most_connections: int) -> list[int]:
     """Name the workers with few connections twice, so that they get twice the share of new ones.
 
     After a worker has been restarted, the others have all connections. It catches up as clients reconnect,
-    but a burst between two counts cannot overload it, because the others go on getting connections.
+    but a burst between two counts cannot overload it, because the others go on getting connections. A worker
+    that has as many as it may have gets none while another may have more.
 
     Args:
         numbers: The workers that get new connections.
-        open_files: By worker, its open files, most of which are connections; 0 if they cannot be counted.
+        connections: By worker, its connections; None if they cannot be counted, or if the worker has not
+            answered the last beats: connections that it has not accepted are not counted.
+        most_connections: Limit of each worker; 0 for none.
     """
-    mean = sum(open_files[one] for one in numbers) / len(numbers)
+    counts = {one: count for one in numbers if (count := connections[one]) is not None}
+    if most_connections:
+        free = [one for one in numbers if counts.get(one, 0) < most_connections]
+        numbers = free or numbers
+    if not counts:
+        return list(numbers)
+    mean = sum(counts.values()) / len(counts)
     limit = min(_FEW_SHARE * mean, mean - _LEAST_FEWER)
-    return [one for one in numbers for _ in range(2 if open_files[one] < limit else 1)]
+    return [one for one in numbers for _ in range(2 if counts.get(one, mean) < limit else 1)]

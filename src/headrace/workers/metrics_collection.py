@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from headrace.frontends.metrics.metric_type import Metric
 from headrace.workers import metrics_merge
 from headrace.workers.messages import ModelTold, Scrape, Scraped
-from headrace.workers.metrics_merge import READY, VERSION_STATE, Family, Version
+from headrace.workers.metrics_merge import (
+    READY,
+    VERSION_STATE,
+    Counts,
+    Family,
+    Leaving,
+    Number,
+    Version,
+)
 
 _ROUND_SECONDS = 2.0
 _LEAST_PAUSE_SECONDS, _PAUSE_SHARE = 5.0, 100.0
@@ -37,8 +45,8 @@ class Scraping:
         self._ask = ask
         self._last: dict[int, str] = {}
         self._kept: dict[str, Family] = {}
-        self._counted: dict[int, set[Version]] = {}
-        self._leaving: set[Version] = set()
+        self._counted: Mapping[int, Counts] = {}
+        self._leaving: Leaving = {}
         self._numbers = itertools.count()
         self._number = -1
         self._awaited: set[int] = set()
@@ -100,9 +108,12 @@ class Scraping:
     def end(self, worker: int) -> None:
         """Keep the counts of a worker that has ended."""
         last = self._last.pop(worker, None)
-        self._counted.pop(worker, None)
+        self._counted = {number: one for number, one in self._counted.items() if number != worker}
         if last is not None:
-            metrics_merge.keep(self._kept, metrics_merge.parse(last))
+            text = metrics_merge.parse(last)
+            metrics_merge.keep(self._kept, metrics_merge.without(text, self._leaving.__contains__))
+        left = {version: workers - {worker} for version, workers in self._leaving.items()}
+        self._leaving = {version: workers for version, workers in left.items() if workers}
         self.pass_over(worker)
 
     @property
@@ -120,13 +131,14 @@ class Scraping:
         Args:
             added: The supervisor's own metrics.
         """
-        last, kept, counted, leaving = {**self._last}, {**self._kept}, {**self._counted}, {*self._leaving}
+        last, kept, counted, before = {**self._last}, {**self._kept}, self._counted, self._leaving
 
-        def put_together() -> tuple[bytes, dict[int, set[Version]], set[Version]]:
+        def put_together() -> tuple[bytes, dict[int, dict[Version, Number]], Leaving]:
             texts = {worker: metrics_merge.parse(text) for worker, text in last.items()}
-            found = {worker: metrics_merge.versions(text) for worker, text in texts.items()}
-            left = metrics_merge.leaving(leaving, counted, found)
-            return metrics_merge.merged(texts.values(), kept, added, left).encode(), found, left
+            found = {worker: metrics_merge.counts_of(text) for worker, text in texts.items()}
+            leaving = metrics_merge.leaving(before, counted, found)
+            there = set().union(*found.values())
+            return metrics_merge.merged(texts.values(), kept, added, there, leaving).encode(), found, leaving
 
         text, found, self._leaving = await asyncio.to_thread(put_together)
         self._counted = {worker: one for worker, one in found.items() if worker in self._last}

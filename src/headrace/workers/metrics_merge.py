@@ -87,6 +87,10 @@ class Family(NamedTuple):
 
 Version = tuple[str, str]
 """A model's name and a version number."""
+Counts = Mapping[Version, Number]
+"""By version, the sum of its counters in a worker's metrics."""
+Leaving = Mapping[Version, frozenset[int]]
+"""By version, the workers that still have the instance that others have unloaded."""
 
 
 def parse(text: str) -> dict[str, Family]:
@@ -115,43 +119,59 @@ def parse(text: str) -> dict[str, Family]:
     return found
 
 
-def leaving(
-    before: Collection[Version], counted: Mapping[int, set[Version]], found: Mapping[int, set[Version]]
-) -> set[Version]:
-    """Return the versions that some workers have unloaded and others have not; their sums would fall.
+def leaving(before: Leaving, counted: Mapping[int, Counts], found: Mapping[int, Counts]) -> Leaving:
+    """Return the versions whose sums would fall: some workers have unloaded them, and others have not yet.
 
     Args:
         before: The versions for which this was so before.
-        counted: By worker, the versions in its metrics before.
-        found: By worker, the versions in its metrics now.
+        counted: By worker, the counts of its versions before.
+        found: By worker, the counts of its versions now.
+
+    Returns:
+        By version, the workers that still count from before. A worker that has loaded the same version again
+        counts from 0.
     """
-    lost = {version for worker, had in counted.items() for version in had - found.get(worker, had)}
-    there = set().union(*found.values())
-    everywhere = there.intersection(*found.values())
-    return ((lost | set(before)) & there) - everywhere
+    lost = {
+        version
+        for worker, counts in counted.items()
+        if worker in found
+        for version, count in counts.items()
+        if found[worker].get(version, -1) < count
+    }
+    left: dict[Version, frozenset[int]] = {}
+    for version in {*lost, *before}:
+        had = before.get(version) or [worker for worker, counts in counted.items() if version in counts]
+        still = frozenset(
+            worker
+            for worker in had
+            if worker in found and found[worker].get(version, -1) >= counted.get(worker, {}).get(version, 0)
+        )
+        if still:
+            left[version] = still
+    return left
 
 
 def merged(
     texts: Iterable[Mapping[str, Family]],
     kept: Mapping[str, Family],
     added: Mapping[str, Family],
+    there: Collection[Version],
     hidden: Collection[Version] = (),
 ) -> str:
     """Merge metrics.
 
     Args:
         texts: Metrics of each running worker.
-        kept: Kept counts of ended workers. Series of versions that no running worker has are left out.
+        kept: Kept counts of ended workers.
         added: The supervisor's own metrics, which replace those of workers.
+        there: Versions that running workers have. Kept counts of others are left out.
         hidden: Versions whose counts are left out.
 
     Returns:
         The merged metrics in Prometheus' text format.
     """
-    running = list(texts)
-    there = {version for text in running for version in versions(text)}
     families: dict[str, Family] = {}
-    for text in (*running, without(kept, lambda version: version not in there)):
+    for text in (*texts, without(kept, lambda version: version not in there)):
         _add(families, text)
     if hidden:
         counts = {name: one for name, one in families.items() if is_count(name, one.kind)}
@@ -198,10 +218,16 @@ def is_count(name: str, kind: str) -> bool:
     return kind in _COUNTS or name.startswith(_TRITONS)
 
 
-def versions(text: Mapping[str, Family]) -> set[Version]:
-    """Return the versions that have series in some metrics."""
-    matches = (_OF_A_VERSION.search(key) for family in text.values() for key in family.series)
-    return {(match[1], match[2]) for match in matches if match}
+def counts_of(text: Mapping[str, Family]) -> dict[Version, Number]:
+    """Return the sum of the counters of each version that has series in some metrics."""
+    found: dict[Version, Number] = {}
+    for name, family in text.items():
+        counts = is_count(name, family.kind)
+        for key, value in family.series.items():
+            if match := _OF_A_VERSION.search(key):
+                version = match[1], match[2]
+                found[version] = found.get(version, 0) + (value if counts else 0)
+    return found
 
 
 def without(text: Mapping[str, Family], gone: Callable[[Version], bool]) -> dict[str, Family]:

@@ -297,6 +297,7 @@ class WorkerPool:
                 self._steer()
         elif isinstance(message, Serving):
             place.serving, place.late = True, self._stopping.is_set()
+            place.other_files = place.open_files
             place.missed = 0  # beats missed during a long start count against the longer limit only
             self._announced = self._announced or place.number == 0
             self._commons.changed()
@@ -333,7 +334,8 @@ class WorkerPool:
             [one.suspect for one in self.places],
             [self._commons.is_ready(one) for one in self.places],
         )
-        shares = weighted(found, [one.open_files for one in self.places])
+        most = self._config.limits.max_connections
+        shares = weighted(found, [one.connections for one in self.places], most)
         self.listeners.lead_to([self.places[number].set for number in shares])
         self._hurry()
 

@@ -16,6 +16,9 @@ from headrace.workers.child_processes import Process, open_files
 from headrace.workers.messages import Message
 from headrace.workers.state_merge import Standing
 
+_LATE_BEATS = 2
+"""A process that has not answered this many beats may have connections that it has not accepted."""
+
 
 class Place:
     """One worker's place.
@@ -32,6 +35,7 @@ class Place:
         missed: Number of consecutive unanswered beats.
         starts: Number of processes started here.
         report: The load that the process last reported; None for none.
+        other_files: Number of files that the process had open when it began to serve.
     """
 
     def __init__(self, number: int, sockets: Sequence[socket.socket], among: int | None = None) -> None:
@@ -48,7 +52,7 @@ class Place:
         self.channel: Channel | None = None
         self.process: Process | None = None
         self.serving = self.suspect = self.late = False
-        self.missed = self.starts = 0
+        self.missed = self.starts = self.other_files = 0
         self.report: LoadReport | None = None
 
     def send(self, message: Message) -> None:
@@ -79,8 +83,14 @@ class Place:
 
     @property
     def open_files(self) -> int:
-        """Number of open files of the process, most of which are connections; 0 if it cannot be counted."""
+        """Number of open files of the process; 0 if they cannot be counted."""
         return 0 if self.process is None else open_files(self.process.pid)
+
+    @property
+    def connections(self) -> int | None:
+        """Number of connections, by the open files; None if unknown, or if the process is late with beats."""
+        files = self.open_files
+        return max(0, files - self.other_files) if files and self.missed < _LATE_BEATS else None
 
     def standing(self, *, ready: bool) -> Standing | None:
         """Return the state of the process; None if there is none or it does not answer beats.

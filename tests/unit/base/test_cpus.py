@@ -136,3 +136,23 @@ def test_idle_time_of_this_machine_never_falls() -> None:
     before, after = cpus.idle_seconds(), cpus.idle_seconds()
     assert before.keys() == after.keys() == os.sched_getaffinity(0)
     assert all(after[cpu] >= before[cpu] for cpu in before)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "3"), ({"OMP_NUM_THREADS": "7"}, "7"), ({"OMP_NUM_THREADS": ""}, "3")],
+    ids=["not set", "set by the user", "set to nothing, as by an empty variable of Compose"],
+)
+def test_libraries_get_their_share_of_threads_unless_the_user_has_set_it(
+    given: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("OMP_NUM_THREADS", "HEADRACE_OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    environment = cpus.environment(3)
+    assert environment["OMP_NUM_THREADS"] == expected
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    of_a_child = cpus.environment(1)["OMP_NUM_THREADS"]  # as of a model's process that a worker starts
+    assert of_a_child == ("7" if expected == "7" else "1")

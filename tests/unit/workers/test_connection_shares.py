@@ -97,23 +97,27 @@ def test_a_worker_that_begins_at_the_end_gets_connections_only_where_no_other_do
 
 
 @pytest.mark.parametrize(
-    ("numbers", "open_files", "expected"),
+    ("numbers", "connections", "most", "expected"),
     [
-        ([0, 1], [0, 0], [0, 1]),  # they cannot be counted
-        ([0, 1], [30, 40], [0, 1]),
-        ([0, 1], [120, 70], [0, 1, 1]),
-        ([0, 1], [120, 80], [0, 1]),  # from three quarters of the mean on it has its share only
-        ([0, 1], [40, 10], [0, 1]),  # ten and forty differ by what is no connection, perhaps
-        ([0, 1], [50, 10], [0, 1, 1]),
-        ([0, 2], [500, 0, 20], [0, 2, 2]),  # only the workers that get connections are compared
-        ([0, 1, 2, 3], [0, 400, 400, 10], [0, 0, 1, 2, 3, 3]),
-        ([1], [0, 5], [1]),
+        ([0, 1], [None, None], 0, [0, 1]),  # they cannot be counted
+        ([0, 1], [None, 100], 0, [0, 1]),  # one does not answer: what it has not accepted is not counted
+        ([0, 1], [30, 40], 0, [0, 1]),
+        ([0, 1], [120, 70], 0, [0, 1, 1]),
+        ([0, 1], [120, 80], 0, [0, 1]),  # from three quarters of the mean on it has its share only
+        ([0, 1], [40, 10], 0, [0, 1]),  # so few may be other files
+        ([0, 1], [50, 10], 0, [0, 1, 1]),
+        ([0, 2], [500, 0, 20], 0, [0, 2, 2]),  # only the workers that get connections are compared
+        ([0, 1, 2, 3], [0, 400, 400, 10], 0, [0, 0, 1, 2, 3, 3]),
+        ([1], [0, 5], 0, [1]),
+        ([0, 1], [50, 45], 50, [1]),  # one is full
+        ([0, 1], [50, 50], 50, [0, 1]),
+        ([0, 1], [None, 50], 50, [0]),
     ],
 )
 def test_workers_with_few_connections_get_twice_the_share_of_new_ones(
-    numbers: list[int], open_files: list[int], expected: list[int]
+    numbers: list[int], connections: list[int | None], most: int, expected: list[int]
 ) -> None:
-    assert weighted(numbers, open_files) == expected
+    assert weighted(numbers, connections, most) == expected
 
 
 @linux

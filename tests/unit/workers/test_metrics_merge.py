@@ -20,7 +20,9 @@ headrace_requests_total{model="m",version="1"} %s
 
 
 def of(*texts: str, kept: dict[str, Family] | None = None, added: dict[str, Family] | None = None) -> str:
-    return metrics_merge.merged(map(metrics_merge.parse, texts), kept or {}, added or {})
+    parsed = [metrics_merge.parse(text) for text in texts]
+    there = {version for text in parsed for version in metrics_merge.counts_of(text)}
+    return metrics_merge.merged(parsed, kept or {}, added or {}, there)
 
 
 def gauge(name: str, value: str) -> str:
@@ -82,7 +84,8 @@ def test_totals_of_models_are_kept_for_good() -> None:
     ],
 )
 def test_which_version_a_series_is_of(key: str) -> None:
-    assert metrics_merge.versions({"x": Family((), "counter", {key: 1})}) == {("m", "1")}
+    assert metrics_merge.counts_of({"x": Family((), "counter", {key: 7})}) == {("m", "1"): 7}
+    assert metrics_merge.counts_of({"x": Family((), "gauge", {key: 7})}) == {("m", "1"): 0}
 
 
 def test_the_supervisor_says_what_no_worker_can() -> None:
