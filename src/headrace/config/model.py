@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 

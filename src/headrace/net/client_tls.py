@@ -30,7 +30,8 @@ def client_context(
     try:
         context = ssl.create_default_context(cafile=ca_file or None)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
-        raise _unusable(name_of("ca_file"), ca_file, "certificates in PEM", error) from error
+        file = ca_file or "the system's certificates, or SSLKEYLOGFILE,"
+        raise _unusable(name_of("ca_file"), file, "certificates in PEM", error) from error
     if certificate_file is not None:
         try:
             # Without a password, OpenSSL would ask for that of an encrypted key on the terminal.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.observer_metrics import LINES, TRACED_CALLS
+from headrace.frontends.metrics.metric_type import Metric
 from headrace.frontends.service import Service
 
 if TYPE_CHECKING:
@@ -18,6 +18,19 @@ if TYPE_CHECKING:
 
     from headrace.telemetry.access_log import AccessLog
     from headrace.telemetry.tracing import Tracer
+
+TRACED_CALLS = Metric(
+    "headrace_traced_calls",
+    "counter",
+    "Calls to be recorded as spans: sent to the collector, rejected by it, dropped from a full queue, or "
+    "over the limit per second.",
+    ("result",),
+)
+LINES = Metric(
+    "headrace_access_log_lines", "counter", "Lines of the access log, written or dropped.", ("result",)
+)
+METRICS = (TRACED_CALLS, LINES)
+
 
 _LEAST_CLOSE_SECONDS, _MOST_CLOSE_SECONDS = 0.5, 5.0
 

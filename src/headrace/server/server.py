@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.task_watch import Supervisor
 from headrace.config import ServerConfig
-from headrace.config.checks import wrong
 from headrace.frontends import admin_split, health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc

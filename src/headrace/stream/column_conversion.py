@@ -8,7 +8,6 @@ import pyarrow.compute as pc
 
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError
 from headrace.stream.dictionaries import plain, plain_type
-from headrace.stream.row_times import EARLIEST, LATEST, MICROSECONDS, UNIT_NAMES, fitting_unit
 from headrace.stream.schema import MOST_VIEWS, Field
 from headrace.stream.text_cells import (
     are_numbers,
@@ -18,6 +17,20 @@ from headrace.stream.text_cells import (
     whole_floats,
     without_words,
 )
+
+EARLIEST, LATEST = 631_152_000_000_000, 4_133_980_800_000_000
+"""The beginning of 1990 and of 2101, in microseconds since 1970."""
+
+MICROSECONDS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 0.001}
+"""Microseconds per unit."""
+
+UNIT_NAMES = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+def fitting_unit(number: int) -> str:
+    """Return the unit in which a number is a time from 1990 to 2100; "" if there is none."""
+    return next((unit for unit, size in MICROSECONDS.items() if EARLIEST <= number * size <= LATEST), "")
+
 
 _UTC = pa.timestamp("us", tz="UTC")
 _NO_CAST = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)

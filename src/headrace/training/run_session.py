@@ -18,9 +18,8 @@ from headrace.training.options import TrainOptions
 from headrace.training.releasing import click_release, keras_release
 from headrace.training.releasing.destination import check_destination
 from headrace.training.releasing.publishing import Publisher, Release
-from headrace.training.reporting.compile_message import told_of_compiling
 from headrace.training.reporting.plot import Plot
-from headrace.training.reporting.reports import Reports, telemetry
+from headrace.training.reporting.reports import Reports, telemetry, told_of_compiling
 from headrace.training.running.checkpoint import only_run
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learnable, Learner

@@ -1,1 +1,1 @@
-"""Opening an archive, and its administration: status, alarms, default versions, drops and exports."""
+"""Opening an archive, and its administration: status, alarms, default versions, drops and whole versions."""

@@ -58,8 +58,8 @@ class LmdbStore(StoreSettings, frozen=True, tag="lmdb"):
         path: Directory of the file; a relative path starts from the directory of ``archive.toml``.
         largest_bytes: Capacity in bytes. The file may be an eighth larger; unused space takes no disk.
         sync: Whether writes survive a power loss, and not only the end of a process.
-        read_in_place: Whether lookups read the file's pages directly. It is twice as fast. Without it, all
-            reads go through LMDB.
+        read_in_place: Whether lookups read the file's pages directly. It is twice as fast, and a damaged
+            page is an error. Without it, all reads go through LMDB, which a damaged page may crash.
     """
 
     path: Path = Path("archive")
