@@ -177,6 +177,9 @@ WRONG_MODELS = {
         "headrace.toml: batching.max_batch_row: unknown setting; did you mean max_batch_rows?"
     ),
     "[batching]\nmax_batch_rows = 0": "batching.max_batch_rows: expected a whole number, 1 or more, got 0",
+    "[[a]]\nb = [0x8000000000000000]": (
+        "headrace.toml: a.0.b.0: expected a whole number of at most 64 bits, got 9223372036854775808"
+    ),
     "[batching]\ninstance_processes = 0": (
         "batching.instance_processes: expected a whole number from 1 to 256; leave it out for instances in "
         "threads, got 0"

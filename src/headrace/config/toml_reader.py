@@ -14,6 +14,7 @@ import msgspec
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import read_text
+from headrace.config.checks import wrong
 
 Table = Mapping[str, object]
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
@@ -27,7 +28,8 @@ def parse(text: str, where: str) -> dict[str, object]:
         where: Name of the file in errors.
 
     Raises:
-        ConfigError: The text is not TOML, or nests deeper than any settings do.
+        ConfigError: The text is not TOML, nests deeper than any settings do, or has an integer of more than
+            64 bits.
     """
     if _TOO_DEEP.search(text):  # before parsing, whose cost grows with the square of a key's parts
         raise ConfigError(f"{where}: expected names of at most {_MOST_PARTS} parts, separated by dots")
@@ -37,8 +39,7 @@ def parse(text: str, where: str) -> dict[str, object]:
         raise ConfigError(f"{where}: lists or tables nest too deep") from None
     except ValueError as error:  # not only TOMLDecodeError: a number of 5,000 digits raises a plain one
         raise ConfigError(f"{where}: not TOML: {error}") from error
-    if _is_deeper(table, _MOST_PARTS):
-        raise ConfigError(f"{where}: expected tables and lists that nest at most {_MOST_PARTS} deep")
+    _check(table, where)
     return table
 
 
@@ -61,13 +62,20 @@ def read_table(file: Path, where: str) -> dict[str, object]:
 
 _LARGEST_FILE_BYTES = 2**24
 _MOST_PARTS = 32
+_INTEGERS = 2**63
 _PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
 _TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")
 
 
-def _is_deeper(value: object, most: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(most == 0 or _is_deeper(one, most - 1) for one in inner)
+def _check(value: object, where: str, key: str = "", most: int = _MOST_PARTS) -> None:
+    """Refuse deeper nesting than settings have, and longer integers than TOML, which Python may not print."""
+    if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
+        raise wrong(f"{where}: {key}", "a whole number of at most 64 bits", value)
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        if most == 0:
+            raise ConfigError(f"{where}: expected tables and lists that nest at most {_MOST_PARTS} deep")
+        _check(one, where, f"{key}.{name}" if key else str(name), most - 1)
 
 
 def merged(below: Table, above: Table) -> dict[str, object]:
