@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -77,6 +78,9 @@ def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[C
         ConfigError: A setting is invalid, or there are no configurations, or too many.
     """
     names = list(search.grid)
+    count = math.prod(map(len, search.grid.values())) if names else 0
+    if count > MOST_CONFIGURATIONS:  # before they are made: ten lists of ten values are 10,000,000,000
+        raise _wrong_number(count)
     products = itertools.product(*search.grid.values()) if names else iter(())
     wanted = [dict(zip(names, values, strict=True)) for values in products]
     start = changed(base, search.base)
@@ -85,11 +89,15 @@ def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[C
         name = " ".join(f"{key}={_short(value)}" for key, value in changes.items()) or "base"
         found.setdefault(settings_of(changed(start, changes), f"search: {name}"), name)
     if not 1 <= len(found) <= MOST_CONFIGURATIONS:
-        raise ConfigError(
-            f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {len(found)}; give lists in "
-            "[grid], or tables [[configurations]]"
-        )
+        raise _wrong_number(len(found))
     return [Configuration(name, settings) for settings, name in found.items()]
+
+
+def _wrong_number(count: int) -> ConfigError:
+    return ConfigError(
+        f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {count}; give lists in [grid], or "
+        "tables [[configurations]]"
+    )
 
 
 def _short(value: object) -> str:

@@ -73,6 +73,10 @@ def test_a_grid_is_every_combination_and_tables_come_on_top() -> None:
     [
         ({}, "expected 1 to 256 configurations, got 0"),
         ({"grid": {"seed": list(range(300))}}, "expected 1 to 256 configurations, got 300"),
+        (
+            {"grid": {f"a{number}": list(range(10)) for number in range(10)}},
+            "expected 1 to 256 configurations, got 10000000000",
+        ),
         ({"grid": {"kind": ["tree"]}}, "search: kind=tree: .*kind"),
         ({"grids": {}}, r"grids: unknown setting; did you mean grid\?"),
         ({"gates": {"max_mb": 1.0}}, "gates.max_mb: unknown setting; did you mean max_size_mb"),
