@@ -218,7 +218,8 @@ def _converted(action: argparse.Action, value: object, origin: str) -> Any:
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error.message.partition(': ')[2]}") from error
     except ValueError:
-        raise wrong(origin, f"{action.metavar} (see --{_name(action)})", value) from None
+        expected = action.metavar or f"one of {', '.join(map(str, action.choices or ()))}"
+        raise wrong(origin, f"{expected} (see {_name(action)})", value) from None
     if action.choices is not None and found not in action.choices:
         one_of(origin, found, tuple(action.choices))
     return found

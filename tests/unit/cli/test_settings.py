@@ -173,6 +173,11 @@ WRONG = {
         {"HEADRACE_TRAIN_MODEL": "gbdt"},
         "HEADRACE_TRAIN_MODEL: expected one of 'lr', 'fm'",
     ),
+    "no number of those": (
+        ["train", "x"],
+        {"HEADRACE_TRAIN_QUANTIZE": "half"},
+        "HEADRACE_TRAIN_QUANTIZE: expected one of 16, 8 (see --quantize), got 'half'",
+    ),
     "no switch": (
         ["train", "x"],
         {"HEADRACE_TRAIN_PATCH": "maybe"},
@@ -221,6 +226,7 @@ def test_a_wrong_value_is_said_with_where_it_comes_from(
         ("rows = 'many'", "rows: expected a whole number, got 'many'"),
         ("rows = [1]", "rows: expected a text or a number"),
         ("training = 3", "training: expected true or false, got 3"),
+        ("training = 0x" + "f" * 4000, "training: expected a whole number of at most 64 bits, got a number"),
         ("row = 3", "row: unknown setting; did you mean rows?"),
         ("json = true", "json: unknown setting; known: "),
     ],
