@@ -70,18 +70,16 @@ class WholeRows:
         """Return the size of the whole rows, in bytes."""
         start = self._start(text)
         tail = start + bytes(text[self._seen :])
-        last = tail.rfind(b"\n")
+        last, mark = tail.rfind(b"\n"), b"\n"
         if last < 0 and not self._has_line_end:
             # Lines may end with a carriage return; one at the very end may be half of a line end.
-            count = text.rfind(b"\r", max(0, self._seen - 1), len(text) - 1) + 1
-            if count:
-                self._seen, self._quoted = 0, False
-                return count
+            last, mark = tail.rfind(b"\r", 0, -1), b"\r"
         quotes = _quotes(tail, self._delimiter) if b'"' in tail else np.empty(0, np.int64)
         offset = self._seen - len(start)
-        end = _line_end(tail, last, quotes)
+        end = _line_end(tail, last, mark, quotes)
         count = offset + end + 1 if end >= 0 else 0
-        self._has_line_end = last > end or (self._has_line_end and not count)
+        is_in_cell = mark == b"\n" and last > end
+        self._has_line_end = is_in_cell or (self._has_line_end and not count)
         # A closing quote at the end may prove to be the first of a doubled one.
         self._quoted = len(quotes) % 2 == 1
         self._seen = len(text) - count
@@ -98,14 +96,14 @@ class WholeRows:
         return b"x" if before == b'"' else before
 
 
-def _line_end(text: bytes, last: int, quotes: Array) -> int:
-    """Return the position of the last line end outside of cells, at most ``last``; -1 for none."""
+def _line_end(text: bytes, last: int, mark: bytes, quotes: Array) -> int:
+    """Return the position of the last ``mark`` outside of cells, at most ``last``; -1 for none."""
     end = last
     while end >= 0:
         before = int(np.searchsorted(quotes, end))
         if before % 2 == 0:
             return end
-        end = text.rfind(b"\n", 0, int(quotes[before - 1]))
+        end = text.rfind(mark, 0, int(quotes[before - 1]))
     return -1
 
 
