@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.base.terminal import table
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.targets import LAST, TARGETS
 
 PLACE = Path(".data/fuzz")
 _DONE = re.compile(r"#([0-9]+)\s+DONE\s+cov: ([0-9]+)")
@@ -37,6 +37,8 @@ def fuzz(name: str, seconds: int) -> Fuzzed:
     """Fuzz one target for some seconds, and go on after what is found."""
     place = PLACE / name
     place.mkdir(parents=True, exist_ok=True)
+    last = place / LAST
+    last.unlink(missing_ok=True)
     command = [
         *(sys.executable, "-m", "tests.fuzz.one", name, str(place / "corpus")),
         *(f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=2048", "-max_len=65536"),
@@ -50,7 +52,7 @@ def fuzz(name: str, seconds: int) -> Fuzzed:
     inputs, edges = (int(one) for one in at[-1]) if at else (0, 0)
     findings = tuple(_WRITTEN.findall(said))
     if ended.returncode and not findings:
-        findings = (f"it ended with {ended.returncode}: see {place}/log",)
+        findings = (str(last) if last.exists() else f"it ended with {ended.returncode}: see {place}/log",)
     return Fuzzed(name, inputs, edges, findings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -17,7 +18,7 @@ from headrace.base.errors import HeadraceError
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import write_manifest
 from headrace.versions.signatures import SIGNATURE_FILE, Verifier, new_keys, signer
-from tests.unit.access.tokens_of_tests import jwks, settings, token
+from tests.unit.access.tokens_of_tests import claims, jwks, settings, signed, token
 
 _MODEL, _VERSION = "ranking", 3
 
@@ -47,6 +48,7 @@ class Access:
             (lambda data: read_token_keys(self._file(data)), [self._jwks.read_bytes()]),
             (lambda data: self._admit(b"authorization", data), [*self._shown[:2]]),
             (lambda data: self._admit(b"x-api-key", data), [self._shown[2]]),
+            (self._signed, [b'{"alg": "EdDSA", "kid": "EdDSA"}\n' + one for one in _claims()]),
             (self._signature, [(self._version / SIGNATURE_FILE).read_bytes()]),
             (lambda data: Verifier(self._file(data)), [self._trusted.read_bytes()]),
         ]
@@ -73,7 +75,18 @@ class Access:
     def _admit(self, name: bytes, value: bytes) -> None:
         self._gate.leave(self._gate.admit([(name, value)], PREDICT))
 
+    def _signed(self, data: bytes) -> None:
+        """A token that the provider has signed, whatever its header and its claims are."""
+        header, _, said = data.partition(b"\n")
+        self._admit(b"authorization", b"Bearer " + signed(header, said))
+
     def _signature(self, data: bytes) -> None:
         (self._version / SIGNATURE_FILE).write_bytes(data)
         manifest = (self._version / MANIFEST_FILE).read_bytes()
         self._verifier.check(self._version, _MODEL, _VERSION, manifest)
+
+
+def _claims() -> Iterator[bytes]:
+    more = {"scope": "headrace:predict", "headrace_models": ["a*"], "headrace_spaces": ["*"]}
+    for one in (claims(), claims(headrace_verbs=None, nbf=0, iat=0, **more)):
+        yield json.dumps(one).encode()

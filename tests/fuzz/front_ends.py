@@ -17,14 +17,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from headrace.access.gate import Gate
 from headrace.config import Limits, ServerConfig
 from headrace.frontends.archive.lifespan import Serving
-from headrace.frontends.calls import HttpRoute
+from headrace.frontends.calls import GrpcMethod, HttpRoute
+from headrace.frontends.guarded_service import guard
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.cors import shared
 from headrace.frontends.wire import protos
 from headrace.server.server import grpc_methods, http_routes
 from headrace.serving.engine import Engine
+from headrace.telemetry.access_log.lines import line
+from headrace.telemetry.outcomes import Outcome
+from headrace.telemetry.tracing.spans import Describer, Routes
+from headrace.telemetry.tracing.tracer import ParentBased
 from tests.conformance.ctr_models import write as write_click_model
 from tests.model_directories import write_menagerie
 
@@ -32,9 +39,14 @@ LIMITS = Limits(max_message_bytes=2**20, max_inflight_bytes=2**24, max_values=2*
 SECONDS = 20.0
 """How long one answer may take before it is a finding of its own."""
 
+ORIGIN = "https://shop.example"
+"""The origin whose pages may ask a server with keys."""
+
 _MODELS = ("half_plus_two", "pair", "words", "flowers", "price", "clicks")
 _ENDLESS = "/grpc.health.v1.Health/Watch"
 _GZIP, _BINARY, _IN_PIECES, _DAMAGED_GZIP = 1, 2, 4, 8
+_MOST_TRACES = 1_000_000_000
+_NOT_IN_HEADERS = re.compile(rb"[\r\n\0]")
 
 
 class Unexpected(Exception):
@@ -60,8 +72,13 @@ class FrontEnds:
         grpc_paths: All methods of gRPC but the one that does not end.
     """
 
-    def __init__(self) -> None:
-        """Load the models."""
+    def __init__(self, gate: Gate | None = None) -> None:
+        """Load the models.
+
+        Args:
+            gate: What callers pass, if they need keys. Then calls are also recorded and traced, and pages of
+                ``ORIGIN`` may ask.
+        """
         self._place = tempfile.TemporaryDirectory()
         place = Path(self._place.name)
         (place / "models").mkdir()
@@ -74,20 +91,26 @@ class FrontEnds:
         self._found = _Findings()
         logging.getLogger("headrace").addHandler(self._found)
         self._loop = asyncio.new_event_loop()
-        self._application = self._loop.run_until_complete(self._start(place))
+        self._application = self._loop.run_until_complete(self._start(place, gate))
 
-    async def _start(self, place: Path) -> Application:
+    async def _start(self, place: Path, gate: Gate | None) -> Application:
         config = ServerConfig(limits=LIMITS, archive=place / "archive.toml", allow_code=True, poll_seconds=0)
         engine = Engine(place / "models", config=config)
         await engine.start()
         serving = await Serving.open(place / "archive.toml", engine)
         service = Service(engine)
+        if gate is not None:
+            guard(service, gate)
         routes, methods = serving.attach(service, is_admin=True)
         routes += http_routes(service)
         methods += grpc_methods(service)
         self.rest_calls = sorted({call for route in routes for call in _calls(route)})
         self.grpc_paths = sorted(method.path for method in methods if method.path != _ENDLESS)
-        return Application(routes, methods, LIMITS, engine.outcomes, service.slicer)
+        parts = routes, methods, LIMITS, engine.outcomes, service.slicer
+        if gate is None:
+            return Application(*parts)
+        _observe(service, routes, methods)
+        return shared((ORIGIN,), gate, parts)
 
     def rest(self, data: bytes) -> None:
         """One REST request: two bytes say where to and how, two where its JSON ends, the rest is the body."""
@@ -99,7 +122,7 @@ class FrontEnds:
         if how & _BINARY:
             (length,) = struct.unpack("<H", head)
             headers.append((b"inference-header-content-length", b"%d" % length))
-        self._ask(method, path, headers, *_packed(body, how, headers, b"content-encoding"))
+        self.ask(method, path, headers, *_packed(body, how, headers, b"content-encoding"))
 
     def grpc(self, data: bytes) -> None:
         """One gRPC call: two bytes say which and how; the rest is one message, or a stream's bytes."""
@@ -114,9 +137,9 @@ class FrontEnds:
                 body = body[:-4]
             body = struct.pack(">BI", bool(packed), len(body)) + body
         headers.append((b"grpc-encoding", b"gzip"))
-        self._ask("POST", path, headers, *_pieces(body, how))
+        self.ask("POST", path, headers, *_pieces(body, how))
 
-    def _ask(self, method: str, path: str, headers: list[tuple[bytes, bytes]], *pieces: bytes) -> None:
+    def ask(self, method: str, path: str, headers: list[tuple[bytes, bytes]], *pieces: bytes) -> None:
         self._found.error = None
         scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
@@ -137,11 +160,29 @@ class FrontEnds:
 
         async def send(event: Any) -> None:
             said.extend(event.get("body", b""))
-            for _, value in event.get("headers", ()):
+            for name, value in event.get("headers", ()):
                 said.extend(value)
+                if _NOT_IN_HEADERS.search(name + value):
+                    self._found.error = f"a header that begins another one: {name!r}: {value!r}"
 
         await self._application(scope, receive, send)
         return bytes(said)
+
+
+def _observe(service: Service, routes: list[HttpRoute], methods: list[GrpcMethod]) -> None:
+    """Make a line of the access log and a span of each call, at once instead of in a thread."""
+    describer = Describer(Routes(route.pattern for route in routes), (method.path for method in methods))
+
+    def log(outcome: Outcome) -> None:
+        if line(outcome, 0.0).count(b"\n") != 1:
+            raise Unexpected("one line that became several")
+
+    def trace(outcome: Outcome) -> None:
+        if outcome.trace is not None:
+            describer.call(outcome, outcome.trace)
+
+    service.outcomes.observe(log, names=True)
+    service.outcomes.observe_sampled(trace, ParentBased(1.0, _MOST_TRACES))
 
 
 def _calls(route: HttpRoute) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+LAST = "last"
+"""The file, beside a target's corpus, with the input that was the last finding."""
+
 Made = tuple[Callable[[bytes], None], Iterable[bytes]]
 
 
@@ -24,6 +27,13 @@ def _grpc() -> Made:
     return front_ends.grpc, grpc_seeds(front_ends)
 
 
+def _headers() -> Made:
+    from tests.fuzz.headers import Headers
+
+    headers = Headers()
+    return headers.read, headers.seeds()
+
+
 def _files() -> Made:
     from tests.fuzz.files import Files
 
@@ -37,10 +47,25 @@ def _stream() -> Made:
     return read_stream, stream_seeds()
 
 
-def _settings() -> Made:
-    from tests.fuzz.files import read_settings, settings_seeds
+def _text() -> Made:
+    from tests.fuzz.text import Text
 
-    return read_settings, settings_seeds()
+    text = Text()
+    return text.read, text.seeds()
+
+
+def _images() -> Made:
+    from tests.fuzz.images import Images
+
+    images = Images()
+    return images.read, images.seeds()
+
+
+def _settings() -> Made:
+    from tests.fuzz.settings import Settings
+
+    settings = Settings()
+    return settings.read, settings.seeds()
 
 
 def _access() -> Made:
@@ -60,7 +85,10 @@ def _messages() -> Made:
 TARGETS: dict[str, Callable[[], Made]] = {
     "rest": _rest,
     "grpc": _grpc,
+    "headers": _headers,
     "stream": _stream,
+    "text": _text,
+    "images": _images,
     "files": _files,
     "settings": _settings,
     "access": _access,
