@@ -90,6 +90,6 @@ def _of_workers() -> list[workers.Message]:
 
 def _of_handover() -> list[handover.Message]:
     return [
-        handover.Hello("1.0", (1,)), handover.Refused("no"), handover.Ready({"m": (1, 2)}), handover.Take(),
-        handover.Given(1, "1.0", sets=1, free=(), leading=(0,), has_many=True, admin=0),
+        handover.Hello("1.0", (1,)), handover.HandoverRefused("no"), handover.Ready({"m": (1, 2)}),
+        handover.Take(), handover.Given(1, "1.0", sets=1, free=(), leading=(0,), has_many=True, admin=0),
     ]  # fmt: skip
