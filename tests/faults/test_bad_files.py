@@ -33,6 +33,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
         lambda path: path.write_text('{"format": 1, "files": {}, "metadata": {"a": ' + "[" * 100_000),
         "not a manifest",
     ),
+    "open": ("1/model.onnx", lambda path: path.chmod(0o666), "others may write model.onnx (mode 0666"),
     "recording": ("1/warm_up.jsonl", lambda path: path.write_text("[" * 100_000), "is not a request"),
 }
 

@@ -254,7 +254,7 @@ def test_what_took_its_files_place_is_not_started(models: Path) -> None:
         (version / "model.py").chmod(0o666)
         assert ask(server, 1, CRASH)[0] == 500
         server.wait_for(
-            lambda: any("model.py is code, which everybody may write" in line for line in server.errors),
+            lambda: any("others may write model.py (mode 0666" in line for line in server.errors),
             "the refusal",
         )
         assert ask(server, 21)[0] == 503

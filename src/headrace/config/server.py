@@ -209,9 +209,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tensorflow_metrics: Whether metrics are also served under TensorFlow Serving's names.
         triton_metrics: Whether metrics are also served under Triton's names.
         load_reports: Whether every response reports the load of the server, for balancers (ORCA).
-        follow_links: Whether links in the model directories may lead out of them.
-        trusted_owners: Users, by name or number, whose files may be loaded. If empty, models that are code
-            must belong to root or the server's own user, and others to anybody.
+        follow_links: Whether links inside a version may lead out of its directory.
+        trusted_owners: Further users, by name or number, whose files may be loaded, beside root, the server's
+            own user and, unless the model is code, the owner of the served directory.
         signing_keys: A PEM file of public keys: only versions signed by one of them are served. None for any
             version.
         access: Access control.

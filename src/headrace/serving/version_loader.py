@@ -93,7 +93,7 @@ class VersionLoader:
     totals: ModelTotals = field(default_factory=ModelTotals)
     archive: Callable[[], Archive | None] = lambda: None
     verifier: Verifier | None = None
-    trusted: TrustedFiles = field(default_factory=lambda: TrustedFiles((), follow_links=True))
+    trusted: TrustedFiles = field(default_factory=lambda: TrustedFiles(follow_links=True))
     fair: bool = False
     isolate: bool = False
 

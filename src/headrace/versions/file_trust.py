@@ -1,9 +1,9 @@
-"""Decide which files of a version may be loaded, by links and by ownership.
+"""Decide which files of a version may be loaded, by links, owners and permissions.
 
-A link out of the served directory could make the server read files that the link's author cannot read. Links
-within that directory are followed, because Kubernetes volumes and releases by link need them. A model that is
-code runs with the server's rights. So only root, the server's own user, or users that the operator names may
-own it, and it must not be writable by everybody.
+The served directory, a model's and a version's may be links: their authors decide what is served anyway. A
+link *inside* a version that leaves it could make the server read files that the link's author cannot read.
+Anyone who may write a version's files decides what the model answers, and code runs with the server's rights.
+So files that others may write are refused, and so are files of unknown users (``docs/decisions/0052``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import pwd
 import stat
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,8 @@ from headrace.versions.manifest import Manifest, check_manifest
 if TYPE_CHECKING:
     from headrace.versions.signatures import Verifier
 
-_OTHERS = stat.S_IWOTH
+_ROOT = 0
+_KUBERNETES_LINK = "..data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,40 +33,56 @@ class TrustedFiles:
     """The rules for files that may be loaded.
 
     Attributes:
-        roots: Directories that links must not leave: the served one, and those of models elsewhere.
-        owners: Ids of users whose files may be loaded; None to accept data of any user, and code of root and
-            of this process's user.
-        follow_links: Whether links may lead anywhere.
+        served: Directories named by the operator: the served one, and those of models elsewhere. Files of
+            their owners may be loaded, unless they are code.
+        owners: Ids of further users whose files may be loaded, beside root and this process's user.
+        follow_links: Whether links inside a version may leave it.
     """
 
-    roots: Sequence[Path]
-    owners: frozenset[int] | None = None
+    served: Sequence[Path] = ()
+    owners: frozenset[int] = frozenset()
     follow_links: bool = False
 
     def check(self, version: Path, *, is_code: bool) -> None:
         """Refuse a version with files that may not be loaded.
 
         Args:
-            version: Its directory.
+            version: Its directory, or a link to it.
             is_code: Whether the version is code that will be run.
 
         Raises:
-            LoadError: A link leads out of the roots, a file has another owner or is writable by everybody,
-                or a file cannot be inspected.
+            LoadError: A link leads out of the version, a file has another owner or others may write it, or a
+                file cannot be inspected.
         """
-        owners = self.owners
-        if owners is None and is_code:
-            owners = frozenset({0, os.geteuid()})
-        roots = [] if self.follow_links else [os.path.realpath(root) for root in self.roots]
+        owners = {_ROOT, os.geteuid(), *self.owners}
+        if not is_code:
+            owners |= self._owners_of_place(version)
         try:
+            root = os.path.realpath(version)
             for path in _below(version):
                 name = "its directory" if path == str(version) else os.path.relpath(path, version)
-                if roots:
-                    _check_link(path, name, roots)
-                if owners is not None:
-                    _check_owner(os.stat(path), name, owners, is_code)
+                if not self.follow_links:
+                    _check_link(path, name, root)
+                if not os.path.exists(path):
+                    continue  # a dangling or circular link: opening it fails with a clear error
+                status = os.stat(path)
+                _check_owner(status, f"{name}, which is code," if is_code else name, owners)
+                if status.st_mode & stat.S_IWOTH and not _is_kubernetes_volume(path):
+                    raise _writable(status, name)
         except OSError as error:
             raise LoadError(f"its files cannot be inspected: {error.strerror}") from error
+
+    def _owners_of_place(self, version: Path) -> set[int]:
+        """Return the owners of the served directories that the version is in.
+
+        They are trusted with data because they can replace versions there anyway.
+        """
+        found = set[int]()
+        for directory in self.served:
+            if version.is_relative_to(directory):
+                with suppress(OSError):  # lost: its files cannot be inspected either
+                    found.add(os.stat(directory).st_uid)
+        return found
 
     def check_again(self, version: Path, manifest: Manifest | None, *, is_code: bool) -> None:
         """Check that a version which is loaded again is unchanged since its first check.
@@ -93,20 +111,20 @@ def trusted_files(models: Path | None, config: ServerConfig) -> TrustedFiles:
         ConfigError: A trusted user does not exist.
     """
     elsewhere = [entry.path for entry in config.models.values() if entry.path is not None]
-    roots = elsewhere if models is None else [models, *elsewhere]
-    return TrustedFiles(roots, owners_named(config.trusted_owners), config.follow_links)
+    served = elsewhere if models is None else [models, *elsewhere]
+    return TrustedFiles(served, owners_named(config.trusted_owners), config.follow_links)
 
 
-def owners_named(names: Collection[str]) -> frozenset[int] | None:
+def owners_named(names: Collection[str]) -> frozenset[int]:
     """Return the ids of users.
 
     Args:
-        names: Their names or numbers; if empty, None is returned.
+        names: Their names or numbers.
 
     Raises:
         ConfigError: A user does not exist.
     """
-    return frozenset(map(_user, names)) if names else None
+    return frozenset(map(_user, names))
 
 
 def _user(name: str) -> int:
@@ -135,8 +153,6 @@ def _below(version: Path) -> Iterator[str]:
         for entry in entries:
             if _is_directory(entry):
                 folders.append(entry.path)
-            elif entry.is_symlink() and not os.path.exists(entry.path):
-                continue  # dangling or circular: opening it fails with a clear error
             else:
                 yield entry.path
 
@@ -148,24 +164,41 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _check_link(path: str, name: str, roots: Sequence[str]) -> None:
-    real = os.path.realpath(path)
-    if not any(os.path.commonpath((real, root)) == root for root in roots):
+def _check_link(path: str, name: str, root: str) -> None:
+    if os.path.commonpath((os.path.realpath(path), root)) != root:
         raise LoadError(
-            f"{name} is a link that leads out of the model directory; put the files themselves there, or "
+            f"{name} is a link that leads out of the version's directory; put the files themselves there, or "
             "start the server with --follow-links"
         )
 
 
-def _check_owner(status: os.stat_result, name: str, owners: frozenset[int], is_code: bool) -> None:
-    why = "is code, which" if is_code else ""
-    if status.st_uid not in owners:
+def _check_owner(status: os.stat_result, what: str, owners: Collection[int]) -> None:
+    user = status.st_uid
+    if user not in owners:
         raise LoadError(
-            f"{name} {why or 'is a file that'} belongs to user {status.st_uid}, who is not trusted here; "
-            "change its owner, or add the user to trusted_owners"
+            f"{what} belongs to user {user}, who is not trusted here; change its owner, or start the server "
+            f"with --trusted-owners {user} (trusted_owners, HEADRACE_SERVE_TRUSTED_OWNERS)"
         )
-    if status.st_mode & _OTHERS:
-        raise LoadError(f"{name} {why or 'is a file that'} everybody may write; run chmod o-w on it")
+
+
+def _writable(status: os.stat_result, name: str) -> LoadError:
+    mode = stat.S_IMODE(status.st_mode)
+    return LoadError(
+        f"others may write {name} (mode {mode:04o}, owner {status.st_uid}); run `chmod -R o-w` on "
+        "the version's directory, then `touch` one of its files"
+    )
+
+
+def _is_kubernetes_volume(path: str) -> bool:
+    """Return whether a directory is the volume of a ConfigMap or Secret.
+
+    Its mode is 0777 and cannot be changed, but it lies in a directory of root's and is mounted read-only. It
+    is recognised by its link ``..data``, which belongs to root: other users cannot make such a link.
+    """
+    with suppress(OSError):
+        status = os.lstat(f"{path}/{_KUBERNETES_LINK}")
+        return stat.S_ISLNK(status.st_mode) and status.st_uid == _ROOT
+    return False
 
 
 def verifier(keys: Path | None) -> Verifier | None:

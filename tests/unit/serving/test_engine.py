@@ -87,6 +87,23 @@ def test_a_directory_of_models_is_served_from_the_moment_the_engine_is_entered(t
     run(scenario())
 
 
+def test_a_model_in_a_linked_place_is_served_and_one_that_others_may_write_is_not(tmp_path: Path) -> None:
+    served = tmp_path / "models"
+    for place in (tmp_path / "releases", served):
+        example.write(place)
+    (served / "linked").symlink_to(tmp_path / "releases/half_plus_two")
+    (served / "half_plus_two/1/model.onnx").chmod(0o646)
+
+    async def scenario() -> None:
+        async with Engine(served) as engine:
+            answer = await engine.predict("linked", {"x": [1.0]})
+            assert answer["y"].tolist() == [2.5]
+            with pytest.raises(FailedPrecondition, match=r"others may write model\.onnx \(mode 0646"):
+                await engine.predict("half_plus_two", {"x": [1.0]})
+
+    run(scenario())
+
+
 def test_settings_in_the_directory_of_a_version_are_told_where_they_belong(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

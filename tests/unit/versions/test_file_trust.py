@@ -1,31 +1,36 @@
-"""Links and owners: what may be loaded, and what may not."""
+"""Links, owners and permissions: what may be loaded, and what may not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import ConfigError, LoadError
-from headrace.config import ServerConfig
+from headrace.config import ServerConfig, parse_server_config
 from headrace.versions.file_trust import TrustedFiles, owners_named, trusted_files
 from headrace.versions.manifest import write_manifest
 
-STRANGER = 54321
+STRANGER, OTHER = 54321, 54322
 OTHERS_FILES = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+PLACES = ("model.py", "assets/words", "assets", ".")
+
+
+def write_version(path: Path) -> Path:
+    (path / "assets").mkdir(parents=True)
+    (path / "model.py").write_text("")
+    (path / "assets/words").write_text("")
+    return path
 
 
 @pytest.fixture
 def version(tmp_path: Path) -> Path:
-    path = tmp_path / "models/m/1"
-    (path / "assets").mkdir(parents=True)
-    (path / "model.py").write_text("")
-    (path / "assets/words").write_text("")
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside/file").write_text("secret")
-    return path
+    return write_version(tmp_path / "models/m/1")
 
 
 def trusting(version: Path, **how: object) -> TrustedFiles:
@@ -36,18 +41,25 @@ def test_ordinary_files_are_loaded(version: Path) -> None:
     trusting(version).check(version, is_code=True)
 
 
-def test_links_within_the_served_directory_are_followed(version: Path) -> None:
-    (version.parent / "..data").symlink_to(version.name)
-    (version.parents[1] / "other").symlink_to("m/..data")
+# ---- Links ----
+
+
+def test_links_inside_a_version_are_followed(version: Path) -> None:
     (version / "words").symlink_to("assets/words")
     (version / "again").symlink_to(".")
+    (version / "absolute").symlink_to(version / "assets")
     trusting(version).check(version, is_code=True)
-    trusting(version).check(version.parents[1] / "other", is_code=True)
 
 
-def test_the_served_directory_may_be_a_link(version: Path, tmp_path: Path) -> None:
+def test_the_served_directory_a_model_and_a_version_may_be_links_to_any_place(
+    version: Path, tmp_path: Path
+) -> None:
     (tmp_path / "current").symlink_to("models")
-    trusted_files(tmp_path / "current", ServerConfig()).check(tmp_path / "current/m/1", is_code=False)
+    (version.parent / "2").symlink_to(write_version(tmp_path / "releases/7"))
+    (version.parents[1] / "far").symlink_to(tmp_path / "releases")
+    for path in ("m/1", "m/2", "far/7"):
+        for served in (tmp_path / "models", tmp_path / "current"):
+            trusted_files(served, ServerConfig()).check(served / path, is_code=True)
 
 
 @pytest.mark.parametrize(
@@ -58,29 +70,24 @@ def test_the_served_directory_may_be_a_link(version: Path, tmp_path: Path) -> No
         ("weights", lambda path, out: (path / "weights").symlink_to("../../../outside/file")),
         ("folder", lambda path, out: (path / "folder").symlink_to(out)),
         ("passwords", lambda path, out: (path / "passwords").symlink_to("/etc/passwd")),
+        ("sibling", lambda path, _: (path / "sibling").symlink_to("../2/model.py")),
+        ("prefix", lambda path, _: (path / "prefix").symlink_to("../10/model.py")),
+        ("model", lambda path, _: (path / "model").symlink_to("../../other/1")),
+        ("up", lambda path, _: (path / "up").symlink_to("..")),
+        ("later", lambda path, out: (path / "later").symlink_to(out / "nothing yet")),
     ],
 )
-def test_a_link_that_leads_out_is_refused_by_name(
+def test_a_link_that_leaves_its_version_is_refused_by_name(
     version: Path, tmp_path: Path, name: str, link: Callable[[Path, Path], None]
 ) -> None:
+    for sibling in ("m/2", "m/10", "other/1"):
+        write_version(version.parents[1] / sibling)
     link(version, tmp_path / "outside")
-    with pytest.raises(LoadError, match=f"^{name} is a link that leads out of the model directory"):
-        trusting(version).check(version, is_code=False)
-    trusting(version, follow_links=True).check(version, is_code=False)
-
-
-def test_a_version_that_is_a_link_that_leads_out_is_refused(version: Path, tmp_path: Path) -> None:
-    (version.parent / "2").symlink_to(tmp_path / "outside")
-    with pytest.raises(LoadError, match=r"^its directory is a link that leads out"):
-        trusting(version).check(version.parent / "2", is_code=False)
-
-
-def test_a_directory_whose_name_begins_like_the_served_one_is_outside(version: Path, tmp_path: Path) -> None:
-    (tmp_path / "models-2").mkdir()
-    (tmp_path / "models-2/file").write_text("")
-    (version / "weights").symlink_to(tmp_path / "models-2/file")
-    with pytest.raises(LoadError, match="leads out"):
-        trusting(version).check(version, is_code=False)
+    (version.parent / "3").symlink_to(version)
+    for path in (version, version.parent / "3"):
+        with pytest.raises(LoadError, match=f"^{name} is a link that leads out of the version's directory"):
+            trusting(version).check(path, is_code=False)
+        trusting(version, follow_links=True).check(path, is_code=False)
 
 
 def test_links_to_nothing_and_in_circles_end(version: Path) -> None:
@@ -90,39 +97,164 @@ def test_links_to_nothing_and_in_circles_end(version: Path) -> None:
     trusting(version).check(version, is_code=True)
 
 
+def mount_volume(path: Path, folder: str = "") -> None:
+    """Write what the kubelet mounts for a ConfigMap: links to ``..data``, in a directory of mode 0777."""
+    (path / "..2026_11_28" / folder).mkdir(parents=True)
+    (path / "..2026_11_28" / folder / "model.py").write_text("")
+    (path / "..data").symlink_to("..2026_11_28")
+    name = folder.partition("/")[0] or "model.py"
+    (path / name).symlink_to(f"..data/{name}")
+    path.chmod(0o777)
+
+
 @OTHERS_FILES
-@pytest.mark.parametrize("whose", ["model.py", "assets/words", "assets", "."])
-def test_code_of_a_stranger_is_refused_and_data_is_not(version: Path, whose: str) -> None:
+def test_volumes_of_kubernetes_are_loaded(tmp_path: Path) -> None:
+    mount_volume(tmp_path / "models/version/1")
+    mount_volume(tmp_path / "models/model", "1")
+    mount_volume(tmp_path / "models/all", "m/1")
+    for served, path in (("models", "version/1"), ("models", "model/1"), ("models/all", "m/1")):
+        trusted = trusted_files(tmp_path / served, ServerConfig())
+        trusted.check(tmp_path / served / path, is_code=True)
+
+
+@OTHERS_FILES
+@pytest.mark.parametrize("how", ["a stranger's link", "a directory"])
+def test_what_only_looks_like_a_volume_of_kubernetes_is_refused(version: Path, how: str) -> None:
+    version.chmod(0o777)
+    if how == "a directory":
+        (version / "..data").mkdir()
+    else:
+        (version / "..data").symlink_to("assets")
+        os.chown(version / "..data", STRANGER, STRANGER, follow_symlinks=False)
+    with pytest.raises(LoadError, match=r"^others may write its directory"):
+        trusting(version).check(version, is_code=False)
+
+
+@OTHERS_FILES
+def test_files_in_a_volume_of_kubernetes_that_others_may_write_are_refused(tmp_path: Path) -> None:
+    mount_volume(tmp_path / "m/1")
+    (tmp_path / "m/1/..data/model.py").chmod(0o666)
+    with pytest.raises(LoadError, match=r"^others may write \S*model\.py \(mode 0666, owner 0\)"):
+        trusted_files(tmp_path, ServerConfig()).check(tmp_path / "m/1", is_code=False)
+
+
+# ---- Owners ----
+
+
+@OTHERS_FILES
+@pytest.mark.parametrize("whose", PLACES)
+@pytest.mark.parametrize("is_code", [False, True])
+def test_files_of_a_stranger_are_refused_with_the_setting_that_accepts_them(
+    version: Path, whose: str, *, is_code: bool
+) -> None:
     os.chown(version / whose, STRANGER, STRANGER)
-    trusting(version).check(version, is_code=False)
-    with pytest.raises(LoadError, match=f"is code, which belongs to user {STRANGER}"):
-        trusting(version).check(version, is_code=True)
+    name = "its directory" if whose == "." else whose
+    name += ", which is code," if is_code else ""
+    with pytest.raises(
+        LoadError, match=f"^{name} belongs to user {STRANGER}, .* --trusted-owners {STRANGER} "
+    ):
+        trusting(version).check(version, is_code=is_code)
+    trusting(version, trusted_owners=(str(STRANGER),)).check(version, is_code=is_code)
+    with pytest.raises(LoadError, match=f"--trusted-owners {STRANGER} "):
+        trusting(version, trusted_owners=(str(OTHER),)).check(version, is_code=is_code)
 
 
-def test_code_that_everybody_may_write_is_refused(version: Path) -> None:
-    (version / "model.py").chmod(0o666)
+@OTHERS_FILES
+def test_data_of_the_served_directory_s_owner_is_loaded_and_code_is_not(version: Path) -> None:
+    for path in (version.parents[1], *(version / place for place in PLACES)):
+        os.chown(path, STRANGER, STRANGER)
     trusting(version).check(version, is_code=False)
-    with pytest.raises(LoadError, match=r"^model.py is code, which everybody may write"):
+    trusting(version, trusted_owners=(str(OTHER),)).check(version, is_code=False)
+    with pytest.raises(LoadError, match=f"^its directory, which is code, belongs to user {STRANGER}"):
         trusting(version).check(version, is_code=True)
 
 
 @OTHERS_FILES
-def test_whom_the_operator_names_is_trusted_and_nobody_else(version: Path) -> None:
-    for path in (version, version / "assets", version / "model.py", version / "assets/words"):
-        os.chown(path, STRANGER, STRANGER)
-    trusting(version, trusted_owners=(str(STRANGER),)).check(version, is_code=True)
-    os.chown(version / "assets/words", 0, 0)
-    with pytest.raises(LoadError, match=r"^assets/words is a file that belongs to user 0"):
-        trusting(version, trusted_owners=(str(STRANGER),)).check(version, is_code=False)
-    trusting(version, trusted_owners=(str(STRANGER), "root")).check(version, is_code=False)
+def test_the_owner_of_one_served_directory_is_not_trusted_in_another(version: Path, tmp_path: Path) -> None:
+    far = write_version(tmp_path / "far/1")
+    os.chown(tmp_path / "far", STRANGER, STRANGER)
+    for path in (far, version):
+        os.chown(path / "assets/words", STRANGER, STRANGER)
+    config = parse_server_config(f'[models.far]\npath = "{tmp_path}/far"\n', "server.toml", tmp_path)
+    trusted = trusted_files(version.parents[1], config)
+    trusted.check(far, is_code=False)
+    with pytest.raises(LoadError, match=f"^assets/words belongs to user {STRANGER}"):
+        trusted.check(version, is_code=False)
+
+
+@OTHERS_FILES
+def test_a_link_to_a_stranger_s_version_is_refused(version: Path, tmp_path: Path) -> None:
+    theirs = write_version(tmp_path / "theirs")
+    os.chown(theirs / "model.py", STRANGER, STRANGER)
+    (version.parent / "2").symlink_to(theirs)
+    with pytest.raises(LoadError, match=f"^model.py belongs to user {STRANGER}"):
+        trusting(version).check(version.parent / "2", is_code=False)
+
+
+@pytest.fixture
+def as_another_user() -> Iterator[Path]:
+    """Run as a user who is not root, beside a version in a place that everybody may enter."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        path = write_version(Path(place, "models/m/1"))
+        os.seteuid(OTHER)
+        try:
+            yield path
+        finally:
+            os.seteuid(0)
+
+
+@OTHERS_FILES
+def test_files_of_root_and_of_the_server_s_own_user_are_loaded(as_another_user: Path) -> None:
+    version = as_another_user
+    trusting(version).check(version, is_code=True)
+    for user, is_loaded in ((OTHER, True), (STRANGER, False)):
+        os.seteuid(0)
+        os.chown(version / "model.py", user, user)
+        os.seteuid(OTHER)
+        if is_loaded:
+            trusting(version).check(version, is_code=True)
+        else:
+            with pytest.raises(LoadError, match=f"^model.py, which is code, belongs to user {STRANGER}"):
+                trusting(version).check(version, is_code=True)
 
 
 def test_users_are_named_by_name_or_number() -> None:
-    assert owners_named(()) is None
+    assert owners_named(()) == frozenset()
     assert owners_named(("root", "17")) == {0, 17}
     for name in ("nobody-is-called-this", "", "9" * 11, "\N{SUPERSCRIPT TWO}", "a\0b"):
         with pytest.raises(ConfigError, match=r"^trusted_owners: expected users of this machine"):
             owners_named((name,))
+
+
+# ---- Permissions ----
+
+
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("is_code", [False, True])
+def test_what_others_may_write_is_refused_whatever_it_is(version: Path, where: str, *, is_code: bool) -> None:
+    mode = 0o666 if (version / where).is_file() else 0o1777
+    (version / where).chmod(mode)
+    name, owner = "its directory" if where == "." else where, os.geteuid()
+    for how in ({}, {"trusted_owners": (str(owner),)}, {"follow_links": True}):
+        said = rf"^others may write {name} \(mode {mode:04o}, owner {owner}\); run `chmod -R o-w` on "
+        with pytest.raises(LoadError, match=said):
+            trusting(version, **how).check(version, is_code=is_code)
+
+
+def test_a_linked_file_that_others_may_write_is_refused_where_links_are_followed(
+    version: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "outside/file").chmod(0o606)
+    (version / "weights").symlink_to(tmp_path / "outside/file")
+    with pytest.raises(LoadError, match=r"^others may write weights \(mode 0606"):
+        trusting(version, follow_links=True).check(version, is_code=False)
+
+
+def test_what_a_group_may_write_is_loaded(version: Path) -> None:
+    for place in PLACES:
+        (version / place).chmod(0o775)
+    trusting(version).check(version, is_code=True)
 
 
 def test_what_is_loaded_again_must_be_what_was_checked(version: Path) -> None:
