@@ -211,16 +211,17 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def let_read(descriptor: int, directory: Path) -> None:
-    """Make a file readable for all who may read its directory, whatever the umask of its creator.
+    """Make a file readable for all who may read its directory, and writable by no others, whatever the umask.
 
     Raises:
         OSError: The directory does not exist.
     """
     wanted = os.stat(directory).st_mode & (stat.S_IRGRP | stat.S_IROTH)
     has = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if has | wanted != has:
+    wanted = (has | wanted) & ~stat.S_IWOTH
+    if wanted != has:
         with suppress(OSError):  # another user owns it, or the file system has no permissions
-            os.fchmod(descriptor, has | wanted)
+            os.fchmod(descriptor, wanted)
 
 
 @contextmanager

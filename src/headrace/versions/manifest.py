@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -337,6 +338,7 @@ def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signe
             raise _exists(model_directory, number)
         if sign is not None:
             sign(draft, model, number)
+        _forbid_others(draft)
         try:
             draft.rename(target)
         except OSError as error:
@@ -346,6 +348,16 @@ def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signe
                 raise _exists(model_directory, number) from error
         else:
             return target
+
+
+def _forbid_others(directory: Path) -> None:
+    """Take write permission from others, which a umask of 0 or copied modes give; servers refuse them."""
+    for folder, _, files in os.walk(directory):
+        for path in (folder, *(os.path.join(folder, name) for name in files)):
+            mode = os.lstat(path).st_mode
+            if mode & stat.S_IWOTH and not stat.S_ISLNK(mode):
+                with suppress(OSError):  # the file system has no permissions
+                    os.chmod(path, stat.S_IMODE(mode) & ~stat.S_IWOTH)
 
 
 def _exists(model_directory: Path, version: int) -> Conflict:

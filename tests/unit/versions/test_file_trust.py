@@ -12,7 +12,8 @@ import pytest
 from headrace.base.errors import ConfigError, LoadError
 from headrace.config import ServerConfig, parse_server_config
 from headrace.versions.file_trust import TrustedFiles, owners_named, trusted_files
-from headrace.versions.manifest import write_manifest
+from headrace.versions.manifest import publish, write_manifest
+from headrace.versions.signatures import new_keys, signer
 
 STRANGER, OTHER = 54321, 54322
 OTHERS_FILES = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -255,6 +256,22 @@ def test_what_a_group_may_write_is_loaded(version: Path) -> None:
     for place in PLACES:
         (version / place).chmod(0o775)
     trusting(version).check(version, is_code=True)
+
+
+def test_what_is_published_and_signed_with_a_umask_of_0_is_loaded(version: Path, tmp_path: Path) -> None:
+    (version / "assets/words").chmod(0o666)
+    (version / "assets").chmod(0o777)
+    new_keys(tmp_path / "key.pem")
+    sign = signer(tmp_path / "key.pem")
+    before = os.umask(0)
+    try:
+        published = publish(version, version.parent, 2, sign=sign)
+        trusting(published).check(published, is_code=True)
+        sign(published, "m", 2)
+    finally:
+        os.umask(before)
+    trusting(published).check(published, is_code=True)
+    assert (published / "assets/words").stat().st_mode & 0o777 == 0o664
 
 
 def test_what_is_loaded_again_must_be_what_was_checked(version: Path) -> None:
