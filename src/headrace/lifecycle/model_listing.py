@@ -1,7 +1,7 @@
 """List the model directories on disk, with their versions, settings and control records.
 
 Names sent by clients are never used here; only the operator's directories are read. Symbolic links are
-followed. A link that leads out of the directory is refused at load time (``headrace.versions.file_trust``).
+followed. A link inside a version that leaves it is refused at load time (``headrace.versions.file_trust``).
 """
 
 from __future__ import annotations
