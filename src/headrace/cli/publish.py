@@ -38,8 +38,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "checksums. The version gets its number only when all of it is on disk, so that a server never "
             "sees an incomplete one.",
             examples=_EXAMPLES,
-            failure="the version exists already, the files are not a model, or writing failed (nothing is "
-            "left behind)",
+            failure="the version exists already, no file has the name of a model, or writing failed (nothing "
+            "is left behind)",
             run=run,
         ),
     )

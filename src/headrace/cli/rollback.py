@@ -80,5 +80,8 @@ def _previous(model: Path) -> int:
     if not numbers:
         raise InvalidRequest("the model has no versions", field=models.VERSION)
     if not older:
-        raise InvalidRequest(f"there is no version before {present}", field=models.VERSION)
+        raise InvalidRequest(
+            f"there is no version before {present} to go back to; `headrace versions {model}` lists them",
+            field=models.VERSION,
+        )
     return older[-1]

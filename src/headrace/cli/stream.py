@@ -1,4 +1,4 @@
-"""``headrace stream TOOL``: make, convert and inspect streams of rows."""
+"""``headrace stream VERB``: make, convert and inspect streams of rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = command_groups.add_words(parser, "tools", "TOOL")
+    tools = command_groups.add_words(parser, "verbs", "VERB")
     _add_generate(tools)
     _add_encode(tools)
     _add_inspect(tools)

@@ -54,6 +54,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
             own_keys=ModelSettings.__struct_fields__,
             own_help=", and the structure of the model",
+            other_codes="; 143 ended by SIGTERM",
         ),
     )
     parser.add_argument(
@@ -148,7 +149,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         type=number_types.seconds("label-delay-seconds", most=checks.YEAR),
         metavar="S",
         default=0.0,
-        help="learn a row only when its label would be known, by the stream's timestamps",
+        help="learn a row only when its label would be known, by the stream's timestamps (default 0)",
     )
     group.add_argument(
         "--pending-mib",

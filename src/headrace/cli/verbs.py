@@ -75,6 +75,7 @@ class Verb:
         run: Runs the verb, and returns the exit code.
         own_keys: Keys of its TOML file that the verb reads itself, besides its options.
         own_help: Text about these keys for the help.
+        other_codes: Further exit codes, for the help.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Verb:
     run: Callable[[argparse.Namespace], int]
     own_keys: Collection[str] = ()
     own_help: str = ""
+    other_codes: str = ""
 
 
 def _filled(text: str) -> str:
@@ -104,7 +106,7 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     """
     codes = _filled(
         f"exit codes: 0 done; 1 {verb.failure}; 2 the command or a setting is wrong, or a named object does "
-        "not exist; 130 interrupted. See docs/command-line.md."
+        f"not exist; 130 interrupted{verb.other_codes}. See docs/command-line.md."
     )
     parser = verbs.add_parser(
         verb.name,

@@ -12,7 +12,7 @@ from headrace.config import ServerConfig, server_config, with_flags
 
 _OF_MODELS = {
     "poll_seconds", "load_threads", "allow_code", "tensorflow_metrics", "triton_metrics", "load_reports",
-    "archive",
+    "archive", "isolate",
 }  # fmt: skip
 _SETTINGS = [key for key in serve.SETTINGS if key not in _OF_MODELS and not key.startswith("limits.")]
 _OWN_KEYS = [name for name in ServerConfig.__struct_fields__ if name not in {*_OF_MODELS, "models"}]
