@@ -12,6 +12,6 @@ bench: install peers ## all benchmarks; one: `make bench NAME=lone`
 	@tools/system_packages.sh wrk h2load taskset
 	$(BIN)/python -m benchmarks $(NAME)
 
-soak: install ## ten minutes of mixed load under faults, every answer checked; MINUTES=N, SEED=N
+soak: install ## half an hour of mixed load under faults, every answer checked; MINUTES=N, SEED=N
 	@tools/system_packages.sh faketime
-	$(BIN)/python -m benchmarks soak --minutes $${MINUTES:-10} --seed $${SEED:-1} --plot .bench/soak.png
+	$(BIN)/python -m benchmarks soak --minutes $${MINUTES:-30} --seed $${SEED:-1} --plot .bench/soak.png --report .bench/soak.md

@@ -24,11 +24,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         1 if anything was wrong, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, metavar="N", help="how long (10)")
+    parser.add_argument("--minutes", type=float, default=30.0, metavar="N", help="how long (30)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="what happens, and when (1)")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="memory and p99 over time")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE.png", help="memory, descriptors, threads and p99 over time"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.md", help="the tables as Markdown")
     options = parser.parse_args(arguments)
+    for file in filter(None, (options.plot, options.report)):
+        file.parent.mkdir(parents=True, exist_ok=True)
     print_machine()
     seconds = options.minutes * 60
     clock = library() is not None

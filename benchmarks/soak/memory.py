@@ -1,9 +1,9 @@
-"""Memory and descriptors of the servers' processes over time, and whether they grow."""
+"""Memory, descriptors and threads of the servers' processes over time, and whether they grow."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -24,6 +24,7 @@ class Sample:
         process: Its number.
         pss_bytes: Its memory, with its share of what is shared.
         descriptors: How many it has open.
+        threads: How many it has.
     """
 
     at_seconds: float
@@ -32,6 +33,34 @@ class Sample:
     process: int
     pss_bytes: int
     descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Something of a process that may not grow.
+
+    Attributes:
+        name: What it is.
+        unit: What it is counted in; empty for plain numbers.
+        of: Its value in a sample.
+        least: It may grow by this much in any case.
+        share: Or by this share of its median, if that is more.
+    """
+
+    name: str
+    unit: str
+    of: Callable[[Sample], float]
+    least: float
+    share: float
+
+
+MEASURES = (
+    Measure("memory", "MiB", lambda one: one.pss_bytes / MIB, 8.0, 0.05),
+    Measure("descriptors", "", lambda one: one.descriptors, 4.0, 0.1),
+    Measure("threads", "", lambda one: one.threads, 4.0, 0.1),
+)
+"""What is judged of each process. A few connections and loaders may be at work when a sample is taken."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +69,7 @@ class Trend:
 
     Attributes:
         what: Of which process, and what.
+        unit: What it is counted in; empty for plain numbers.
         over_seconds: How long it was looked at.
         middle: The median.
         slope: How much it grows in a second, by Theil and Sen.
@@ -47,6 +77,7 @@ class Trend:
     """
 
     what: str
+    unit: str
     over_seconds: float
     middle: float
     slope: float
@@ -65,13 +96,14 @@ class Trend:
 
 def sample(at_seconds: float, server: str, process: int, role: str) -> Sample | None:
     """Look at a process; None if it has ended meanwhile."""
+    place = Path(f"/proc/{process}")
     try:
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        descriptors = sum(1 for _ in Path(f"/proc/{process}/fd").iterdir())
+        lines = (place / "smaps_rollup").read_text().splitlines()
+        descriptors, threads = (sum(1 for _ in (place / name).iterdir()) for name in ("fd", "task"))
     except OSError:
         return None
     pss = sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return Sample(at_seconds, server, role, process, pss * 1024, descriptors)
+    return Sample(at_seconds, server, role, process, pss * 1024, descriptors, threads)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -102,15 +134,23 @@ def trends(
         seen = [one for one in life if one.at_seconds >= begins]
         if seen and seen[-1].at_seconds - seen[0].at_seconds >= at_least_seconds:
             name = f"{server}: {role} {process}" if role != server else f"{server} {process}"
-            memory = [one.pss_bytes / MIB for one in seen]
-            descriptors = [float(one.descriptors) for one in seen]
-            found.append(_trend(f"{name}, memory", seen, memory, 8.0, 0.05))
-            found.append(_trend(f"{name}, descriptors", seen, descriptors, 4.0, 0.1))
+            for measure in MEASURES:
+                points = [(one.at_seconds, measure.of(one)) for one in seen]
+                what = f"{name}, {measure.name}"
+                found.append(fitted(what, measure.unit, points, measure.least, measure.share))
     return found
 
 
-def _trend(what: str, seen: Sequence[Sample], values: Sequence[float], least: float, share: float) -> Trend:
-    over = seen[-1].at_seconds - seen[0].at_seconds
-    middle = statistics.median(values)
-    points = [(one.at_seconds, value) for one, value in zip(seen, values, strict=True)]
-    return Trend(what, over, middle, slope(points), max(least, share * middle))
+def fitted(what: str, unit: str, points: Sequence[tuple[float, float]], least: float, share: float) -> Trend:
+    """The trend of points in time.
+
+    Args:
+        what: Of what.
+        unit: What it is counted in.
+        points: Seconds and values, in the order of time.
+        least: It may grow by this much in any case.
+        share: Or by this share of its median, if that is more.
+    """
+    middle = statistics.median(value for _, value in points)
+    over = points[-1][0] - points[0][0]
+    return Trend(what, unit, over, middle, slope(points), max(least, share * middle))

@@ -10,22 +10,35 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import print_lines
+from benchmarks.soak.latency import latency_trend, p99s
 from benchmarks.soak.ledger import DEFECTS, Outcome, counted
-from benchmarks.soak.memory import MIB, Trend, trends
-from benchmarks.soak.plan import DEADLY
+from benchmarks.soak.memory import MEASURES, Trend, trends
+from benchmarks.soak.plan import DEADLY, HARSH, SERVERS
 from benchmarks.soak.running import Course
 
 _SHOWN = 30
 _WARM_UP_SECONDS = 40.0
 _LEAST_WATCHED_SECONDS = 60.0
-_SLOT_SECONDS = 5.0
 Table = list[tuple[str, ...]]
 
 
 def judged_trends(course: Course) -> list[Trend]:
-    """The trends of the processes that lived through most of the second half."""
+    """The trends of the processes that lived through most of the second half, and of each server's p99.
+
+    The p99 is judged until the last fault: callers are answered faster when nothing more is done.
+    """
     since, warm_up = DEADLY.last * course.seconds, max(_WARM_UP_SECONDS, 0.1 * course.seconds)
-    return trends(course.samples, since, warm_up, max(_LEAST_WATCHED_SECONDS, 0.25 * course.seconds))
+    found = trends(course.samples, since, warm_up, max(_LEAST_WATCHED_SECONDS, 0.25 * course.seconds))
+    for server in SERVERS:
+        faults = [
+            (one.began - course.began, one.ended - course.began)
+            for one in course.episodes
+            if one.server == server
+        ]
+        points = p99s(course.ledger.ended, server)
+        p99 = latency_trend(server, points, (since, HARSH.last * course.seconds), faults)
+        found += [p99] if p99 else []
+    return found
 
 
 def is_well(course: Course) -> bool:
@@ -69,12 +82,10 @@ def fault_table(course: Course) -> Table:
 
 
 def trend_table(found: Sequence[Trend]) -> Table:
-    """How memory and descriptors went."""
-    lines: Table = [
-        ("of a process, after warm-up", "seconds", "median", "an hour", "grown", "allowed", "flat")
-    ]
+    """How memory, descriptors, threads and p99 went."""
+    lines: Table = [("in the second half", "seconds", "median", "an hour", "grown", "allowed", "flat")]
     for trend in found:
-        unit = " MiB" if trend.what.endswith("memory") else ""
+        unit = f" {trend.unit}" if trend.unit else ""
         lines.append(
             (
                 trend.what,
@@ -113,7 +124,7 @@ def tell(course: Course) -> None:
         print()
         print_lines(lines)
     if not found:
-        print("  no process lived long enough to judge its memory by: make the soak longer")
+        print("  no process lived long enough to be judged: make the soak longer")
     for line in course.skipped:
         print(f"skipped: {line}")
     for line in course.defects[:_SHOWN]:
@@ -130,51 +141,34 @@ def write_report(course: Course, file: Path) -> None:
 
 
 def plot(course: Course, file: Path) -> None:
-    """Draw memory and latency over time, with what was done to the servers.
+    """Draw memory, descriptors, threads and p99 over time, with what was done to the servers.
 
     Raises:
         ImportError: matplotlib is missing: the extra ``plot``.
     """
     from matplotlib.figure import Figure  # noqa: PLC0415  # heavy, and only if it is asked for
 
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    memory, latency = figure.subplots(2, 1, sharex=True)
-    for server in sorted({one.server for one in course.samples}):
-        by_time: dict[float, float] = {}
-        for one in course.samples:
-            if one.server == server:
-                by_time[one.at_seconds] = by_time.get(one.at_seconds, 0.0) + one.pss_bytes / MIB
-        memory.plot(list(by_time), list(by_time.values()), label=server)
-        slots: dict[int, list[float]] = {}
-        for ended in course.ledger.ended:
-            if ended.place[0] == server and ended.outcome is Outcome.RIGHT:
-                slots.setdefault(int(ended.at_seconds / _SLOT_SECONDS), []).append(ended.took_seconds * 1e3)
-        times = sorted(slots)
-        latency.plot(
-            [slot * _SLOT_SECONDS for slot in times],
-            [np.percentile(slots[one], 99) for one in times],
-            label=server,
-        )
-    for axes, name in ((memory, "PSS of all processes, MiB"), (latency, "p99 of right answers, ms")):
-        axes.set_ylabel(name)
-        axes.legend(loc="upper right")
-        for episode in course.episodes:
-            axes.axvspan(
-                episode.began - course.began,
-                min(episode.ended - course.began, course.seconds),
-                alpha=0.15,
-                color="grey",
-            )
-    for episode in course.episodes:
-        at = episode.began - course.began
-        memory.text(
-            at,
-            0.01,
-            f"{episode.kind}, {episode.server}",
-            rotation=90,
-            fontsize=5,
-            transform=memory.get_xaxis_transform(),
-        )
+    figure = Figure(figsize=(12, 11), layout="constrained")
+    *processes, latency = figure.subplots(len(MEASURES) + 1, 1, sharex=True, height_ratios=(3, 2, 2, 3))
+    for server in SERVERS:
+        for measure, axes in zip(MEASURES, processes, strict=True):
+            by_time: dict[float, float] = {}
+            for one in course.samples:
+                if one.server == server:
+                    by_time[one.at_seconds] = by_time.get(one.at_seconds, 0.0) + measure.of(one)
+            axes.plot(list(by_time), list(by_time.values()), label=server, linewidth=1)
+            axes.set_ylabel(f"{measure.name}{', MiB' if measure.unit else ''}")
+        points = p99s(course.ledger.ended, server)
+        latency.plot([at for at, _ in points], [p99 for _, p99 in points], label=server, linewidth=1)
     latency.set_yscale("log")
-    latency.set_xlabel("seconds")
+    latency.set_ylabel("p99 of right answers, ms")
+    latency.set_xlabel("seconds; grey: a fault; right of the dotted line: judged")
+    for axes in (*processes, latency):
+        axes.axvline(DEADLY.last * course.seconds, color="black", linestyle=":", linewidth=1)
+        for episode in course.episodes:
+            began, ended = episode.began - course.began, episode.ended - course.began
+            axes.axvspan(began, min(ended, course.seconds), alpha=0.12, color="grey", linewidth=0)
+    for axes in processes:
+        axes.set_ylim(bottom=0)
+    processes[0].legend(loc="lower right")
     figure.savefig(file, dpi=110)

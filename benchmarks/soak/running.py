@@ -47,7 +47,7 @@ class Course:
         began: When it began, on the monotonic clock.
         episodes: What was done to the servers.
         done: How many steps of each kind were done.
-        samples: Memory and descriptors.
+        samples: Memory, descriptors and threads.
         defects: What must not be.
         skipped: Steps that could not be done.
         settled_seconds: How long each change of versions took to arrive.
