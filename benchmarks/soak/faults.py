@@ -33,17 +33,19 @@ class Faults:
     Attributes:
         episodes: What was done so far, and what is being done.
         problems: Servers that did not become what they were.
-        skipped: Steps for which there was no process to do it to.
+        skipped: Steps for which there was no process to do it to, or no time.
     """
 
-    def __init__(self, servers: Mapping[str, SoakServer], shelves: dict[str, Shelf]) -> None:
+    def __init__(self, servers: Mapping[str, SoakServer], shelves: dict[str, Shelf], began: float) -> None:
         """Keep what it is done to.
 
         Args:
             servers: By name.
             shelves: What is on disk, by model; read anew each time.
+            began: When the soak began, on the monotonic clock.
         """
         self._servers = servers
+        self._began = began
         self._shelves = shelves
         self.episodes: list[Episode] = []
         self.problems: list[str] = []
@@ -62,7 +64,10 @@ class Faults:
         }[step.kind]
         server = self._servers[step.target]
         async with server.turn:
-            await act(server, step)
+            if time.monotonic() > self._began + step.until_seconds:
+                self._skip(step, "recoveries before it took too long")
+            else:
+                await act(server, step)
 
     async def _stop(self, server: SoakServer, step: Step) -> None:
         """One of its processes is stopped for a while, mostly one that answers callers; then it goes on."""
@@ -98,7 +103,7 @@ class Faults:
     async def _kill_isolated(self, server: SoakServer, step: Step) -> None:
         children = server.of_role(CHILD)
         if not children:
-            self.skipped.append(f"{step.kind} in {step.target} at {step.at_seconds:.0f} s: there is none")
+            self._skip(step, "there is none")
             return
         process = children[step.choice % len(children)]
         await self._kill(server, process, step, ("refused",), ISOLATED)
@@ -141,6 +146,9 @@ class Faults:
         if failures:
             self.problems.append(f"{server.name} started again only at attempt {failures + 1}")
         await self._recovery(server, episode)
+
+    def _skip(self, step: Step, why: str) -> None:
+        self.skipped.append(f"{step.kind} in {step.target} at {step.at_seconds:.0f} s: {why}")
 
     def _begin(self, kind: str, server: SoakServer, harms: tuple[Harm, ...], model: str = "") -> Episode:
         episode = Episode(kind, server.name, time.monotonic(), harms, model)

@@ -106,6 +106,8 @@ class Step:
         target: The server; of a change of versions the model.
         seconds: How long it lasts, where it lasts.
         choice: A number to choose by: which worker, which kind of damage.
+        until_seconds: A fault that has to wait for a recovery until then is left out: what is killed later
+            does not live long enough to be judged.
     """
 
     at_seconds: float
@@ -113,6 +115,7 @@ class Step:
     target: str
     seconds: float
     choice: int
+    until_seconds: float
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,8 @@ def _steps(strand: Strand, seconds: float, chance: random.Random) -> list[Step]:
         kind, target = left.pop()
         at = strand.first * seconds + room * (number + 0.8 * chance.random()) / many
         lasts = min(chance.uniform(0.4, 3.0), seconds / 40)
-        steps.append(Step(round(at, 3), kind, target, round(lasts, 3), chance.randrange(1000)))
+        choice, until = chance.randrange(1000), strand.last * seconds
+        steps.append(Step(round(at, 3), kind, target, round(lasts, 3), choice, until))
     return steps
 
 

@@ -73,8 +73,7 @@ def fault_table(course: Course) -> Table:
         if one.outcome in (Outcome.REFUSED, Outcome.LOST, Outcome.UNSENT):
             costs.setdefault(one.note.partition(":")[0], Counter())[one.outcome] += 1
     lines: Table = [("what was done", "times", "failed with it", "refused", "nobody listened")]
-    stopped = Counter(one.kind for one in course.episodes if one.kind.startswith("stop"))
-    for kind, times in sorted((course.done - Counter(stop=course.done["stop"]) + stopped).items()):
+    for kind, times in sorted((course.done + Counter(one.kind for one in course.episodes)).items()):
         cost = costs.get(kind, Counter())
         many = (cost[Outcome.LOST], cost[Outcome.REFUSED], cost[Outcome.UNSENT])
         lines.append((kind, str(times), *(f"{one:,}" for one in many)))

@@ -46,7 +46,7 @@ class Course:
         ledger: All requests.
         began: When it began, on the monotonic clock.
         episodes: What was done to the servers.
-        done: How many steps of each kind were done.
+        done: How many steps of each other kind were done.
         samples: Memory, descriptors and threads.
         defects: What must not be.
         skipped: Steps that could not be done.
@@ -123,7 +123,7 @@ class _Soak:
     ) -> None:
         self._course, self._library, self._servers, self._progress = course, library, servers, progress
         course.began = time.monotonic()
-        self._faults = Faults(servers, library.shelves)
+        self._faults = Faults(servers, library.shelves, course.began)
         self._asking = Asking(course.seed, library, self._faults, course.began)
         course.ledger, course.episodes = self._asking.ledger, self._faults.episodes
         self._abuse = Abuse(servers, self._asking)
@@ -167,12 +167,10 @@ class _Soak:
 
     async def _step(self, step: Step) -> None:
         await asyncio.sleep(max(0.0, self._course.began + step.at_seconds - time.monotonic()))
-        if step.kind in CHANGING:
-            await self._library.do(step)
-        elif step.kind in RUDE:
-            await self._abuse.do(step)
-        else:
+        if step.kind not in (*CHANGING, *RUDE):
             await self._faults.do(step)
+            return
+        await (self._library if step.kind in CHANGING else self._abuse).do(step)
         self._course.done[step.kind] += 1
 
     async def _recovered(self) -> None:
