@@ -121,7 +121,7 @@ def main() -> None:
         metavar="DIR/src",
         help="the sources of another tree, for seam; may be repeated",
     )
-    parser.add_argument("--plot", action="store_true", help="draw a picture, for overload")
+    parser.add_argument("--plot", action="store_true", help="draw a picture, for overload and reloads")
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")

@@ -1,4 +1,4 @@
-"""A thousand versions of one model under requests: do memory, descriptors and p99 stay flat?"""
+"""A thousand versions of one model under requests: do memory, descriptors, threads and p99 stay flat?"""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.models import CACHE
 from benchmarks.rounds import Effort, print_lines, verdict
+from benchmarks.soak.memory import slope
 from headrace.versions.manifest import publish
 from tests.model_directories import affine
 from tests.running_server import RunningServer
@@ -27,6 +31,15 @@ PAUSE_SECONDS = 0.002
 LONGEST_SECONDS = 240.0
 MOST_GROWTH_BYTES = 20 * 2**20
 MOST_P99 = 1.5
+MOST_SLOPE_BYTES = 25_000
+"""RSS may rise by so much a reload in the last half: 1.25 % of a version, 12 MB in 500 reloads.
+
+It cannot be much less: glibc has up to eight arenas a core, and each keeps what a version freed in it. Loader
+threads reach the last arenas after hundreds of reloads.
+"""
+P99_RELOADS = 25
+"""So many reloads have enough requests for a p99 in the picture."""
+PLOT = CACHE / "reloads.png"
 
 
 class Held(NamedTuple):
@@ -84,7 +97,7 @@ class Stretch(NamedTuple):
     Attributes:
         rss_bytes: The least memory.
         descriptors: The most open files.
-        threads: The most threads.
+        threads: The least threads: one more is a loader at work.
         p50_ms: The median of its requests.
         p99_ms: Their 99th percentile.
     """
@@ -100,18 +113,23 @@ class Reloads(NamedTuple):
     """A thousand reloads under requests.
 
     Attributes:
-        count: How many there were: fewer where they take too long.
         first: A hundred of the first two hundred.
         last: The last hundred.
-        asked: How many requests.
+        held: What was held after each.
+        asked: When each request began, and how many seconds it took.
         failed: What was no answer, or one of an older version than the answer before.
     """
 
-    count: int
     first: Stretch
     last: Stretch
-    asked: int
+    held: list[Held]
+    asked: list[tuple[float, float]]
     failed: list[str]
+
+    @property
+    def count(self) -> int:
+        """How many reloads there were: fewer where they take too long."""
+        return len(self.held)
 
     @property
     def growth_bytes(self) -> int:
@@ -124,14 +142,28 @@ class Reloads(NamedTuple):
         return self.last.descriptors - self.first.descriptors
 
     @property
+    def more_threads(self) -> int:
+        """How many more threads there were at the end."""
+        return self.last.threads - self.first.threads
+
+    @property
+    def slope_bytes(self) -> float:
+        """By how much memory grew with a reload in the last half."""
+        return slope_bytes(self.held[len(self.held) // 2 :])
+
+    @property
     def p99_ratio(self) -> float:
         """The p99 at the end over that of the beginning."""
         return self.last.p99_ms / self.first.p99_ms
 
 
-def run(_effort: Effort) -> None:
+def run(effort: Effort) -> None:
     """Publish versions, and look at the server's process after each."""
-    _report(measured())
+    found = measured()
+    _report(found)
+    if effort.plot:
+        _plot(found)
+        print(f"plot: {PLOT}")
 
 
 def measured() -> Reloads:
@@ -149,7 +181,29 @@ def measured() -> Reloads:
                 asker.ends.set()
                 thread.join()
     first, last = (_stretch(part, asker) for part in (held[STRETCH : 2 * STRETCH], held[-STRETCH:]))
-    return Reloads(len(held), first, last, len(asker.asked), asker.failed)
+    return Reloads(first, last, held, asker.asked, asker.failed)
+
+
+def slope_bytes(held: Sequence[Held]) -> float:
+    """The slope of memory from reload to reload, by Theil and Sen."""
+    return slope([(float(number), float(one.rss_bytes)) for number, one in enumerate(held)])
+
+
+def p99_ms(held: Sequence[Held], asked: Sequence[tuple[float, float]]) -> list[tuple[int, float]]:
+    """The p99 of the requests during each twenty-five reloads.
+
+    Returns:
+        The number of the last of these reloads, and the p99 in milliseconds.
+    """
+    ends = [*range(P99_RELOADS - 1, len(held), P99_RELOADS)]
+    sent, spent = np.array(asked).reshape(-1, 2).T
+    places = np.searchsorted(sent, [held[end].at for end in (0, *ends)])
+    parts = [spent[begin:end] for begin, end in pairwise(places)]
+    return [
+        (end + 1, float(np.percentile(part, 99)) * 1e3)
+        for end, part in zip(ends, parts, strict=True)
+        if len(part)
+    ]
 
 
 def _stretch(held: list[Held], asker: Asker) -> Stretch:
@@ -158,7 +212,7 @@ def _stretch(held: list[Held], asker: Asker) -> Stretch:
     return Stretch(
         min(one.rss_bytes for one in held),
         max(one.descriptors for one in held),
-        max(one.threads for one in held),
+        min(one.threads for one in held),
         float(p50),
         float(p99),
     )
@@ -201,12 +255,48 @@ def _report(found: Reloads) -> None:
         lines.append((f"{name} {STRETCH}", memory, f"{part.descriptors}", f"{part.threads}", *times))
     print_lines(lines)
     verdict(
-        f"{found.count} reloads, {found.asked} requests: none lost, none answered by an older version",
+        f"{found.count} reloads, {len(found.asked)} requests: none lost, none answered by an older version",
         not found.failed,
         f"{len(found.failed)} {found.failed[:1]}",
     )
     growth = found.growth_bytes
     verdict("memory grows by at most 20 MB", growth <= MOST_GROWTH_BYTES, f"{growth / 2**20:.1f} MB")
+    rises = found.slope_bytes
+    verdict(
+        f"memory rises by at most {MOST_SLOPE_BYTES / 1e3:g} kB a reload in the last half",
+        rises <= MOST_SLOPE_BYTES,
+        f"{rises / 1e3:+.1f} kB",
+    )
     verdict("no descriptor more", found.more_descriptors <= 0, f"{found.more_descriptors}")
+    verdict("no thread more", found.more_threads <= 0, f"{found.more_threads}")
     ratio = found.p99_ratio
     verdict(f"p99 at most {MOST_P99} times that of the beginning", ratio <= MOST_P99, f"{ratio:.2f}")
+
+
+def _plot(found: Reloads) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - an extra
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+
+    numbers = np.arange(1, found.count + 1)
+    memory = np.array([one.rss_bytes for one in found.held]) / 2**20
+    figure = Figure((8, 6), layout="constrained")
+    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
+    above.plot(numbers, memory, linewidth=1, color="#1f5fa8")
+    half = numbers[found.count // 2 :]
+    line = (half - np.median(half)) * found.slope_bytes / 2**20 + np.median(memory[found.count // 2 :])
+    above.plot(
+        half, line, "--", color="black", linewidth=1, label=f"{found.slope_bytes / 1e3:+.1f} kB a reload"
+    )
+    above.set_ylim(bottom=0)
+    above.set_ylabel("RSS, MiB")
+    above.legend(loc="lower right", frameon=False)
+    middle.plot(numbers, [one.descriptors for one in found.held], linewidth=1, label="descriptors")
+    middle.plot(numbers, [one.threads for one in found.held], linewidth=1, label="threads")
+    middle.set_ylim(bottom=0)
+    middle.legend(loc="center right", ncols=2, frameon=False)
+    below.plot(*zip(*p99_ms(found.held, found.asked), strict=True), color="#d1701f", linewidth=1)
+    below.set_ylim(bottom=0)
+    below.set_ylabel("p99, ms")
+    below.set_xlabel(f"reloads; p99 of each {P99_RELOADS}")
+    PLOT.parent.mkdir(exist_ok=True)
+    FigureCanvasAgg(figure).print_figure(PLOT, dpi=120)
