@@ -42,9 +42,10 @@ def latency_trend(
     The line is that of Theil and Sen, as for memory. A slot counts if no fault of the server touches it: a
     server that was suspended for two seconds has a p99 of two seconds, whatever its trend is. Between the
     remaining slots the p99 still varies by a factor of ten, because versions load and the clients compute on
-    the same cores. With a hundred slots, the line's growth is then uncertain by a third of the median. So
-    p99 may double, which is three times that, or grow by 50 ms where it is small. A server whose requests
-    become slower with each version or fault grows by more.
+    the same cores. With a hundred slots, the line's growth then has a standard deviation of a quarter of the
+    median. So p99 may double, which is four times that, or grow by 50 ms where it is small. A server whose
+    requests become slower with each version or fault grows by more, and so does one on a machine whose other
+    work grows.
 
     Args:
         server: Its name.

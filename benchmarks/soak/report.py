@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rounds import print_lines
-from benchmarks.soak.latency import latency_trend, p99s
+from benchmarks.soak.latency import Span, latency_trend, p99s
 from benchmarks.soak.ledger import DEFECTS, Outcome, counted
 from benchmarks.soak.memory import MEASURES, Trend, trends
 from benchmarks.soak.plan import DEADLY, HARSH, SERVERS
@@ -25,10 +25,13 @@ Table = list[tuple[str, ...]]
 def judged_trends(course: Course) -> list[Trend]:
     """The trends of the processes that lived through most of the second half, and of each server's p99.
 
-    The p99 is judged until the last fault: callers are answered faster when nothing more is done.
+    They end with the faults: when nothing more is done, callers are answered faster, and all versions are
+    loaded, with their threads.
     """
-    since, warm_up = DEADLY.last * course.seconds, max(_WARM_UP_SECONDS, 0.1 * course.seconds)
-    found = trends(course.samples, since, warm_up, max(_LEAST_WATCHED_SECONDS, 0.25 * course.seconds))
+    since, until = _judged(course)
+    samples = [one for one in course.samples if one.at_seconds <= until]
+    warm_up = max(_WARM_UP_SECONDS, 0.1 * course.seconds)
+    found = trends(samples, since, warm_up, max(_LEAST_WATCHED_SECONDS, 0.2 * course.seconds))
     for server in SERVERS:
         faults = [
             (one.began - course.began, one.ended - course.began)
@@ -36,9 +39,13 @@ def judged_trends(course: Course) -> list[Trend]:
             if one.server == server
         ]
         points = p99s(course.ledger.ended, server)
-        p99 = latency_trend(server, points, (since, HARSH.last * course.seconds), faults)
+        p99 = latency_trend(server, points, (since, until), faults)
         found += [p99] if p99 else []
     return found
+
+
+def _judged(course: Course) -> Span:
+    return DEADLY.last * course.seconds, HARSH.last * course.seconds
 
 
 def is_well(course: Course) -> bool:
@@ -161,13 +168,14 @@ def plot(course: Course, file: Path) -> None:
         latency.plot([at for at, _ in points], [p99 for _, p99 in points], label=server, linewidth=1)
     latency.set_yscale("log")
     latency.set_ylabel("p99 of right answers, ms")
-    latency.set_xlabel("seconds; grey: a fault; right of the dotted line: judged")
+    latency.set_xlabel("seconds; grey: a fault; between the dotted lines: judged")
     for axes in (*processes, latency):
-        axes.axvline(DEADLY.last * course.seconds, color="black", linestyle=":", linewidth=1)
+        for at in _judged(course):
+            axes.axvline(at, color="black", linestyle=":", linewidth=1)
         for episode in course.episodes:
             began, ended = episode.began - course.began, episode.ended - course.began
             axes.axvspan(began, min(ended, course.seconds), alpha=0.12, color="grey", linewidth=0)
     for axes in processes:
         axes.set_ylim(bottom=0)
     processes[0].legend(loc="lower right")
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=90)
