@@ -10,6 +10,7 @@ from headrace.archive.lookup.space_reader import Lookup
 from headrace.archive.model_inputs.assembly import ModelInputs, Question
 from headrace.base.tensors import STRING, Array
 from headrace.config import InputSource
+from tests.unit.archive.model_inputs.lookups import fill
 
 NOW = 1_000_000
 OOV = np.array([-1, -2], np.float32)
@@ -48,9 +49,9 @@ def request_of(keys: list[tuple[str, ...]]) -> dict[str, Array]:
 
 @given(rows)
 def test_each_row_gets_what_it_would_get_alone(keys: list[tuple[str, ...]]) -> None:
-    together = INPUTS.fill(request_of(keys), look, NOW)
+    together = fill(INPUTS, request_of(keys), look, NOW)
     for row, own in enumerate(keys):
-        alone = INPUTS.fill(request_of([own]), look, NOW)
+        alone = fill(INPUTS, request_of([own]), look, NOW)
         for name in SOURCES:
             assert alone.inputs[name][0].tolist() == together.inputs[name][row].tolist()
             assert alone.looked_up[name].written[0] == together.looked_up[name].written[row]
@@ -66,9 +67,9 @@ def test_each_row_gets_what_it_would_get_alone(keys: list[tuple[str, ...]]) -> N
 def test_what_was_recorded_gives_the_same_once_more(keys: list[tuple[str, ...]]) -> None:
     """At whatever time that is done: what was too old then is missing, and what was not is not."""
     request = request_of(keys)
-    served = INPUTS.fill(request, look, NOW)
+    served = fill(INPUTS, request, look, NOW)
     recorded = {name: looked.written for name, looked in served.looked_up.items()}
-    learnt = INPUTS.fill(request, look, NOW + 10**9, recorded)
+    learnt = fill(INPUTS, request, look, NOW + 10**9, recorded)
     for name in SOURCES:
         assert learnt.inputs[name].tobytes() == served.inputs[name].tobytes()
         assert learnt.looked_up[name].written.tolist() == recorded[name].tolist()
