@@ -61,7 +61,7 @@ class Caller:
         expires: datetime | None = None,
         proof: str = "",
     ) -> None:
-        """Describe a caller without limits; set those as attributes."""
+        """Create a caller without limits; set ``limits`` and ``priorities`` afterwards."""
         self.name = name
         self.verbs = verbs
         self.models = models

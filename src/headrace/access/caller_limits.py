@@ -34,7 +34,7 @@ class CallerLimits(NamedTuple):
 
 
 def taken(due: float, now: float, amount: float, rate: float) -> float:
-    """Return when all that was taken will have been earned, after some more is taken.
+    """Return the time at which all that was taken will have been earned, including ``amount``.
 
     Args:
         due: Time at which what was taken before will have been earned, on the monotonic clock.
@@ -48,8 +48,8 @@ def taken(due: float, now: float, amount: float, rate: float) -> float:
 def wait(due: float, now: float, burst_seconds: float) -> float:
     """Return the seconds until something may be taken; 0.0 if it may be taken now.
 
-    Taking is allowed while less than a burst is owed, whatever the amount. So an amount that is known only
-    later, or is larger than a burst, is admitted once and paid for afterwards.
+    Taking is allowed while at most a burst is owed, whatever the amount. An amount that is known only later,
+    or is larger than a burst, is therefore admitted, and delays what the caller takes next.
 
     Args:
         due: Time at which what was taken before will have been earned, on the monotonic clock.

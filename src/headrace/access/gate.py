@@ -1,4 +1,4 @@
-"""The gate, which every call passes before anything but its headers is read."""
+"""The gate: it admits or refuses each call by its headers, before the body is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Gate:
         keys: Known keys, replaced as a whole when their file changes.
         meters: Counts of what callers take.
         tokens: Verifier of tokens; None if only keys are accepted.
-        calls: Number of calls admitted, by caller.
+        calls: Number of calls admitted with credentials, by the caller's name in metrics.
         refused: Number of calls refused here, by the name of the error.
     """
 
@@ -133,7 +133,7 @@ class Gate:
         return 0.0 if caller.limits is None else self.meters.next_message(caller.name, caller.limits)
 
     async def in_turn(self, caller: Caller) -> None:
-        """Do as ``again``, and wait, checking meanwhile that the key or token is still valid."""
+        """Check a caller like ``again``, and wait; meanwhile, check each second that it is still valid."""
         seconds = self.again(caller)
         while seconds > 0:
             await asyncio.sleep(min(seconds, _LOOK_SECONDS))

@@ -23,7 +23,7 @@ class TokenKey(NamedTuple):
 
     Attributes:
         algorithm: Signature algorithm of the key.
-        thumbprint: Digest of the key; equal keys have equal digests.
+        thumbprint: Digest of the key's JWK; a change of any member, such as ``kid``, changes it.
         jwk: The key as a PyJWT object.
     """
 

@@ -1,4 +1,7 @@
-"""Add keys to a key file, or remove some; comments are kept, and the result is checked by reading it."""
+"""Add keys to a key file, or remove some; the result is checked by reading it.
+
+Comments are kept, except those between the ``[[key]]`` line of a removed key and the next table.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key file, read as callers by the public ids of their keys."""
+"""Read the key file: its entries, and the callers that they describe by public id."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class KeyEntry(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=
         if not NAME.fullmatch(self.name):
             raise wrong("name", A_NAME, self.name)
         if not keys.is_id(self.id):
-            raise wrong("id", "12 hexadecimal digits", self.id)
+            raise wrong("id", "12 lower-case hexadecimal digits", self.id)
         if not keys.is_digest(self.digest):
             raise wrong("digest", "'sha256:' and 64 hexadecimal digits", f"{self.digest[:12]}…")
         check_globs("models", self.models)
@@ -141,7 +141,7 @@ def check_globs(key: str, globs: tuple[str, ...], most: int = _MOST_NAMES) -> No
         most: Largest number of patterns.
 
     Raises:
-        ConfigError: There are too many, or one is empty, too long, or has a character that no name has.
+        ConfigError: There are too many, or one is empty, too long, or has a slash or unprintable character.
     """
     if len(globs) > most:
         raise wrong(key, f"at most {most} patterns", f"{len(globs)}")

@@ -1,15 +1,15 @@
 """Count what callers have taken, in memory that all processes of a server share.
 
-The counts are the times at which a caller's requests and rows will have been earned, and the number of its
-calls that each process is answering. There may be millions of callers, so these are count-min sketches
+For each caller, they are the times at which its requests and its rows will have been earned, and the number
+of its calls in progress in each process. There may be millions of callers, so these are count-min sketches
 (Cormode and Muthukrishnan 2005). Each caller is counted in two cells chosen by a digest of its name, and the
 smaller count applies. It is too high only if other callers are counted in both cells. A caller that has
 requested nothing lately has no count, so nothing needs to expire. The digest is keyed with a secret of the
 server, so that nobody can choose names that share another's cells.
 
-Nothing is locked. If two processes take at the same moment, one of the counts may be lost: with a microsecond
-between reading and writing, that is a thousandth at a thousand a second. The calls that a process is
-answering are in cells that only this process writes.
+Nothing is locked. If two processes update a cell at the same moment, one update may be lost. Reading and
+writing take about a microsecond, so at 1000 requests per second about one in 1000 is lost. The calls in
+progress are in cells that only one process writes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CELLS = 16_384
 """Number of cells among which each of a caller's two is chosen."""
 
 _PLACES = 2
-_KINDS = 2  # callers with keys and those with tokens: the number of the latter does not affect the former
+_KINDS = 2  # callers with keys and with tokens: many tokens cannot distort the counts of keys
 _ALL = _KINDS * _PLACES * CELLS
 _MOST_KNOWN = 65_536
 _SECRET_BYTES = 16

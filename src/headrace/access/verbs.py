@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from headrace.base.errors import FailedPrecondition
 
 Verb = Literal["predict", "feedback", "archive-read", "archive-write", "route", "admin", "metrics", "health"]
-"""A kind of request. ``feedback`` and ``route`` can be permitted, but no request needs them yet."""
+"""A kind of request. ``feedback`` and ``route`` so far permit only descriptions of models."""
 
 VERBS: tuple[Verb, ...] = get_args(Verb)
 """All verbs; the index of each is its bit."""

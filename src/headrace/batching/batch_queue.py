@@ -51,8 +51,8 @@ class BatchQueue:
         following: For a part in the queue, the later parts of its request, in reverse order.
         allowed: Allowed batch sizes; empty for any.
         max_rows: The most rows of a batch.
-        proven_rows: Rows of the largest batch of this lane that ran within ``inline_seconds``. If the model
-            accepts rows of different sizes, the cost learnt from other rows says nothing about these:
+        proven_rows: Rows of the largest batch of this lane that ran within ``inline_seconds``; unlimited if
+            all rows have the same size. Otherwise the cost learnt in other lanes says nothing about this one:
             attention over 16,000 tokens takes a million times as long as over 16.
         room: Factory of a ``Room``; None if only rows limit a batch.
         texts: Indices of the text inputs.
@@ -105,7 +105,7 @@ class BatchQueue:
 
     @property
     def waits_since(self) -> float:
-        """Time since which the lane waits: its head's arrival, or the last time a part followed another."""
+        """Later of two times: the arrival of the lane's head, and the last enqueueing of a later part."""
         return max(self.queue[0].enqueued, self._turn)
 
     def rows_before(self, request: Request) -> int:
@@ -255,7 +255,8 @@ def declared_outputs(signature: Signature, outputs: Tensors, rows: int | None) -
         if array is None:
             raise ModelError(f"the model did not give its output {spec.name!r}")
         if array.ndim == 0 or (rows is not None and len(array) != rows):
-            raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for a batch of {rows} rows")
+            batch = "a batch" if rows is None else f"a batch of {rows} rows"
+            raise ModelError(f"the model gave {describe(array)} as {spec.name!r} for {batch}")
         if array.dtype != spec.dtype or not spec.accepts(array.shape[1:]):
             raise ModelError(
                 f"the model gave {describe(array)} as {spec.name!r}, which it declares as {spec}"

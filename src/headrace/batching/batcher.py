@@ -1,4 +1,6 @@
-"""The Batcher merges concurrent Requests into calls of a Servable. Only here do requests cross threads.
+"""The Batcher merges concurrent Requests into calls of a Servable.
+
+Requests cross threads only here and in ``calling_threads``.
 
 Its laws:
 
@@ -6,9 +8,10 @@ Its laws:
 2. Nothing overtakes an item that did not fit. With ``share_fairly``, the queue is in fair order rather than
    in order of arrival; an item's place is fixed when it is enqueued.
 3. An item that nobody waits for is never run.
-4. One item's failure or cancellation never affects its neighbours: a batch that fails is retried without the
-   requests whose rows the model named (``InvalidRows``), or else request by request.
-5. Rows out equal rows in, or the batch fails with an error.
+4. One item's failure or cancellation does not affect its neighbours: a batch that fails is retried without
+   the requests whose rows the model named (``InvalidRows``), or else request by request. Only the end of
+   the model's process (``ModelDied``) fails the whole batch.
+5. If requests are merged, a batch whose rows out differ from its rows in fails with an error.
 
 A Batcher belongs to the serving thread and has no lock. It applies the decisions of ``plan``. A batch
 predicted to take less than ``inline_seconds`` runs in the serving thread, because handing it to another
@@ -94,7 +97,7 @@ class Batcher:
         self._clock = clock
         self._now = clock.now
         self._inline_seconds = inline_seconds
-        # The short path does not wait for more requests, so a policy that does rules it out.
+        # The short path does not wait for more requests, so a policy with a wait disables it.
         self._short_seconds = (
             0.0 if policy.max_wait_seconds else min(inline_seconds, policy.max_batch_seconds)
         )
@@ -173,8 +176,8 @@ class Batcher:
         limit = self._policy.max_queue_rows
         if request.rows > limit:
             return never_fits(request.rows, limit)
-        # Parts not yet enqueued count against the limit for large requests only, which keeps these bounded.
-        # They delay no small request.
+        # Rows of parts not yet enqueued count for large requests only, to bound the number of such rows.
+        # They delay no small request, so they do not count for one.
         lane = self._lane(request.layout)
         in_queues = self.queued_rows - self._following_rows
         waiting = self.queued_rows if request.rows > lane.max_rows else in_queues
@@ -193,7 +196,7 @@ class Batcher:
         return None
 
     def refusal_unread(self, deadline: float) -> HeadraceError | None:
-        """Count and return the error that refuses any request of this deadline; None if one may be taken."""
+        """Return, and count, a refusal if every request with this deadline would be too late; else None."""
         ahead = self.queued_rows - self._following_rows + self._running_rows
         if not ahead or self._fair or self._closed:
             return None
@@ -268,7 +271,7 @@ class Batcher:
         """Apply one plan to a lane.
 
         Returns:
-            Whether a batch ran in this thread; None when none was released.
+            Whether a batch ran in this thread; None if no request was released or dropped.
         """
         now = self._now()
         request = lane.queue[0]

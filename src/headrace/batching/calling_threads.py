@@ -7,14 +7,15 @@ thread's class with the same laws. It needs no lock of its own, because the hold
 serving thread. A batch predicted to take longer than ``inline_seconds`` is computed without the turn, as an
 instance's thread would do, so several can run concurrently.
 
-A thread that leaves its request while others are awake goes to sleep as well. The others are about to leave a
-request or to return, and the last of them works for all. Threads that were answered together thus call
-together again, and none has to be woken to do the work. A lone thread takes the turn at once.
+A thread that leaves its request goes to sleep if others are awake, because they are about to leave a request
+or to return, and the last of them works for all. Threads that were answered together thus call together
+again, and none has to be woken to do the work. A lone thread takes the turn at once.
 
-Without the turn, threads touch only these, each by atomic operations: the set of threads inside, the deque of
-requests not taken in yet, and the dict of sleepers. The order of steps prevents lost wakeups. A thread that
-arrives leaves its request, records that it sleeps, and only then checks whether another thread is awake. A
-thread that leaves, or releases the turn, checks afterwards whether there is work. If this still fails,
+Without the turn, threads change only these, each by atomic operations: the set of requests inside, the set of
+threads that compute without the turn, the deque of requests not taken in yet, and the dict of sleepers. The
+order of steps prevents lost wakeups. A thread that arrives leaves its request, records that it sleeps, and
+only then checks whether another thread is awake. A thread that is about to return, or that has released the
+turn, checks afterwards whether there is work. If this still fails,
 because a thread is suspended or interrupted at a critical point, sleepers wake periodically and check.
 
 An interrupt (an exception raised by a signal handler) may come between any two steps. All clean-up is
@@ -125,8 +126,8 @@ class Callers:
 
         Args:
             request: A new request, used once.
-            may_enter: Called once the thread counts as inside; returns whether this version still serves. The
-                code that unloads a version checks ``outstanding`` afterwards, so one of the two notices.
+            may_enter: Called once the thread counts as inside; returns whether this version still serves. A
+                version is taken out of service before its ``outstanding`` is checked, so no user is missed.
 
         Returns:
             The answer; None if ``may_enter`` returned False.
@@ -204,7 +205,7 @@ class Callers:
     def _see_that_somebody_works(self) -> None:
         """Wake a sleeper if there is work to do and no thread is awake that will notice it.
 
-        Called by a thread after it has left, or has released the turn without leaving.
+        Called by a thread that has left, has released the turn, or is about to sleep.
         """
         while self._sleeping and self._awake() <= 0 and self._has_work():
             try:

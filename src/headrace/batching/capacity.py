@@ -126,8 +126,8 @@ def batch_in_time(
     """Return the largest batch whose requests are answered in time, and its predicted duration.
 
     A fit to batches that all have the same size says nothing about larger ones. The fit of the warm-up is
-    therefore used as well, scaled to the current cost of batches of the usual size. Without a warm-up, no
-    batch is assumed to be larger than usual.
+    therefore used as well, scaled to the current cost of batches of the usual size. Without a
+    warm-up, batches are assumed to be no larger than usual if the fit shows no cost per row.
 
     Args:
         now: Cost fitted to the last batches.

@@ -1,6 +1,7 @@
 """Compute batches, in any thread.
 
-The rows are joined and the Servable is called. If the call fails, the requests are retried separately. All
+The rows are joined and the Servable is called. If the call fails, it is repeated without the requests to
+blame, or for each request alone if none is named. It is not repeated if the model's process has ended. All
 exceptions of a model's own code are caught, because they would end the thread. Nothing here changes a
 Batcher: the results are stored in the batch, and the Batcher reads them when it finishes the batch.
 """
@@ -202,8 +203,8 @@ def _name_in_log(request: Request | None) -> Token[logs.InCall | None] | None:
     """Set the call that log records name while a model runs.
 
     Args:
-        request: The only request of the batch; None for several. In the serving thread, the name that would
-            otherwise apply is that of the request that arrived first.
+        request: The only request of the batch; None for several. Otherwise log records in the serving thread
+            would name the request that arrived first.
 
     Returns:
         Token that resets the name; None if nothing changed.

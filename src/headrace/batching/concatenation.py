@@ -125,7 +125,7 @@ def _join_strings(parts: list[Buffer], extra_rows: int) -> Array:
 
 
 MOST_FILLED_BYTES = 16 * 1024 * 1024
-"""Bytes that padding requests of different shapes to the longest may always take in one batch."""
+"""Bytes that a batch of requests padded to the longest may always take, padding included."""
 
 MOST_FILLED_TIMES = 4
 """Larger limit for large requests: a multiple of their unpadded size."""

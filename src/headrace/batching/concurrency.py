@@ -190,7 +190,7 @@ class ConcurrencyLimit:
         self._stretches.clear()
 
     def _to_try(self, overlap: float) -> int | None:
-        """Return the limit to try next, preferring the direction that last brought an improvement."""
+        """Return the limit to try next, preferring the last direction if it helped, else the opposite one."""
         for more in (self._more, not self._more):
             other = alternative(self.in_use, self._most, overlap, more=more)
             if other is not None:

@@ -5,7 +5,7 @@ callers were served one row each in turn (fair queueing by virtual time). The qu
 then by finish. The Batcher's law that nothing overtakes an item that did not fit refers to this order. A
 request gets its place when it is enqueued and keeps it.
 
-If only one caller waits, the order is that of arrival.
+If only one caller waits, requests of equal priority are in order of arrival.
 
 A running batch is not interrupted, so a new request waits for it and then for its own, which other requests
 fill up. While one caller has most of the queue and others send requests as well, batches are therefore kept
@@ -92,7 +92,8 @@ class FairQueue(deque[Request]):
             self._count(item)
 
     def clear(self) -> None:
-        """Remove all requests."""
+        """Remove all requests, which are about to be answered."""
+        self._taken = max((item.turn.finish for item in self), default=self._taken)
         super().clear()
         self._rows.clear()
         self._all_rows = 0

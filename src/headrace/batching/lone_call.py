@@ -2,9 +2,9 @@
 
 For a lone caller, the event loop (a future, a scheduled callback, a woken task) costs more than everything
 else except the model. Whether a call is alone is not known before the loop iteration ends, so it is predicted
-from earlier iterations. If only one task called in each of the last ones, a task is answered at once a few
-times, and then queues like any other. As soon as two tasks call in one iteration, all calls queue again and
-share batches.
+from earlier iterations. If only one task called in each of the last ones, the next calls are answered at
+once, up to a few per iteration. As soon as two tasks call in one iteration, all calls queue again and share
+batches.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ NOBODY = Origin("", 0)
 
 
 WRITTEN, VERSION = ".written", ".version"
-"""Suffixes to the name of an input that was looked up: the names of outputs that describe the lookup."""
+"""Suffixes that turn the name of a looked-up input into the names of the outputs on that lookup."""
 
 
 class LookedUp(NamedTuple):

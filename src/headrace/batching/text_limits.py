@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.batching.request import Request
 
 MOST_BYTES = 4 * 1024 * 1024
-"""The most bytes of text in a batch, unless a single row has more."""
+"""The most bytes of text in a batch, unless a single row or a request that cannot be split has more."""
 
 MOST_INLINE_BYTES = 256 * 1024
 """Batches with more bytes of text run in a thread: their duration was predicted from batches with fewer."""

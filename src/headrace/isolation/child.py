@@ -59,6 +59,7 @@ _log = logging.getLogger(__name__)
 
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _OOM_SCORE = "500"
+_MOST_SAID = 4096
 
 
 class Model:
@@ -116,7 +117,7 @@ class Model:
         return loaded
 
     def call(self, name: str, inputs: Tensors) -> Tensors:
-        """Call another model on behalf of this one; the server does so in the thread that waits for a slot.
+        """Call another model; the server makes the call in the thread that waits for this slot's answer.
 
         Raises:
             HeadraceError: The call failed, or no thread of the server waits.
@@ -230,9 +231,9 @@ class Slot:
             _log.error("the model raised an unexpected error", exc_info=error)
         try:
             return write_bytes(self._area, self._floor, Kind.FAILURE, failure_of(error))
-        except TooLarge:  # errors of very many rows: send the text only
-            short = failure_of(ModelError(str(error)))
-            return write_bytes(self._area, self._floor, Kind.FAILURE, short)
+        except TooLarge:  # errors of very many rows: send the text only, over the inputs, which are done with
+            short = failure_of(ModelError(str(error)[:_MOST_SAID]))
+            return write_bytes(self._area, 0, Kind.FAILURE, short)
 
     def call(self, name: str, inputs: Tensors) -> Tensors | None:
         """Call another model; return None if no call is in progress in this slot."""

@@ -17,7 +17,7 @@ from headrace.isolation.shared_area import Area
 from headrace.model.packed_columns import PackedTensors
 
 _MOST = 512
-"""The most layouts that are cached; batches of others have a head each time."""
+"""Maximum number of cached layouts; a batch with any other layout is sent with its head."""
 
 
 class Known(NamedTuple):

@@ -1,7 +1,8 @@
 """Messages between a server and a model's process, and their format in shared memory.
 
-A message is a few bytes in a pipe that wake the reader and give the position of its head in the area. The
-head is MessagePack and gives the positions of the arrays behind it. Numeric arrays are stored as raw values.
+A message is a few bytes in a pipe that wake the reader and give the position of its head in the area. With
+tensors, the head is MessagePack and gives the positions of the arrays behind it. A setup is JSON; an error
+or explanation is MessagePack; neither has arrays. Numeric arrays are stored as raw values.
 Text arrays are stored as the length of each text, followed by all texts. The other side is not trusted: a
 head that does not fit its area is an error.
 """
@@ -122,8 +123,8 @@ class Head(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         about: The signature, the name of the called model, or other text.
         pieces: Positions of the arrays.
-        names: Names of all inputs of a batch with packed texts, whose pieces are its places, its messages and
-            its numeric inputs; otherwise empty.
+        names: For a batch with packed texts, the names of all inputs; otherwise empty. The pieces of such a
+            batch are its places, its messages and its numeric inputs.
         rows: Rows of such a batch, without and with padding.
         layout: Number that the layout has from now on; -1 for none.
     """
@@ -402,7 +403,7 @@ def _pairs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def failure_of(error: BaseException) -> bytes:
-    """Encode an error; any other than a HeadraceError becomes a ModelError and should have been logged."""
+    """Encode an error. Anything but a HeadraceError becomes a ModelError; the caller should log it."""
     if not isinstance(error, HeadraceError):
         said = f"the model failed with {type(error).__name__}; the server's log says more"
         return _encode(Failure("ModelError", said, told="the model failed; the server's log says more"))

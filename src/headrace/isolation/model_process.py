@@ -5,7 +5,7 @@ output, and checks for calls that exceed their timeout and for growing memory. C
 Each call uses a slot exclusively: two pipes and an area of shared memory. A new slot is created if all are in
 use.
 
-When the process has ended, the keeper writes that into the pipe of each waiting call. Calling threads
+When the process has ended, the keeper writes ``DIED`` into the pipe of each waiting call. Calling threads
 therefore need no timeouts and never wait for an answer that cannot come.
 """
 
@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headrace.base import cpus
-from headrace.base.errors import ModelDied, ModelError, Unavailable
+from headrace.base.errors import HeadraceError, ModelDied, ModelError, Unavailable
 from headrace.base.tensors import Tensors
 from headrace.config import IsolationPolicy
 from headrace.isolation import process_group
@@ -98,7 +98,7 @@ class ModelProcess:
             threads: Number of threads that its numeric libraries start.
             on_end: Called in the keeper thread when the process has ended.
             on_large: Called in the keeper thread while the process exceeds its memory limit, at each check
-                until it returns True: the process is going to be replaced.
+                until it returns True, because a replacement has begun.
         """
         self.ending: Ending | None = None
         self._about = dict(about)
@@ -217,6 +217,7 @@ class ModelProcess:
         try:
             answer = slot.exchange(note)
             while answer.kind == Kind.CALL:
+                slot.is_asking = True  # the model waits: without a reply, the slot must not be used again
                 answer = slot.exchange(_asked(slot.area, answer, ask))
             if answer.kind & ~KNOWN == Kind.ANSWER:
                 return read_it(slot, answer)
@@ -371,7 +372,7 @@ class ModelProcess:
             raise RuntimeError("nothing was started")
         process_group.signal_group(process, signal.SIGKILL)
         process_group.wait_for_end(process, math.inf)
-        with self._lock:  # nobody signals the group any more once its id may be another one's
+        with self._lock:  # no thread may signal the group once its id can be reused
             code = process.wait()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
@@ -419,4 +420,6 @@ def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
             )
         return write(area, floor, Kind.ANSWER, "", ask(head.about, inputs))[0]
     except Exception as error:  # noqa: BLE001  # the other model's error is the answer
+        if not isinstance(error, HeadraceError):
+            _log.error("the call of another model raised an unexpected error", exc_info=error)
         return write_bytes(area, floor, Kind.FAILURE, failure_of(error))

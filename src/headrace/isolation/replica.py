@@ -93,7 +93,7 @@ class Replica:
         Args:
             recipe: Parameters of its processes.
             restarts: Counts the restarts of all replicas of the version.
-            on_change: Called in any thread when the replica gets or loses its process.
+            on_change: Called in any thread when the process ends, is replaced or is closed.
         """
         self.process: ModelProcess | None = None
         self.back_at = self.loaded_in = 0.0
@@ -277,7 +277,7 @@ class Replica:
             count: Counts the restart, and returns the pause before it.
         """
         with self._lock:
-            if self._replacing:  # what it starts serves in place of any process that has ended meanwhile
+            if self._replacing:  # the new process also replaces one that has ended meanwhile
                 return False
             self._replacing = True
         name = "{model}/{version} starter".format_map(self._about)
@@ -325,7 +325,7 @@ class Replica:
             self._serves_since = self._restarts.now()
             if self._closed.is_set():
                 before, self.process = process, None
-            self._replacing = False  # from here on its end is handled, also while the one before is retired
+            self._replacing = False  # its end now starts another replacement, even while `before` is retired
         self._on_change()
         _log.info("a new process answers", extra=self._about)
         if before is not None:

@@ -68,7 +68,7 @@ class ProcessPool(Generic[MemberT]):
     def take(self) -> MemberT | None:
         """Wait for an idle member that is ready, and take it; ``give_back`` must follow.
 
-        The wait ends at the latest when a running call ends; calls have a timeout.
+        Each running call ends at its timeout at the latest, and its end wakes a waiting thread.
 
         Returns:
             The member; None if none is ready.
@@ -123,7 +123,7 @@ def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: Model
 
 
 def _ready_to_pack() -> None:
-    """Compile the kernels with which front ends pack texts, as a click model in the server does."""
+    """Compile the kernels that front ends use to pack texts, as loading a click model here would do."""
     from headrace.model import packed_kernels  # noqa: PLC0415
 
     packed_kernels.run_once()
@@ -137,8 +137,8 @@ _LEAST_RETRY_SECONDS = 0.1
 class IsolatedServable:
     """A version in one process, or in ``batching.instance_processes`` processes.
 
-    A single process is called by several threads concurrently. With several processes, each computes one call
-    at a time.
+    Without ``instance_processes``, several threads call the process concurrently. With it, each process, even
+    a single one, computes one call at a time.
 
     Attributes:
         platform: The model's platform.

@@ -42,7 +42,7 @@ class Area:
         self.view = memoryview(b"")
 
     def grow(self, size: int) -> None:
-        """Grow the file to at least this many bytes, at least doubling it; called by the writer.
+        """Grow the file to at least this many bytes, doubling it up to the limit; called by the writer.
 
         Raises:
             TooLarge: The size exceeds the limit.

@@ -5,8 +5,9 @@ The rules, each with a test:
 * a directory that cannot be listed, or is suddenly empty, keeps its versions: a lost mount unloads no model;
 * a new version is wanted once it has stopped changing, or at once if it has a manifest;
 * a failed version is reported as changed once it has stopped changing;
-* invalid settings, or a pin to a missing version, leave everything as it was, and the problem is shown. So
-does a control record that cannot be read at the start; later, the last valid record stays in force;
+* invalid settings, or a pin to a missing version, change nothing, and the problem is shown;
+* the last valid control record stays in force while the current one cannot be read. Without an earlier one,
+an unreadable record changes nothing, and the problem is shown;
 * a model whose default model is missing is served without it, and the problem is shown;
 * an error in one model's files affects that model only.
 """
@@ -25,7 +26,7 @@ from headrace.lifecycle.policy import choose
 from headrace.versions.control_changes import PinnedTo
 from headrace.versions.layout import CONTROL_FILE
 
-# The wanted state of a model, which a Source always states in full; what it omits is not wanted.
+# A Source always reports the complete wanted state: models and versions that it omits are not wanted.
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Wanted:
         config: The model's settings.
         labels: Wanted label targets.
         fingerprints: Per version, a value that changes when its directory does, so that a failed load is
-            retried; versions without one never change.
+            retried; a version without one counts as unchanged.
         problem: Why this differs from what the operator asked for, such as a pin to a missing version or an
             invalid setting; "" if it does not. Shown to clients.
         detail: Details of the problem for the operator's log, or "".
@@ -95,7 +96,7 @@ class Deduced:
         known: Versions that were on disk.
         changing: Fingerprints of new versions that may still be being written.
         seen: Fingerprints of the wanted versions at the last scan, stable or not.
-        settings: Text of the settings that ``config`` or ``wrong`` refers to; None before the first.
+        settings: Text of the settings last parsed, into ``config`` or ``wrong``; None if none were parsed.
         config: The last valid settings; None if there were none.
         wrong: Why the current settings are invalid, or "".
         decided: Content of the last valid control record; None before the first.

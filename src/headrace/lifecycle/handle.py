@@ -1,4 +1,4 @@
-"""Reference counts that keep a version loaded; requests are counted, and a Lease counts across awaits."""
+"""Counts of the requests and Leases that keep a version loaded; a Lease is held across awaits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Generic, Protocol, TypeVar
 class Handle(Protocol):
     """A loaded version as the Manager sees it: a count of its users. Serving thread only; no lock.
 
-    A caller of ``Manager.get`` must submit a request to it in the same turn of the event loop, which counts.
-    A caller that awaits first must hold a Lease.
+    A request counts as a user from the moment it is submitted. A caller of ``Manager.get`` must therefore
+    submit in the same turn of the event loop, or hold a Lease if it awaits first.
 
     Attributes:
         on_idle: Called once, and then reset, when the last user is gone; set while the version drains.
@@ -26,7 +26,7 @@ class Handle(Protocol):
         """Increment the count of users."""
 
     def release(self) -> None:
-        """Decrement the count of users, effective from the next turn of the event loop."""
+        """Decrement the count of users; ``on_idle`` is called in a later turn of the event loop."""
 
 
 LoadedT = TypeVar("LoadedT", bound=Handle)

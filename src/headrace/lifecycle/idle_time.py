@@ -49,7 +49,7 @@ class IdleTime:
         self._not_before = 0.0
 
     def look(self) -> None:
-        """Take a sample; called at each scan of the model directories, about every second."""
+        """Take a sample; called when a loader thread that gives way starts, so at least at each scan."""
         now = time.monotonic()
         if not self._seen or now - self._seen[-1][0] > _SAMPLE_SECONDS:
             self._seen.append((now, self._used, cpus.idle_seconds()))
@@ -59,7 +59,7 @@ class IdleTime:
         return time.monotonic() >= self._not_before and self._share() >= _ENOUGH_SHARE
 
     def use(self, seconds: float) -> None:
-        """Add the idle time used by headrace's own calls, which still counts as idle."""
+        """Add processor time that was used by idle calls, so that it still counts as idle."""
         self._used += seconds
 
     def was_too_little(self) -> None:
@@ -146,7 +146,7 @@ class IdleCall(Generic[ResultT]):
         self.ended.set()
 
     def is_too_slow(self) -> bool:
-        """Return whether it has got hardly any processor time since the last check, or over a long time."""
+        """Return whether it got too little processor time; True if that is unknown. See ``is_too_slow``."""
         try:
             told = Path(f"/proc/self/task/{self._thread}/schedstat").read_text().split()
             now = Progress(time.monotonic(), int(told[0]) / 1e9, int(told[1]) / 1e9)

@@ -96,7 +96,7 @@ SLOW_SECONDS = 10.0
 """Time after which an attempt no longer delays loads of other models, because it may never end."""
 
 MOST_HANGING = 3
-"""Hanging threads of one model after which no more of it is loaded: the next load would hang as well."""
+"""Number of hanging loads at which no further load of a model starts, because it would hang as well."""
 
 TOO_MANY_HANG = (
     f"{MOST_HANGING} loads of this model hang: no further load of it is started until one of them returns "
@@ -112,7 +112,7 @@ class Attempt(Generic[LoadedT]):
         version: The version.
         limit_seconds: Timeout in seconds.
         loaded: The loaded version; None until it has loaded.
-        awaited: Whether it has not been abandoned.
+        awaited: False once it has been abandoned.
         slow: Whether it has taken so long that it no longer delays others.
         timers: Timers for ``slow`` and for the timeout.
     """

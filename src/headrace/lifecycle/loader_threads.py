@@ -33,7 +33,7 @@ class Executor(Protocol):
         """Run a function in another thread; raise one of NO_THREAD if none can be started."""
 
     def submit_in_parts(self, call: Callable[..., object], /, *args: object) -> object:
-        """Do the same for a function that gives way only in the parts it runs by ``when_idle``."""
+        """Run a function that gives way only in the parts it runs by ``when_idle`` or ``share``."""
 
 
 class LoaderThreads:
@@ -93,9 +93,9 @@ class LoaderThreads:
     def when_idle(self, call: Callable[[], ResultT]) -> ResultT:
         """Run a function that hardly ever holds the GIL, and return its result.
 
-        If there is idle processor time, a thread that gets nothing else runs the function, because a thread
-        that wakes for a request preempts it at once. If that is too slow, the function is run again with a
-        share of the processor, and the first result is dropped. To be called in a loader thread.
+        If there is enough idle processor time, the function runs in a thread that gets idle time only, which
+        a thread that wakes for a request preempts at once. If that is too slow, the function is run again
+        with a share of the processor, and the first result is dropped. Call this in a loader thread.
 
         Args:
             call: The function; it may run twice concurrently.

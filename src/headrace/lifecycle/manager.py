@@ -4,8 +4,9 @@ All of its state belongs to the serving thread, without a lock. Loading, warming
 threads, and their results return as calls in the serving thread. It never polls, but reacts to events: a new
 wanted state, a load that ended or timed out, a version that became idle, a retry that is due.
 
-The order of a swap: load, warm up, attach, move the default, drain the old version, close it. If a load
-fails, the old version continues to serve.
+The order of a swap with the transition ``availability``: load, warm up, attach, move the default, drain the
+old version, close it. If a load fails, the old version continues to serve. The transition ``resource``
+unloads the old version first.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ class Manager(Generic[LoadedT]):
     def ready_now(self, model: str, version: int | None = None, label: str | None = None) -> LoadedT | None:
         """Return what ``get`` returns; None where ``get`` raises. Thread-safe.
 
-        The version may be taken out of service at any moment. A thread that first counts itself as a user and
-        then still finds the version here holds it, because users are counted after it is out of service.
+        The version may be taken out of service at any moment. A thread holds it if it counts itself as a user
+        first, and then still finds the version here: the Manager takes a version out of service before it
+        checks the number of users.
         """
         if version is None and label is None:
             return self._defaults.get(model)
@@ -123,7 +125,7 @@ class Manager(Generic[LoadedT]):
         return self._known(model).statuses()
 
     def all_loaded(self) -> list[LoadedT]:
-        """Return all loaded versions, ready or draining, sorted by model and version."""
+        """Return all loaded versions (warming up, ready or draining), sorted by model and version."""
         return [
             version.loaded
             for name in sorted(self._models)
@@ -164,7 +166,7 @@ class Manager(Generic[LoadedT]):
         return self._started and not self._closing
 
     def serving(self) -> bool:
-        """Return whether loads must give way to requests: not during start-up, nor after ``close``."""
+        """Return whether loads give way: after start-up, until ``close``, while a model serves."""
         return self._started and not self._closing and bool(self._defaults)
 
     @property

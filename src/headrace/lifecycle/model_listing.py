@@ -228,7 +228,7 @@ def _may_be_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_one_model(root: Path, names: list[str], may_touch: Callable[[str], bool]) -> bool:
-    """Return whether a directory is one model: it has versions, and no other directory that has some."""
+    """Return whether a directory is one model: it has versions, and its other directories have none."""
     others = [name for name in names if version_number(name) is None]
     return len(others) < len(names) and not any(
         not may_touch(name) or _holds_versions(root / name) for name in others

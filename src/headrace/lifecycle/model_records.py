@@ -79,7 +79,7 @@ class VersionRecord(Generic[LoadedT]):
         number: The version number.
         place: Directory and settings that it is, or will be, loaded from.
         state: Life-cycle state; changed by ``ModelRecord.change`` only.
-        attempts: Number of load attempts since the place changed.
+        attempts: Number of load attempts since the place changed or the model was reloaded.
         error: The last failure as reported to clients; "" for none.
         reason: The last failure in full, for the operator; meaningless without ``error``.
         retry_at: Time from which a failed version may be retried; None while it may not.

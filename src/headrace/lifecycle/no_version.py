@@ -25,7 +25,7 @@ _NAMES_TOLD = 8
 def unknown_model(
     model: str, asked: str, models: Mapping[str, object], unusable: Mapping[str, str]
 ) -> NotFound:
-    """Return the error for an unknown model, with the reason or, in case of a misspelt name, other names.
+    """Return the error for an unknown model, with the reason if there is one, else with the known names.
 
     Args:
         model: The requested name.

@@ -63,8 +63,8 @@ class Action(NamedTuple):
 def availability_preserving(versions: Sequence[VersionView], now: float) -> Action | None:
     """Return the next action of the policy that loads before unloading; None if there is nothing to do.
 
-    While any version is wanted, the default and labelled versions stay. First, the lowest unwanted version
-    that is neither is drained. Then the highest wanted version that can be loaded is loaded. TensorFlow
+    Unwanted versions are drained first, the lowest one first. While any version is wanted, the default and
+    labelled versions stay. Then the highest wanted version that can be loaded is loaded. TensorFlow
     Serving's policy of this name also drains the default as soon as any wanted version is ready; here it
     stays until its successor is ready.
 
@@ -110,7 +110,7 @@ def choose(policy: VersionPolicy, numbers: Collection[int], pin: int | None = No
     """Return the versions that shall be served.
 
     A pin hides every version above it under any policy, so a version that was rolled back does not serve.
-    ``latest`` and ``all`` also serve the targets of labels; ``specific`` also serves the pinned version.
+    ``latest`` also serves the targets of labels; ``specific`` also serves the pinned version.
 
     Args:
         policy: The model's version policy.
@@ -177,8 +177,8 @@ def pause_before_retry(error: BaseException, attempts: int, policy: VersionPolic
     """Return the pause before a failed load is retried, in seconds; None for no retry.
 
     Without a retry, the version stays failed until its files or settings change or it is loaded by hand. A
-    lack of system resources may last for hours, so such loads are retried without limit, with the longest
-    pause.
+    lack of resources, or a failed disk or store, may last for hours. Once the usual attempts are used up,
+    such loads are retried without limit, with the longest pause.
 
     Args:
         error: The failure.

@@ -87,7 +87,7 @@ def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tenso
 
 
 def _sizes(signature: Signature, config: ModelConfig) -> tuple[int, ...]:
-    """Return the batch sizes that the model may receive, ascending; empty for any."""
+    """Return the batch sizes to check, ascending: the allowed ones, or the smallest if all are allowed."""
     if signature.rows:
         return (signature.rows,)
     policy = config.batching

@@ -33,7 +33,7 @@ _MOST_LOOK_SHARE = 0.05
 """Share of one processor that scans may take; a scan of a thousand models takes about 0.1 s."""
 
 _FIRST_RETRY_SECONDS = 1.0
-"""Pause before a scan is retried for lack of a thread if polling is off."""
+"""Pause before retrying a scan for which no thread could be started; used if polling is off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Look:
         avoided: Models that are skipped, because another scan hangs in their directories.
         at: The model being read, "" before the first, and the time of the last progress.
         cpu_seconds: Processor time of the scan, once it has ended.
-        outdated: Whether a newer result has been reported meanwhile; set by the serving thread.
+        outdated: Whether another scan's result was used meanwhile; set by the serving thread.
     """
 
     def __init__(self, avoided: frozenset[str], now: Callable[[], float]) -> None:

@@ -1,4 +1,4 @@
-"""Close versions that no longer serve, in loader threads; every version is closed, with a timeout.
+"""Close versions in loader threads, with an optional timeout.
 
 Invariant: ``on_closed`` is called exactly once, in the serving thread, when the version is closed or the
 timeout has passed. A thread that hangs cannot be ended; it is left running.
@@ -18,7 +18,7 @@ from headrace.lifecycle.loader_threads import NO_THREAD, Executor
 _log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 1.0
-"""Pause before a close is retried for lack of a thread."""
+"""Pause before retrying a close for which no thread could be started."""
 
 
 class _Close(Generic[LoadedT]):

@@ -1,6 +1,6 @@
 """The states of a version, and the table of the legal transitions.
 
-Rule: every legal transition is in ``TRANSITIONS``, and nothing but ``after`` changes a state.
+Rule: every legal transition is in ``TRANSITIONS``, and each new state comes from ``after``.
 """
 
 from __future__ import annotations

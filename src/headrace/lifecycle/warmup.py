@@ -3,7 +3,7 @@
 Recorded requests are JSON lines, each ``{"inputs": {"name": values, …}}`` (columns) or ``{"instances":
 [{"name": value, …}, …]}`` (rows), with an optional ``"signature_name"``: the bodies of TensorFlow Serving's
 predict. They must all succeed. Then generated batches are run, of zeros or of the signature's sample rows.
-These may fail without an error, as a model need not be able to answer zeros.
+Their failures are only logged, because a model need not be able to answer zeros.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The engine: models from a directory or from Python objects, batched and versioned, called in process.
 
-The REST and gRPC front ends use the same engine and add only codecs. All work except the models' own runs in
-the serving thread, which is the thread of the event loop in which the engine was started.
+The REST and gRPC front ends use the same engine and add only codecs. All work runs in
+the serving thread, except that of models, loads and blocking callers. The serving thread is the thread of the
+event loop in which the engine was started.
 """
 
 from __future__ import annotations
@@ -461,7 +462,7 @@ class Engine:
     ) -> dict[str, Array] | None:
         """Answer one request without the serving thread; return None if the serving thread must do it.
 
-        It must if no version is ready, a Predictor stands around the Batcher, or a model calls itself.
+        It must if no version is ready, if the version has no ``callers``, or if a model calls itself.
         """
         find, which = self.manager.ready_now, (spec.name, spec.version, spec.label)
         loaded = find(*which)
@@ -491,7 +492,7 @@ class Engine:
         return given
 
     def _refused(self, why: str) -> FailedPrecondition:
-        """End a blocking call, in its own thread, that would otherwise hang."""
+        """Record the end of a blocking call that would hang, and return its error."""
         error = FailedPrecondition(why)
         self.outcomes.ended_in_thread(self._in_process_call().outcome, error, self._clock)
         return error

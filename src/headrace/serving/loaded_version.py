@@ -42,9 +42,9 @@ class LoadedVersion:
         batcher: Merges its requests.
         predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
         at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
-        callers: Answers calling threads directly. None if only the serving thread can answer: a Predictor
-            stands around the Batcher, requests wait for others, or a model's own code (also an object passed
-            in process) needs one call at a time.
+        callers: Answers calling threads directly; where it is None, the serving thread answers them. None if
+            a Predictor stands around the Batcher, requests wait for others, the version is isolated, or the
+            model's own code (also an object passed in process) runs one call at a time.
         cache: The prediction cache; None without one.
         codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
         warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.

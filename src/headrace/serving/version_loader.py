@@ -57,7 +57,7 @@ def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
 
 
 def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
-    """Attach the isolated Servable, and disable calling threads, which would block while it hangs."""
+    """Attach the isolated Servable; disable ``callers`` and ``at_once``, which would block while it hangs."""
     loaded.isolated = cast("IsolatedServable", runs)
     loaded.callers = loaded.at_once = None
     return loaded
@@ -262,12 +262,12 @@ class VersionLoader:
         )
 
     def warm_up(self, loaded: LoadedVersion) -> None:
-        """Run recorded requests, or generated ones, and measure the cost of batches.
+        """Run recorded requests, check the version, run generated batches, and measure the cost of batches.
 
         They run in a loader thread. A model's own code runs in the threads that will serve it.
 
         Raises:
-            LoadError: A recorded request failed, or one of the version's processes did not start.
+            LoadError: A recorded request or a check failed, or a process of the version did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
         serving, own = self.ready(loaded.name) if self.ready is not None else None, loaded.bare.signatures

@@ -22,7 +22,7 @@ class Channel(asyncio.Protocol):
     """One end of a channel. Messages arrive in the order in which they were sent.
 
     Attributes:
-        closed: Future that is done once the other end is gone.
+        closed: Future that is done once either end has closed the connection.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class Channel(asyncio.Protocol):
         """Decode and deliver complete messages; called by asyncio."""
         self._received += data
         start = 0
-        while len(self._received) - start >= _LENGTH.size:
+        while len(self._received) - start >= _LENGTH.size and not self._is_closing:
             (size,) = _LENGTH.unpack_from(self._received, start)
             if size > LARGEST_MESSAGE_BYTES:
                 _log.error("a message between the processes of this server is too large: %d bytes", size)
@@ -70,6 +70,10 @@ class Channel(asyncio.Protocol):
             start = end
         del self._received[:start]
 
+    @property
+    def _is_closing(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
     def _tell(self, content: bytes) -> None:
         try:
             self._told(decoded(content))
@@ -80,7 +84,10 @@ class Channel(asyncio.Protocol):
             _log.exception("handling a message between the processes of this server failed")
 
     def send(self, message: Message) -> None:
-        """Send a message; a no-op if the other end is gone. Abort if that end has stopped reading."""
+        """Send a message; drop it if the connection is closed or the message is too large.
+
+        Abort the connection if the other end has stopped reading.
+        """
         if self._transport is None:
             return
         content = encoded(message)

@@ -43,7 +43,7 @@ def weighted(numbers: Sequence[int], connections: Sequence[int | None], most_con
 
     After a worker has been restarted, the others have all connections. It catches up as clients reconnect,
     but a burst between two counts cannot overload it, because the others go on getting connections. A worker
-    that has as many as it may have gets none while another may have more.
+    at the limit gets none while another one is below it.
 
     Args:
         numbers: The workers that get new connections.

@@ -82,7 +82,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         until: End of the drain time on the monotonic clock.
-        first_seconds: Time in which a client that has connected without an answer yet may send a request.
+        first_seconds: Time for clients that are connected but have had no answer to send a request.
     """
 
     until: float

@@ -24,7 +24,7 @@ _LEAST_PAUSE_SECONDS, _PAUSE_SHARE = 5.0, 100.0
 
 WORKERS = Metric("headrace_workers", "gauge", "Configured number of serving processes.", ())
 WORKERS_READY = Metric(
-    "headrace_workers_ready", "gauge", "Workers that currently accept new connections.", ()
+    "headrace_workers_ready", "gauge", "Workers that respond and have a model that is ready.", ()
 )
 RESTARTS = Metric("headrace_worker_restarts", "counter", "Restarts of workers that had ended.", ())
 METRICS = (WORKERS, WORKERS_READY, RESTARTS)
@@ -58,7 +58,7 @@ class Scraping:
     # --- rounds ---
 
     async def round(self) -> None:
-        """Collect each worker's metrics as of a moment after this call; a silent worker keeps its last."""
+        """Collect each worker's metrics, measured after this call; keep the last ones of a silent worker."""
         if self._next is None:
             self._next = asyncio.ensure_future(self._run(self._now))
         await asyncio.shield(self._next)
@@ -154,7 +154,7 @@ def own_families(
         view: Merged state of the models.
         ready: Whether the server is ready.
         workers: Configured number of workers.
-        workers_ready: Number of workers that get new connections.
+        workers_ready: Number of workers that answer beats and are ready.
         restarts: Number of worker restarts.
     """
     states = {

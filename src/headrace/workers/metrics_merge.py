@@ -123,13 +123,13 @@ def leaving(before: Leaving, counted: Mapping[int, Counts], found: Mapping[int, 
     """Return the versions whose sums would fall: some workers have unloaded them, and others have not yet.
 
     Args:
-        before: The versions for which this was so before.
+        before: The previous result.
         counted: By worker, the counts of its versions before.
         found: By worker, the counts of its versions now.
 
     Returns:
-        By version, the workers that still count from before. A worker that has loaded the same version again
-        counts from 0.
+        By version, the workers whose counts have not been reset. A worker that has loaded the version again
+        starts at 0 and is left out.
     """
     lost = {
         version
@@ -219,7 +219,7 @@ def is_count(name: str, kind: str) -> bool:
 
 
 def counts_of(text: Mapping[str, Family]) -> dict[Version, Number]:
-    """Return the sum of the counters of each version that has series in some metrics."""
+    """Return the sum of its counters for each version that has series in the metrics."""
     found: dict[Version, Number] = {}
     for name, family in text.items():
         counts = is_count(name, family.kind)

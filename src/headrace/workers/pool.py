@@ -63,7 +63,7 @@ class WorkerPool:
     """All workers of a server.
 
     Attributes:
-        failed: Its result is the error after which the server cannot continue.
+        failed: Future of the error that makes the server give up.
         listeners: The listening sockets: one set per place, and sets left by earlier servers.
     """
 

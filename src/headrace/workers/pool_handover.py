@@ -1,4 +1,4 @@
-"""Handover of ports between servers with workers and running servers of one or several processes."""
+"""Hand ports over between a server with workers and another server, with or without workers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Question:
 
 
 class Counting:
-    """Requests counts afresh for each question, so that they are no older than the question."""
+    """Collects counts anew for each request, so that they are no older than the request."""
 
     def __init__(self, ask: Ask) -> None:
         """Begin without requests.
@@ -203,7 +203,7 @@ class Commons:
         self._scraping = Scraping(self._ask)
         self._counting = Counting(self._ask_others)
         self._wants: Wants | None = None
-        self._known: set[Version] | None = None  # None: to be compared with the kept counts
+        self._known: set[Version] | None = None  # None: the next `_forget` must drop counts
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._telling: asyncio.TimerHandle | None = None

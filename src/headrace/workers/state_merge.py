@@ -45,7 +45,10 @@ def ready(standings: Iterable[Standing]) -> bool:
 
 
 def version(told: Sequence[VersionStatus | None]) -> VersionStatus:
-    """Merge the workers' statuses of a version: failed if one is, otherwise the slowest worker's state.
+    """Merge the workers' statuses of a version.
+
+    The version is failed if any worker's is; otherwise draining, or else unloaded, if any worker's is;
+    otherwise it has the least advanced state.
 
     Args:
         told: Each worker's status of the version; None if the worker does not know it yet or any more.
@@ -72,7 +75,7 @@ def version(told: Sequence[VersionStatus | None]) -> VersionStatus:
 
 
 def _first(told: Sequence[VersionStatus]) -> VersionStatus:
-    """Return the first status with an error, which is from an earlier attempt; the first one if none has."""
+    """Return the first status with an error of an earlier attempt, or the first status if none has one."""
     return next((one for one in told if one.error), told[0])
 
 

@@ -1,4 +1,4 @@
-"""Report changed model states from a worker to its supervisor, once per iteration of the event loop."""
+"""Report changed model states from a worker to its supervisor, at most once per event loop iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker: a complete server that gets its sockets, its start and its end from the supervisor."""
+"""A worker: a complete server that the supervisor starts, provides with sockets, and ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 GRACE_SECONDS = 15.0
-"""Time in seconds for a worker to end after its drain: to accept what waits, unload, and end its threads."""
+"""Seconds after the drain in which a worker accepts waiting connections, unloads, and ends its threads."""
 
 
 class Watch:
@@ -78,7 +78,7 @@ class Watch:
     def _run(self) -> None:
         poll = select.poll()
         for one in (self._end, self._woken):
-            poll.register(one, 0)  # only for the end of the other side, which is always reported
+            poll.register(one, 0)  # no events: the end of the other side (POLLHUP) is always reported
         poll.poll()
         if not self._stopped.wait(self.seconds):
             self._leave(1)
@@ -109,14 +109,15 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
 
     Args:
         end: This process's end of the socket pair.
-        release: The supervisor's release; it differs after an update of the package under a running server.
+        release: The supervisor's release; it differs if the package was updated while the server ran.
         set_up: Sets up logging once the settings are known.
         announce: Prints the served models; called in one worker only.
 
     Returns:
         The exit code.
     """
-    # These signals may be sent to the whole process group; only the supervisor acts on them.
+    # These signals may reach the whole process group, but the supervisor acts on them.
+    # It sends SIGHUP on; ``serve`` handles it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     channel, watch = Channel(), Watch(end)
@@ -170,7 +171,7 @@ class Worker:
     """Serves requests, and handles the supervisor's messages.
 
     Attributes:
-        begun: Its result is the ``Begin`` message, or the error for which this worker cannot begin.
+        begun: Future of the ``Begin`` message, or of the error that prevents the start.
     """
 
     def __init__(self, channel: Channel, announce: Announce) -> None:
@@ -220,7 +221,7 @@ class Worker:
             self.begun.set_result(message)
 
     def _heard(self) -> None:
-        """Restart the timer that logs when the supervisor is silent for longer than a worker may be."""
+        """Restart the timer that logs a supervisor silent for longer than ``worker_timeout_seconds``."""
         if self._is_silent:
             self._is_silent = False
             _log.info("the supervisor answers again")

@@ -37,7 +37,7 @@ def pause_seconds(ends: Sequence[End], worker: int, now: float) -> float:
     """Return the pause in seconds before a worker is restarted; it grows with the number of recent ends.
 
     Args:
-        ends: Ends of all workers, this one's last.
+        ends: Ends of all workers; the latest is that of this worker.
         worker: Number of the worker to restart.
         now: Monotonic time in seconds.
     """

@@ -1,4 +1,4 @@
-"""The Service of a worker: answers come from its own engine, reports on the server from all workers."""
+"""The Service of a worker: its own engine answers requests, and reports cover all workers."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ class WorkerService(Service):
         return Beat(self._report)
 
     def act(self, message: Act) -> None:
-        """Load or unload a model, as another worker has done, unless a later act of this one is on its way.
+        """Load or unload a model as another worker did; skip it if an own act on the model is in transit.
 
-        The supervisor sends all acts to all workers in the same order, and the last one holds. An act of this
-        worker was applied at once; those of others that arrive before it returns came earlier in that order.
+        The supervisor sends all acts to all workers in the same order, and the last one wins. This worker
+        applied its own act at once. Acts of others that arrive before it returns are earlier in that order.
         """
         model = message.model
         if message.is_own:
@@ -170,7 +170,7 @@ class WorkerService(Service):
         """Load a model and retry its failed versions, in every worker.
 
         Raises:
-            FailedPrecondition: The operator has not opened the administration.
+            FailedPrecondition: Administration over the network is off.
             NotFound: There is no such model.
         """
         super().reload(model)
@@ -180,7 +180,7 @@ class WorkerService(Service):
         """Unload all versions of a model in every worker, until it is loaded again.
 
         Raises:
-            FailedPrecondition: The operator has not opened the administration.
+            FailedPrecondition: Administration over the network is off.
             NotFound: There is no such model.
         """
         super().unload(model)

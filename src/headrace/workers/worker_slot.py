@@ -88,7 +88,7 @@ class Place:
 
     @property
     def connections(self) -> int | None:
-        """Number of connections, by the open files; None if unknown, or if the process is late with beats."""
+        """Number of connections, derived from open files; None if unknown or if two beats are unanswered."""
         files = self.open_files
         return max(0, files - self.other_files) if files and self.missed < _LATE_BEATS else None
 
@@ -131,7 +131,7 @@ def places_at(listeners: Listeners, workers: int) -> list[Place]:
         workers: Number of workers.
 
     Raises:
-        Unavailable: There is one set only, which the running server also accepts on, or no further one can be
+        Unavailable: There is only one set, and the running server accepts on it; or no further socket can be
             opened.
     """
     if not listeners.has_many:

@@ -55,6 +55,17 @@ def test_who_comes_later_and_has_had_nothing_is_ahead_of_a_backlog() -> None:
     assert order(queue)[:3] == ["greedy", "modest", "greedy"]
 
 
+def test_what_was_answered_alone_is_no_debt() -> None:
+    queue = FairQueue()
+    for _ in range(100):
+        request(queue, "regular")
+        queue.clear()  # as the short path of a lone request does
+    for _ in range(10):
+        request(queue, "newcomer")
+    request(queue, "regular")
+    assert order(queue)[:3] == ["newcomer", "regular", "newcomer"]
+
+
 def test_turns_are_by_rows() -> None:
     queue = FairQueue()
     for _ in range(10):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from headrace.config import IsolationPolicy
+from headrace.base.tensors import Tensors
+from headrace.config import IsolationPolicy, ModelConfig
 from headrace.isolation import model_process as processes
 from headrace.isolation.model_process import ModelProcess
+from headrace.isolation.replica import Which
+from headrace.isolation.servable import IsolatedServable
+from headrace.runtimes.registry import RuntimeOptions
 
 
 def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +30,35 @@ def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pyt
     assert process.ending is not None
     assert process.ending.reason == "start"
     assert "the installed headrace is not the release that this server started with" in process.ending.said
+
+
+CALLING = """
+class Model:
+    inputs = [("x", "INT64", [])]
+    outputs = [("y", "INT64", [])]
+
+    def load(self, path, context):
+        self.context = context
+
+    def predict(self, inputs):
+        return {"y": self.context.predict("inner", {"z": inputs["x"]})["out"]}
+"""
+
+
+def test_a_call_that_ends_while_the_model_waits_leaves_nothing_to_the_next_one(tmp_path: Path) -> None:
+    ends = [True]
+
+    def call(name: str, inputs: Tensors) -> Tensors:
+        if ends.pop():
+            ends.append(False)
+            raise asyncio.CancelledError
+        ends.append(False)
+        return {"out": inputs["z"] * 10}
+
+    (tmp_path / "model.py").write_text(CALLING)
+    options = RuntimeOptions(allow_code=True, call=call)
+    servable = IsolatedServable(Which("m", 1, tmp_path), options, ModelConfig())
+    with pytest.raises(asyncio.CancelledError):
+        servable.predict({"x": np.array([1])})
+    assert servable.predict({"x": np.array([2])})["y"].tolist() == [20]
+    servable.close()

@@ -50,6 +50,7 @@ NO_UTF8 = encoded(Failed("no", wrong=True)).replace(b"no", b"\xff\xfe")
     [
         struct.pack("<I", 2**31),
         struct.pack("<I", 3) + b"abc",
+        struct.pack("<I", 3) + b"abc" + struct.pack("<I", len(encoded(Beat()))) + encoded(Beat()),
         struct.pack("<I", len(NO_UTF8)) + NO_UTF8,
     ],
 )
