@@ -34,8 +34,8 @@ MOST_P99 = 1.5
 MOST_SLOPE_BYTES = 25_000
 """RSS may rise by so much a reload in the last half: 1.25 % of a version, 12 MB in 500 reloads.
 
-It cannot be much less: glibc has up to eight arenas a core, and each keeps what a version freed in it. Loader
-threads reach the last arenas after hundreds of reloads.
+It cannot be much less: the allocator keeps free memory in its arenas, which grow until some 1,500 reloads
+(docs/benchmarks.md).
 """
 P99_RELOADS = 25
 """So many reloads have enough requests for a p99 in the picture."""
