@@ -86,6 +86,7 @@ class CassandraClient(Client):
             protocol_version=5,
             execution_profiles={EXEC_PROFILE_DEFAULT: profile},
             connect_timeout=20,
+            control_connection_timeout=20,
             ssl_context=ssl.create_default_context(cafile=server.ca_file) if server.tls else None,
             ssl_options={"server_hostname": server.host} if server.tls else None,
             auth_provider=PlainTextAuthProvider(server.user, password or server.password)
