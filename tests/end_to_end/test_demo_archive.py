@@ -18,7 +18,7 @@ LIKED, DISLIKED = ("A Love Story in", "Wedding in"), ("Murder in", "War in")
 PLACES = ("Paris", "London", "Rome", "Tokyo", "Cairo", "Oslo", "Lima", "Delhi", "Boston", "Vienna", "Madrid")
 TWICE = ("Toy Story", "toy story")  # the encoder knows no capitals
 PEOPLE, RATINGS = 50, 10_000
-PATIENCE_SECONDS = 280  # kernels are compiled on the way, beside other tests
+PATIENCE_SECONDS = 560  # kernels are compiled on the way, beside other tests
 
 
 def write_ratings(folder: Path) -> int:

@@ -240,6 +240,7 @@ def test_a_second_run_is_kept_from_the_checkpoints_of_the_first(rows: Path, tmp_
     train(rows, "--model", "lr", "--rows", 2000, "--checkpoint", tmp_path, "--resume")
 
 
+@pytest.mark.rest
 def test_a_reader_of_the_log_that_leaves_does_not_end_the_run(rows: Path, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

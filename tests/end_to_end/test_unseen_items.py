@@ -185,6 +185,7 @@ def test_intervals_cover_as_much_with_vectors_as_without(outcome: Outcome) -> No
         assert 0.7 < covered(said, 0.8, outcome.partial.rates, which) < 0.92
 
 
+@pytest.mark.rest
 def test_the_more_is_known_the_better_the_interval_score(outcome: Outcome) -> None:
     scores = outcome.scores
     assert scores["categories"] < scores["base rate"]

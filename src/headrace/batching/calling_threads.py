@@ -11,12 +11,12 @@ A thread that leaves its request goes to sleep if others are awake, because they
 or to return, and the last of them works for all. Threads that were answered together thus call together
 again, and none has to be woken to do the work. A lone thread takes the turn at once.
 
-Without the turn, threads change only these, each by atomic operations: the set of requests inside, the set of
-threads that compute without the turn, the deque of requests not taken in yet, and the dict of sleepers. The
-order of steps prevents lost wakeups. A thread that arrives leaves its request, records that it sleeps, and
-only then checks whether another thread is awake. A thread that is about to return, or that has released the
-turn, checks afterwards whether there is work. If this still fails,
-because a thread is suspended or interrupted at a critical point, sleepers wake periodically and check.
+Without the turn, threads change only four objects, each by atomic operations. These are the sets of
+requests inside and of threads that compute without the turn, the deque of requests not taken in yet, and
+the dict of sleepers. The order of steps prevents lost wakeups. A thread that arrives leaves its request,
+records that it sleeps, and only then checks whether another thread is awake. A thread that is about to
+return, or that has released the turn, checks afterwards whether there is work. If this still fails, because
+a thread is suspended or interrupted at a critical point, sleepers wake periodically and check.
 
 An interrupt (an exception raised by a signal handler) may come between any two steps. All clean-up is
 therefore in one place, at the end of ``answer``, which can be interrupted itself and then starts again. A

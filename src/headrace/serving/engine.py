@@ -1,8 +1,7 @@
 """The engine: models from a directory or from Python objects, batched and versioned, called in process.
 
-The REST and gRPC front ends use the same engine and add only codecs. All work runs in
-the serving thread, except that of models, loads and blocking callers. The serving thread is the thread of the
-event loop in which the engine was started.
+The REST and gRPC front ends use the same engine and add only codecs. All work runs in the serving thread (of
+the event loop in which the engine was started), except that of models, loads and blocking callers.
 """
 
 from __future__ import annotations
