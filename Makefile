@@ -27,7 +27,7 @@ SERIES := $(shell $(PYTHON) $(print_series))
 CONSTRAINTS := $(wildcard constraints-$(SERIES).txt)
 CLIENTS_CONSTRAINTS := $(wildcard constraints-clients-$(SERIES).txt)
 pinned_by = $(if $(1),-c $(1))
-EXTRAS := sklearn,grpcio,uvicorn,tls,train,plot,tensorflow,text,image,similarity,archive,redis,cassandra,kafka,signing,tracing,jwt,demo,dev
+EXTRAS := all,demo,dev
 STEP = $(PYTHON) tools/step.py
 
 .PHONY: help install clients packages kernels demo demo-archive serve services services-stop \

@@ -46,7 +46,7 @@ class RuntimeUnderTest:
         file: The file that it recognises a version directory by.
         broken: Contents of that file which cannot be loaded.
         examples: Models that work.
-        failing: A model whose ``inputs`` make it fail, and only those.
+        failing: A model whose ``inputs`` make it fail, and only those; None if no inputs can.
         large: A model that holds at least a megabyte.
         knows_options: Whether the runtime has options of its own, rather than handing them to the model.
     """
@@ -55,6 +55,6 @@ class RuntimeUnderTest:
     file: str
     broken: tuple[bytes, ...]
     examples: tuple[Example, ...]
-    failing: Example
+    failing: Example | None
     large: Example
     knows_options: bool = True

@@ -81,33 +81,41 @@ def servable(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Iter
     loaded.close()
 
 
-@pytest.mark.parametrize("runtime", [pytest.param(one, id=one.kind, marks=marks_of(one)) for one in RUNTIMES])
-def test_errors_are_those_of_a_model_in_process(runtime: RuntimeUnderTest, tmp_path: Path) -> None:
-    """What cannot be loaded, what fails, and a setting that is not there: in the same words."""
-    good, failing, broken = tmp_path / "good", tmp_path / "failing", tmp_path / "broken"
-    for directory in (good, failing, broken):
-        directory.mkdir()
-    runtime.failing.write(failing)
-    (broken / runtime.file).write_bytes(runtime.broken[0])
-    here, there = (load(failing, runtime.failing.options) for load in (registry.load, isolated))
+@pytest.mark.parametrize(
+    "failing",
+    [
+        pytest.param(one.failing, id=one.kind, marks=marks_of(one))
+        for one in RUNTIMES
+        if one.failing is not None
+    ],
+)
+def test_a_failing_call_has_the_error_of_a_model_in_process(failing: Example, tmp_path: Path) -> None:
+    failing.write(tmp_path)
+    here, there = (load(tmp_path, failing.options) for load in (registry.load, isolated))
     said = []
     for servable in (here, there):
         with pytest.raises((ModelError, InvalidRequest)) as raised:
-            servable.predict(runtime.failing.inputs(2))
+            servable.predict(failing.inputs(2))
         said.append((type(raised.value), raised.value.message, getattr(raised.value, "rows", None)))
     assert said[0] == said[1]
     zeros = {spec.name: np.zeros((2, *spec.shape), spec.dtype) for spec in signature_of(there).inputs}
     assert_close(there.predict(zeros), here.predict(zeros), 1e-6)
     here.close()
     there.close()
-    for wrong, options in (
-        (broken, runtime.examples[0].options),
-        (failing, replace(runtime.failing.options, kind="nothing_of_that_name")),
-    ):
+
+
+@pytest.mark.parametrize("runtime", [pytest.param(one, id=one.kind, marks=marks_of(one)) for one in RUNTIMES])
+def test_a_version_that_cannot_be_loaded_has_the_error_of_a_model_in_process(
+    runtime: RuntimeUnderTest, tmp_path: Path
+) -> None:
+    """A damaged file, and a runtime that does not exist."""
+    (tmp_path / runtime.file).write_bytes(runtime.broken[0])
+    options = runtime.examples[0].options
+    for tried in (options, replace(options, kind="nothing_of_that_name")):
         said = []
         for load in (registry.load, isolated):
             with pytest.raises(LoadError) as raised:
-                load(wrong, options)
+                load(tmp_path, tried)
             said.append((type(raised.value), raised.value.message))
         assert said[0] == said[1]
 

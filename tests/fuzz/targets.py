@@ -41,6 +41,13 @@ def _files() -> Made:
     return files.read, files.seeds()
 
 
+def _trees() -> Made:
+    from tests.fuzz.trees import Trees
+
+    trees = Trees()
+    return trees.read, trees.seeds()
+
+
 def _stream() -> Made:
     from tests.fuzz.files import read_stream, stream_seeds
 
@@ -90,6 +97,7 @@ TARGETS: dict[str, Callable[[], Made]] = {
     "text": _text,
     "images": _images,
     "files": _files,
+    "trees": _trees,
     "settings": _settings,
     "access": _access,
     "messages": _messages,

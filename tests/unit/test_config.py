@@ -214,7 +214,7 @@ WRONG_MODELS = {
     "[versions.labels]\nstable = -1": "versions.labels.stable: expected a whole number, 0 or more, got -1",
     "[warm_up]\nrequests = ['../x']": "warm_up.requests: expected file names below",
     "[runtime]\noptions = { x = [1] }": "runtime.options[...]: expected `bool | int | float | str`, got a",
-    "[runtime]\nkind = 'pickle'": "runtime.kind: expected one of 'onnx', 'sklearn', 'python', 'ctr', ",
+    "[runtime]\nkind = 'pickle'": "runtime.kind: expected one of 'onnx', 'sklearn', 'lightgbm', 'xgboost', ",
     "[signature]\nclasses = 'c'\nlabels = ['a']": "signature.labels: expected either classes (an output) or",
     "batching = 3": "headrace.toml: batching: expected a table, got `int`",
 }

@@ -56,6 +56,9 @@ class Runtime:
 RUNTIMES = (
     Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx", native=True, names=True),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
+    Runtime("lightgbm", "headrace.runtimes.lightgbm", "model.txt", "model.txt", extra="lightgbm"),
+    Runtime("xgboost", "headrace.runtimes.xgboost", "model.ubj", "*.ubj", extra="xgboost"),
+    Runtime("xgboost", "headrace.runtimes.xgboost", "model.json", "model.json", extra="xgboost"),
     Runtime(
         "ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr", checks=("model.ctr", "*.npy")
     ),
@@ -227,7 +230,8 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
     """
     candidates = [runtime for runtime in runtimes if kind in ("", runtime.kind)]
     if not candidates:
-        raise NotLoadable(f"runtime.kind: expected {listed(row.kind for row in runtimes)}, got {kind!r}")
+        kinds = dict.fromkeys(row.kind for row in runtimes)
+        raise NotLoadable(f"runtime.kind: expected {listed(kinds)}, got {kind!r}")
     settled = [(runtime, runtime.file) for runtime in candidates if runtime.file in names]
     matched = settled or [
         (runtime, name)

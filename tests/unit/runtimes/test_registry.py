@@ -24,6 +24,11 @@ from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSetting
         (["model.skops"], "", "sklearn", "model.skops"),
         (["forest.skops"], "", "sklearn", "forest.skops"),
         (["model.py", "helper.py"], "", "python", "model.py"),
+        (["model.txt", "notes.txt"], "", "lightgbm", "model.txt"),
+        (["model.ubj", "columns.json"], "", "xgboost", "model.ubj"),
+        (["trees.ubj"], "", "xgboost", "trees.ubj"),
+        (["model.json"], "", "xgboost", "model.json"),
+        (["model.json", "model.onnx"], "onnx", "onnx", "model.onnx"),
         # A runtime's own file name settles it, whatever lies beside it.
         (["encoder.onnx", "model.py"], "", "python", "model.py"),
         (["model.onnx", "other.onnx"], "", "onnx", "model.onnx"),

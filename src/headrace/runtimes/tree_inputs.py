@@ -1,0 +1,152 @@
+"""Inputs of tree ensembles: one per named column or one matrix, with codes for categories.
+
+A model fitted on a data frame has one input per column, under the column's name. Other models have one input
+``features``. A column of categories takes the categories' values, which are replaced by the codes that the
+model was fitted on. Every number may be missing (NaN); a category unknown to the model counts as missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from headrace.base.errors import NotLoadable
+from headrace.base.tensors import BY_OIP, STRING, Array, Tensors
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.runtimes.options import RuntimeOptions
+
+OPTIONS: dict[str, type] = {"columns": bool, "datatype": str}
+"""The options of a runtime of tree ensembles."""
+
+_Codes = Mapping[object, float]
+
+
+class Columns(NamedTuple):
+    """The columns that a tree ensemble was fitted on.
+
+    Attributes:
+        width: Number of columns.
+        names: The columns' names; None if the model was fitted without.
+        categories: The values of each column of categories by its index; a value's position is its code.
+    """
+
+    width: int
+    names: tuple[str, ...] | None
+    categories: Mapping[int, Sequence[object]]
+
+
+class TreeInputs:
+    """The inputs of a tree ensemble, and their conversion to its matrix.
+
+    Attributes:
+        specs: The inputs.
+        dtype: The dtype of the matrix.
+        width: Number of columns.
+    """
+
+    def __init__(self, columns: Columns, options: RuntimeOptions) -> None:
+        """Decide the inputs.
+
+        Args:
+            columns: The model's columns.
+            options: The operator's settings.
+
+        Raises:
+            NotLoadable: A setting is invalid, or does not fit the model.
+        """
+        datatype = str(options.options.get("datatype", "FP64"))
+        if datatype not in ("FP32", "FP64"):
+            raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
+        self.width, names, categories = columns
+        apart = bool(options.options.get("columns", names is not None))
+        if apart and names is None:
+            raise NotLoadable(
+                "runtime.options.columns: the model was fitted without column names; fit it on a data frame, "
+                "or leave the option out and send 'features'"
+            )
+        if categories and not apart:
+            raise NotLoadable(
+                "runtime.options.columns: the model has columns of categories, whose values differ in type; "
+                "leave the option out and send one input per column"
+            )
+        self.dtype = BY_OIP[datatype].dtype
+        self._whole = not apart
+        self._codes: list[_Codes | None] = [None] * self.width
+        if self._whole:
+            self.specs: tuple[TensorSpec, ...] = (
+                TensorSpec("features", self.dtype, (self.width,), absent=np.nan),
+            )
+            return
+        _check_unique(names or ())
+        self._codes = [_codes(categories.get(index)) for index in range(self.width)]
+        self.specs = tuple(map(self._spec, names or (), self._codes))
+
+    def _spec(self, name: str, codes: _Codes | None) -> TensorSpec:
+        if codes is None:
+            return TensorSpec(name, self.dtype, (), absent=np.nan)
+        if all(isinstance(value, bytes) for value in codes):
+            return TensorSpec(name, STRING, (), absent="")
+        return TensorSpec(name, np.dtype(np.float64), (), absent=np.nan)
+
+    def join(self, inputs: Tensors) -> Array:
+        """Return the matrix ``[rows, columns]`` of ``dtype``, C-contiguous.
+
+        Args:
+            inputs: The inputs, checked.
+        """
+        if self._whole:
+            return np.ascontiguousarray(inputs["features"])
+        matrix = np.empty((len(inputs[self.specs[0].name]), self.width), self.dtype)
+        self.fill(matrix, inputs)
+        return matrix
+
+    def fill(self, matrix: Array, inputs: Tensors) -> None:
+        """Write the inputs to a matrix ``[rows, columns]``.
+
+        Args:
+            matrix: The matrix.
+            inputs: The inputs, checked.
+        """
+        if self._whole:
+            matrix[...] = inputs["features"]
+            return
+        for index, (spec, codes) in enumerate(zip(self.specs, self._codes, strict=True)):
+            column = inputs[spec.name]
+            matrix[:, index] = (
+                column if codes is None else [codes.get(value, np.nan) for value in column.tolist()]
+            )
+
+
+def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions) -> Signature:
+    """Return the signature of a tree ensemble with one output.
+
+    Args:
+        inputs: The inputs.
+        output: The output; with one value per row it is a regression, otherwise the scores of classes.
+        options: The operator's settings.
+    """
+    kind = options.signature.kind
+    if kind == "predict":
+        kind = "classify" if output.shape else "regress"
+    return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind)
+
+
+def _codes(values: Sequence[object] | None) -> _Codes | None:
+    if values is None:
+        return None
+    if all(isinstance(value, str) for value in values):
+        return {str(value).encode(): float(code) for code, value in enumerate(values)}
+    numbers = [float(value) for value in values if isinstance(value, int | float)]
+    if len(numbers) == len(values):
+        return {value: float(code) for code, value in enumerate(numbers)}
+    raise NotLoadable("a column of categories has texts and numbers; make all of them texts and fit it again")
+
+
+def _check_unique(names: Sequence[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise NotLoadable(f"two columns are called {name!r}; give them different names and fit it again")
+        seen.add(name)

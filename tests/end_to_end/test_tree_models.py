@@ -1,0 +1,79 @@
+"""Models of a data frame are published as they were saved, and answer by column in each protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.cli.main import main
+from tests.conformance import lightgbm_models, xgboost_models
+from tests.conformance.tree_data import frame
+from tests.running_server import RunningServer
+
+ROWS = 9  # the ages of the first and the eighth are missing
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models, files = tmp_path_factory.mktemp("models"), tmp_path_factory.mktemp("files")
+    lightgbm_models.clicks().save_model(files / "model.txt")
+    xgboost_models.clicks().save_model(files / "model.json")
+    assert main(["publish", str(models / "lightgbm"), str(files / "model.txt")]) == 0
+    assert main(["publish", str(models / "xgboost"), str(files / "model.json")]) == 0
+    with RunningServer(models) as running:
+        yield running
+
+
+def expected(model: str) -> list[float]:
+    data = frame(300)[:ROWS]
+    if model == "lightgbm":
+        return list(lightgbm_models.clicks().predict(data, num_threads=1))
+    return [float(one) for one in xgboost_models.clicks().inplace_predict(data)]
+
+
+def rows() -> list[dict[str, Any]]:
+    """The data frame's rows as JSON: missing values are nulls."""
+    found: list[dict[str, Any]] = json.loads(frame(300)[:ROWS].to_json(orient="records"))
+    assert found[0]["age"] is None
+    return found
+
+
+each_model = pytest.mark.parametrize("model", ["lightgbm", "xgboost"])
+
+
+@each_model
+def test_rows_of_tensorflow_serving(model: str, server: RunningServer) -> None:
+    status, answer = server.post(f"/v1/models/{model}:predict", {"instances": rows()})
+    assert status == 200, answer
+    np.testing.assert_allclose(answer["predictions"], expected(model), rtol=1e-6)
+
+
+@each_model
+def test_examples_of_regress(model: str, server: RunningServer) -> None:
+    status, answer = server.post(f"/v1/models/{model}:regress", {"examples": rows()[1:7]})
+    assert status == 200, answer
+    np.testing.assert_allclose(answer["results"], expected(model)[1:7], rtol=1e-6)
+
+
+@each_model
+def test_columns_of_the_open_inference_protocol(model: str, server: RunningServer) -> None:
+    data = rows()[1:7]
+    kinds = {"age": "FP64", "country": "BYTES", "plan": "INT32", "visits": "FP32"}
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [len(data)], "data": [row[name] for row in data]}
+        for name, kind in kinds.items()
+    ]
+    status, answer = server.post(f"/v2/models/{model}/infer", {"inputs": inputs})
+    assert status == 200, answer
+    np.testing.assert_allclose(answer["outputs"][0]["data"], expected(model)[1:7], rtol=1e-6)
+
+
+@each_model
+def test_an_unknown_column_is_an_error_that_names_it(model: str, server: RunningServer) -> None:
+    status, answer = server.post(f"/v1/models/{model}:predict", {"instances": [rows()[1] | {"sex": 1}]})
+    assert status == 400
+    assert "sex" in answer["error"]
