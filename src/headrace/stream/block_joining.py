@@ -232,7 +232,7 @@ class _SliceCodes:
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
         if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
-            column = plain(column)  # Most of the dictionary is unused.
+            column = plain(column)  # At least one entry is unused: number the used ones only.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
         # int32, because the indices' own type may not hold the number that stands for null.
