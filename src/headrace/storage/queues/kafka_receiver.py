@@ -109,7 +109,7 @@ class KafkaReceiver:
         self._partitions: dict[int, _Partition] = {}
         self._again: deque[Delivery] = deque()  # released messages
         self._ahead: deque[KafkaMessage] = deque()  # messages that came while polling for something else
-        self._failed: KafkaError | None = None  # raised by the next ``receive`` that gets no message
+        self._failed: KafkaError | None = None  # raised by the next ``receive``, unless that gets messages
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False
