@@ -10,7 +10,7 @@ import msgspec
 from headrace.config.checks import DAY, LARGEST_RATE, MINUTE, seconds, whole, wrong
 
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
-"""Signature algorithms for tokens: key pairs only, as with a shared secret every verifier could sign."""
+"""Signature algorithms for tokens: key pairs only, because with a shared secret every verifier can sign."""
 
 
 class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +19,7 @@ class CallerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     Attributes:
         requests_per_second: Maximum calls per second over all keys or tokens of the caller; 0 for no limit.
         rows_per_second: Maximum rows of predictions per second; 0 for no limit.
-        burst_seconds: Burst size of both, in seconds' worth of the rate.
+        burst_seconds: Size of a burst for both rates: what the rate allows in this many seconds.
         concurrent_requests: Maximum number of calls in flight; 0 for no limit.
     """
 
@@ -43,7 +43,7 @@ class Jwt(CallerSettings, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Attributes:
         keys: A JWKS file of the public keys that may sign tokens; None if tokens are not accepted.
         issuer: The ``iss`` that a token must have.
-        audience: An ``aud`` that a token must have: this server, not another one of the same provider.
+        audience: An ``aud`` that a token must have: it names this server among those of the provider.
         algorithms: The accepted signature algorithms.
         leeway_seconds: Tolerated clock difference in seconds.
     """

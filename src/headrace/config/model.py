@@ -131,8 +131,8 @@ class VersionPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             resources is retried without limit.
         load_retry_seconds: Longest pause between attempts in seconds; the first is at most a second, and each
             later one is twice as long.
-        load_timeout_seconds: Timeout in seconds for loading and warming up a version together. Its thread,
-            which cannot be stopped, is then abandoned, and its result discarded.
+        load_timeout_seconds: Timeout in seconds for loading and warming up a version together. After it, the
+            loading thread is abandoned, because it cannot be stopped, and its result is discarded.
         max_age_seconds: The staleness objective: maximum time in seconds since the served version's
             publication, above which the metric ``headrace_model_stale`` is 1; 0 for no objective.
     """
@@ -176,8 +176,8 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         max_requests: Maximum number of requests that are replayed.
         probe: Whether to check, with generated requests, that rows do not depend on each other. Switch it off
             for models with side effects.
-        must_answer: Whether to refuse a version that fails all generated requests, if the version that serves
-            answers them.
+        must_answer: Whether to refuse a version that fails all generated requests, if the version that is
+            being served answers them.
     """
 
     enabled: bool = True
@@ -238,7 +238,7 @@ class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The answer given if the model does not answer in time, or refuses; none if neither is set.
+    """The answer given if the model refuses or is late; none unless ``values`` or ``model`` is set.
 
     Attributes:
         values: One row's value of each output; a single number or text stands for all elements of a row.
@@ -295,7 +295,7 @@ class InputSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CachePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Size and lifetime of the cache of a version's answers, which are repeated without the model.
+    """Size and lifetime of the cache that answers repeated requests with a version's earlier answers.
 
     Attributes:
         size_bytes: Maximum size of the answers and their requests; 0 for no cache.
@@ -400,7 +400,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise wrong("isolate", "true, or nothing, with batching.instance_processes", self.isolate)
 
     def _check_whole_answers(self) -> None:
-        """Refuse unmerged requests beside sections that work on single rows of answers."""
+        """Refuse ``batching.enabled = false`` with sections that work on single rows of answers."""
         needs_rows = {
             "cache": self.cache.size_bytes > 0,
             "default": bool(self.default.values or self.default.model),
@@ -418,7 +418,7 @@ def config_of_objects(batching: BatchingPolicy) -> ModelConfig:
         batching: Their batching policy.
 
     Raises:
-        ConfigError: The policy asks for processes, into which no object can be loaded.
+        ConfigError: The policy asks for processes, which cannot load objects.
     """
     if batching.instance_processes is not None:
         expected = "nothing for objects, which stay in this process: leave it out, or load a directory"

@@ -106,7 +106,7 @@ def _is_origin(text: str) -> bool:
 _MOST_PORTS = 65535
 _MOST_CONNECTIONS = 2**20
 _MOST_MESSAGE_BYTES = 2**31 - 1  # protobuf's limit
-_MOST_BYTES = 2**48  # more than processors can address
+_MOST_BYTES = 2**48  # the address space of most 64-bit processors
 _MOST_WORKERS = 256
 _SHORTEST_WORKER_TIMEOUT_SECONDS = 1.0
 _MOST_FIRST_ANSWER_SECONDS = 5.0
@@ -192,8 +192,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         admin: Whether clients may load and unload models (the repository API).
         admin_port: A port for administration alone, which the other ports then refuse; 0 for any free one,
             None for none.
-        admin_socket: The same as a Unix socket, for the server's own user only.
-        admin_metrics: Whether metrics are served only there.
+        admin_socket: As ``admin_port``, but a Unix socket for the server's own user only.
+        admin_metrics: Whether metrics are served only on that port or socket.
         handover: The path at which a server hands its ports over to a successor started with the same path;
             None for none.
         handover_seconds: Timeout in seconds for a successor's models to be ready.
@@ -219,7 +219,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         tracing: Sampling and export of traces.
         access_log: The access log.
         audit: The audit log.
-        archive: Settings (``archive.toml``) of an archive to serve, too; None for none.
+        archive: The ``archive.toml`` of an archive to serve as well; None for none.
         workers: Number of processes that serve on the same ports; ``auto`` for one per processor.
         worker_timeout_seconds: Time in seconds after which an unresponsive worker is ended and replaced.
         models: Settings per model, by name.
@@ -307,7 +307,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def ends_connections(self) -> bool:
-        """Whether connections may be closed while the server goes on."""
+        """Whether connections may be closed while the server keeps running."""
         return self.tls.wanted or self.max_connection_age_seconds > 0
 
     @property
@@ -322,7 +322,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def first_answer_seconds(self) -> float:
-        """Time after the lead for unanswered connections to send a request, in seconds; 0 without a lead."""
+        """Seconds after the lead for connections without an answer to send a request; 0 without a lead."""
         return min(self.lead_seconds, _MOST_FIRST_ANSWER_SECONDS, self.drain_seconds / 8)
 
     @property
@@ -336,7 +336,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.tls.wanted or self.access_log.path is not None
 
     def model(self, name: str) -> ModelEntry:
-        """Return the settings of a model; empty ones if it is not named."""
+        """Return the settings of a model; empty ones if the server's file does not name it."""
         return self.models.get(name, _NO_ENTRY)
 
 
@@ -396,8 +396,8 @@ def with_flags(config: ServerConfig, **flags: object) -> ServerConfig:
 
     Args:
         config: The settings of the file, or the defaults.
-        **flags: Values by the names of ``ServerConfig``, for its tables such as ``limits.max_values``; None
-            for an option that was not given.
+        **flags: Values by field of ``ServerConfig``, or by field of its tables such as
+            ``limits.max_values``; None for an option that was not given.
 
     Raises:
         ConfigError: A value is wrong.

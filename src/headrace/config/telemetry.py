@@ -1,4 +1,4 @@
-"""Settings of observing calls: traces, the access log, and the audit log."""
+"""Settings for observing calls: traces, the access log, and the audit log."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LONGEST_NAME = 255
 
 
 class Tracing(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sampling and export of traces. OpenTelemetry's own variables decide the settings that are None.
+    """Sampling and export of traces. OpenTelemetry's environment variables replace settings that are None.
 
     Attributes:
         enabled: Whether calls are traced; naming an endpoint also enables it.
         endpoint: The collector, as ``http://HOST:PORT`` or ``https://…``.
         protocol: The collector's protocol: OTLP over gRPC, or over HTTP.
-        sample_rate: Share of the traces that begin here to record.
+        sample_rate: Share to record of the traces that begin at this server.
         max_traces_per_second: Maximum number of calls recorded per second, whether the caller or this server
             samples them.
         service_name: This server's name in traces.
@@ -70,7 +70,7 @@ class AccessLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         path: The file; ``-`` for standard output, None for no log.
-        sample: Share of the calls answered in time to log; the others always are.
+        sample: Share to log of the calls that succeeded and were not slow; all others are logged.
         slow_seconds: Duration in seconds from which an answered call counts as slow, and is always logged.
     """
 

@@ -1,4 +1,4 @@
-"""From TOML to settings: merged tables, and errors in terms of the file."""
+"""Read TOML, merge tables, and convert them to settings, with errors in terms of the file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse(text: str, where: str) -> dict[str, object]:
         table = tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{where}: lists or tables nest too deep") from None
-    except ValueError as error:  # not only TOMLDecodeError: a number of 5,000 digits raises a plain one
+    except ValueError as error:  # a number of 5,000 digits raises a ValueError that is no TOMLDecodeError
         raise ConfigError(f"{where}: not TOML: {error}") from error
     _check(table, where)
     return table
@@ -68,7 +68,7 @@ _TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")
 
 
 def _check(value: object, where: str, key: str = "", most: int = _MOST_PARTS) -> None:
-    """Refuse deeper nesting than settings have, and longer integers than TOML, which Python may not print."""
+    """Refuse deeper nesting than settings have, and integers of over 64 bits, which Python may not print."""
     if isinstance(value, int) and not -_INTEGERS <= value < _INTEGERS:
         raise wrong(f"{where}: {key}", "a whole number of at most 64 bits", value)
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

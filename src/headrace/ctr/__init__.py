@@ -1,1 +1,1 @@
-"""The mathematics of click models, as compiled kernels, for training and for serving."""
+"""Click models as compiled kernels, for training and for serving."""

@@ -1,4 +1,4 @@
-"""Constructors of click models by kind, the only place that knows which module holds which kind."""
+"""Constructors of click models; only this module knows which class implements which settings."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The two forms of a click model: one that learns, and the stripped one that serves.
+"""The two forms of a click model: one that learns, and one that only predicts.
 
 Both predict from the same arrays, through ``headrace.ctr.serving.scoring``. A LearningModel also has its
-optimizers' state.
+optimizers' state. Servers predict with ``headrace.ctr.serving.context``, and use a Scorer for explanations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Weights:
 
     Attributes:
         tables: ``linear`` ``[rows + interaction buckets, 1]`` and, except for lr, ``embeddings``
-            ``[rows, factors]`` (ffm and deepffm: ``[rows, fields * factors]``). The weights of interactions
-            follow the tables' rows, in the order of the settings.
+            ``[rows, factors]`` (ffm and deepffm: ``[rows, fields * factors]``). In ``linear``, the weights of
+            interactions come last, in the order of the settings.
         dense: All other arrays, by name, float32: ``bias`` ``[1]``; ``dense`` ``[dense_width]``, the linear
             weights of dense features; ``pairs`` ``[fields, fields]`` (fwfm, upper triangle); the network's
             ``layer0.weights`` ``[inputs, units]``, ``layer0.bias`` ``[units]``, … , the last one with one
@@ -48,9 +48,9 @@ class Contribution:
 
     Attributes:
         field: Name of the field, ``a * b`` for a pair, or ``(bias)``.
-        index: Row of the table, or -1.
+        index: Row of the table; -1 if the contribution belongs to no row.
         value: Value of the dense feature; for a category, its share in the field's pooling, 1.0 unless the
-            field averages several values.
+            field averages several values; 1.0 for anything else, such as a vector.
         weight: The linear or effective weight.
         contribution: The amount added to the logit.
     """
@@ -102,19 +102,19 @@ class LearningModel(abc.ABC):
     def learn(self, block: Block) -> Array:
         """Predict the rows of a block, then learn from them.
 
-        An online model predicts each row after it has learnt from the rows before it. The others predict all
-        rows of the block first.
+        An online model learns from each row before it predicts the next. The others predict the whole block
+        before they learn from it.
 
         Args:
             block: The rows, with labels.
 
         Returns:
-            The probabilities, each predicted before its row was learnt from: float32 ``[rows]``.
+            The probabilities, each predicted before the model learnt from its row: float32 ``[rows]``.
         """
 
     @abc.abstractmethod
     def predict(self, block: Block) -> Array:
-        """Return the probabilities of a click: float32 ``[rows]``, bit-identical to those of ``strip()``."""
+        """Return click probabilities: float32 ``[rows]``, bit-identical to a Scorer of ``strip()``."""
 
     def forget(self, rows: Array) -> None:
         """Reinitialise rows of the tables whose values have expired.

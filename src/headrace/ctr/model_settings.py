@@ -1,4 +1,4 @@
-"""Settings of click models and of how they learn, each with its default and its check."""
+"""Settings of click models and of their learning, with defaults and checks."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         learning_rate: The learning rate.
         initial: Initial value of Adagrad's and FTRL's sums of squares; with ``forgetting``, a constant added
             to the sum.
-        power: Exponent of the sum of squares in the divisor of a step; 0.5 is the square root.
+        power: Exponent of Adagrad's sum of squares in the divisor of a step, with or without decay; 0.5 is
+            the square root.
         beta1: Decay of Adam's first moment.
         beta2: Decay of Adam's second moment.
         epsilon: Constant that Adam adds to the root of its second moment.
@@ -94,13 +95,13 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 LINEAR = Optimizer(kind="forgetting", learning_rate=0.2)
-"""Default optimizer of the linear weights of lr and fm; the rate is for six fields."""
+"""Default optimizer of the linear weights of lr and fm; the rate is scaled down for more than six fields."""
 
 EMBEDDINGS = Optimizer(kind="forgetting", learning_rate=0.1, initial=4.0)
 """Default optimizer of the embeddings of fm."""
 
 IN_BATCHES = Optimizer(kind="forgetting", learning_rate=0.1)
-"""Default optimizer of deep kinds, which learn in batches; deepffm's embeddings have another rate."""
+"""Default optimizer of deep kinds outside the network; deepffm's embeddings have another rate."""
 
 _STARTS = 2.0  # default ``initial`` of fwfm and ffm
 _BY_FIELDS = 0.07  # default learning rate of deepffm's embeddings
@@ -206,7 +207,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
                 )
 
     def _fill_in(self) -> None:
-        """Replace unset optimizers by defaults; these differ from the marker, so that copies keep them."""
+        """Replace unset optimizers with defaults, never with the marker itself, so that copies keep them."""
         unsaid = [name for name in ("linear", "embeddings") if getattr(self, name) is _UNSAID]
         both = forgetting_of(self.kind) if len(unsaid) == 2 else (Optimizer(), Optimizer())
         for name, filled in zip(("linear", "embeddings"), both, strict=True):

@@ -73,4 +73,4 @@ class LearningTable:
 
     def strip(self) -> Table:
         """Return a copy without the optimizer's state, for publication."""
-        return Table.of(self.weights.copy())  # not ascontiguousarray, which copies nothing with SGD
+        return Table.of(self.weights.copy())  # not ascontiguousarray, which would not copy for SGD

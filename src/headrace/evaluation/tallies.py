@@ -28,7 +28,7 @@ _SUMS = 6
 _MANTISSA_BITS = 23
 _LEAST_EXPONENT = 127 - 24
 _EXPONENTS = 24
-_SMALL = 1e-200  # times LEAST_PROBABILITY, float64 does not underflow
+_SMALL = 1e-200  # float64 can represent even this times LEAST_PROBABILITY
 _NONE = np.zeros(0, np.float32)
 
 
@@ -101,7 +101,7 @@ class Scored(NamedTuple):
         return Scored.of(found)
 
     def apart(self) -> Scored:
-        """Split rows with views in two: clicks, then views without one, each weighted by their number."""
+        """Split each row with views in two: its clicks and its other views, weighted by their number."""
         if self.views is None:
             return self
         found = {
@@ -143,7 +143,7 @@ def exact_areas(predictions: Array, labels: Array, weights: Array | None, groups
 
 
 class Tally:
-    """Sums and histograms over rows, for each group of them."""
+    """Sums and histograms of rows, by group."""
 
     def __init__(self, groups: int, detail: int) -> None:
         """Start without rows.

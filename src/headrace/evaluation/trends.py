@@ -1,4 +1,4 @@
-"""Detection of trends in recent windows: a sudden jump in the loss, or a model that falls behind.
+"""Detect trends in recent windows: a sudden jump in the loss, or a model that falls behind.
 
 The measure is the normalized entropy, which a change of the click rate alone hardly affects. Steady drift
 that the model follows is neither.

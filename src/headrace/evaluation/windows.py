@@ -24,9 +24,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: Number of the window, from 1.
-        last_row: Number of rows scored at its end.
+        last_row: Number of rows scored up to its end.
         score: Score of its rows.
-        slices: Scores of the rows with each value, by the slice's name and the value.
+        slices: Scores of its rows, by the name of a slice and by value.
         trend: Trend of this window and those before it; None for none.
     """
 
@@ -169,7 +169,7 @@ class Windows:
         return self._last
 
     def _by_value(self, rows: Scored, number: int) -> dict[str, Score]:
-        """Return the score of the rows with each value of a slice that occurs among them."""
+        """Return the score of each value of a slice that occurs in the rows."""
         values, codes = list(self._ids[self._slices[number]]), rows.codes[number]
         rows, codes = rows.chosen(codes >= 0), codes[codes >= 0]
         there, groups = np.unique(codes, return_inverse=True)

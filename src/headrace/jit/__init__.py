@@ -1,1 +1,1 @@
-"""Compiled code: the kernel cache, arguments laid out once, and reads of Python objects and raw memory."""
+"""Compiled code: the kernel cache, packed arguments, and access to Python objects and raw memory."""

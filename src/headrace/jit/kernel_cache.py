@@ -30,7 +30,7 @@ _IMPORT = re.compile(r"^[ \t]*(?:from|import) +([\w.]+)(?: +import +(\(([^)]*)\)
 
 
 class NotKept(BaseException):
-    """A kernel is not cached and must not be compiled here. No ``except Exception`` catches this."""
+    """A kernel is not cached, and must not be compiled here. ``except Exception`` does not catch this."""
 
 
 def cached(**options: Any) -> Callable[[Any], Any]:
@@ -63,7 +63,7 @@ def only_kept() -> Iterator[None]:
 
 
 def kept_where() -> Path | None:
-    """Return the directory that caches newly compiled kernels; None if none is writable."""
+    """Return the directory that caches new kernels of ``headrace.jit``; None if none is writable."""
     places: list[str] = [locator.get_cache_path() for locator in _locators(cached, __file__)]
     return next((Path(place) for place in places if _is_writable(place)), None)
 
@@ -155,7 +155,7 @@ class _Files(caching.IndexDataCacheFile):
             return None
 
     def _load_index(self) -> Any:
-        """Return the index; an empty one if it is damaged, or names types of another release."""
+        """Return the index; an empty one if it is damaged, or refers to types of another release."""
         try:
             return super()._load_index()  # type: ignore[no-untyped-call]
         except OSError:

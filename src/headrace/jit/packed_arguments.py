@@ -1,7 +1,7 @@
-"""Standing arguments: kernel arguments that never change, laid out once in the form of compiled code.
+"""Standing arguments: kernel arguments that never change, laid out once as compiled code reads them.
 
-Numba unpacks a tuple of arrays at each call, element by element, through Python's C API. For a model's forty
-arrays this takes longer than predicting a row. Here only an address is passed.
+Numba unpacks a tuple of arrays at each call, element by element, through Python's C API. For a model, this
+takes longer than predicting a row. Here only an address is passed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Standing(Generic[_Value]):
         self._words = np.array(_words(kind, value), np.uint64)
         room = cpu_target.target_context.get_abi_sizeof(cpu_target.target_context.get_value_type(kind))
         if room != self._words.nbytes:
-            raise TypeError(f"{kind} is not laid out as this takes it to be: {room} bytes")
+            raise TypeError(f"{kind}: expected a layout of {self._words.nbytes} bytes, got {room}")
         self.value = value
         self.address = self._words.ctypes.data
         self._numba_type_ = StandingType(kind)
@@ -75,7 +75,7 @@ def _words(kind: Any, value: Any) -> list[int]:
         return [0]
     if kind == types.int64:
         return [value % 2**64]
-    raise TypeError(f"cannot be passed by its address: {kind}")
+    raise TypeError(f"expected arrays, int64, None or tuples of them, got {kind}")
 
 
 @register_model(StandingType)

@@ -40,7 +40,7 @@ def fetch(_context: Any, address: Any) -> Any:
 
 @intrinsic
 def item_of(_context: Any, texts: Any, place: Any) -> Any:
-    """Return the address of an item of the Python list at an address; 0 if the index is out of range."""
+    """Return the address of an item of the Python list at ``texts``; 0 if the index is out of range."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         api = context.get_python_api(builder)
@@ -54,7 +54,7 @@ def item_of(_context: Any, texts: Any, place: Any) -> Any:
 
 @intrinsic
 def text_of(_context: Any, text: Any) -> Any:
-    """Return the address and size of a Python string's UTF-8; address 0 if it is not a Unicode string."""
+    """Return the address and size of a string's UTF-8; address 0 for other objects, or lone surrogates."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         api = context.get_python_api(builder)
@@ -115,7 +115,7 @@ def encode(texts: int, encoded: int, count: int) -> bool:
         count: Number of strings.
 
     Returns:
-        Whether all strings were encoded.
+        Whether all items were strings and could be encoded.
     """
     for place in range(count):
         item = item_of(texts, place)

@@ -4,11 +4,11 @@ Requests are merged into batches, and large ones are split. If a model's first a
 depend on their neighbours, callers would receive each other's numbers with status 200. The check calls the
 model with:
 
-* batches of two sizes, whose outputs must have as many rows;
-* pairs of batches of one size, in which two rows keep their places and the others change. The outputs of the
-  kept rows must not change. If they do, both batches are computed again. Outputs that differ between two runs
-  of one batch have state or randomness, and only their rows are counted;
-* a single row, whose output may differ from its output in a batch by the rounding of kernels of other sizes.
+* batches of two sizes; each output must have one row per input row;
+* pairs of batches of one size, in which one or two rows stay and the others change. The outputs of the rows
+  that stay must not change. If they do, both batches are computed again. An output that differs between two
+  runs of one batch has state or randomness; only its row count is checked;
+* a single row. Its output alone and in a batch may differ by rounding, as kernels differ by batch size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DRAWS = 4
 
 _DRAWS_OF_LABELS = 12
 _BESIDE_OTHERS, _ALONE = (1, 2), (2, DRAWS - 1)
-"""Numbers of draws in which a float, and a label, must differ to count: rounding varies by batch size."""
+"""Draws in which an output must differ to count, for floats and for labels; rounding varies by batch size."""
 
 NEIGHBOUR_TOLERANCE = 1e-5
 """Tolerance for floats in batches of one size, relative to the largest number of the column."""
@@ -50,7 +50,7 @@ _WIDER = 50
 """Factor applied to the neighbours in every other draw, to reveal scaling by the whole batch."""
 
 _DRAWN_ROWS, _DRAWN_BYTES = 16, 16 * 1024 * 1024
-"""Floats are drawn once for this many rows, or for fewer rows if these would exceed the bytes."""
+"""Floats are drawn once, for this many rows or two batches; for fewer if these would exceed the bytes."""
 
 WAY_OUT = (
     "set `batching = false` in headrace.toml to compute each request by itself and return its answer whole, "
@@ -70,7 +70,7 @@ class Findings:
         breach: Why the model cannot be batched; "" if nothing was found.
         unchecked: The parts that were not checked and the reasons, as sentences.
         refused: The error if the model answered no batch; None otherwise.
-        first_seconds: Duration of the first call, which warms the model up and does not count, in seconds.
+        first_seconds: Duration of the first call in seconds. It warms the model up, so the limit excludes it.
     """
 
     breach: str = ""
@@ -94,7 +94,8 @@ def check_contract(
         predict: Runs the model on a batch.
         signature: The signature to check.
         sizes: The batch sizes that the model may receive, ascending; empty for any.
-        recorded: Batches of recorded requests that the model has answered; if empty, rows are generated.
+        recorded: Batches of recorded requests that the model has answered. Rows are generated if these fail,
+            or do not differ.
         until: Time limit on the monotonic clock; the duration of the first call is added.
         in_rows: Whether requests are merged and split by rows; if not, only one call is checked.
     """
@@ -124,7 +125,7 @@ class _Probe:
         self.draws, self.most_draws = 0, _DRAWS_OF_LABELS if self._labels else DRAWS
 
     def run(self, recorded: Sequence[Tensors], *, in_rows: bool) -> None:
-        """Check with the first pool, of recorded or generated rows, whose batches all succeed."""
+        """Check with the first pool (recorded rows, then generated ones) whose batches all succeed."""
         refused: Exception | None = None
         for pool in self._pools(recorded):
             try:
@@ -211,7 +212,7 @@ class _Probe:
         return ""
 
     def _with_neighbours(self, pool: _Pool, one: Tensors, places: Array, *, is_wide: bool) -> Tensors:
-        """Return a batch with the kept rows and new neighbours, not widened if the model rejects those."""
+        """Return a batch with the kept rows and new neighbours; integers stay small if large ones fail."""
         other = _with_rows(pool.draw(self._rows, _WIDER if is_wide else 1), one, places)
         if not (is_wide and pool.has_integers and pool.has_wide_integers is None):
             return other
@@ -243,7 +244,7 @@ class _Probe:
     def _differing(
         self, one: Tensors, other: Tensors, rows: Array, other_rows: Array, tolerance: float
     ) -> list[str]:
-        """Return the outputs that differ in some rows, and are stable when the batches run again."""
+        """Return the outputs that differ in the compared rows, except those that vary from run to run."""
         before, after = self._ask(one), self._ask(other)
         names = differing(before, after, tolerance, rows, other_rows)
         if not set(names) - self._varying:
@@ -357,7 +358,7 @@ class _Way:
     Attributes:
         spread: Standard deviation of the floats; 0 for zeros.
         is_positive: Whether floats are made non-negative.
-        most: The largest integer.
+        most: The largest integer, before widening.
         texts: The texts to draw from.
         size: Size of the dimensions that the signature leaves open.
     """
@@ -373,7 +374,7 @@ _PLAIN = _Way(1.0, True, 1, (b"a", b"some text", b"7"), _UNKNOWN_SIZES[0])
 
 
 def _ways(signature: Signature) -> Iterator[_Way]:
-    """Yield the ways of generating rows, from small non-negative values, which most models accept."""
+    """Yield the ways of generating rows; most models accept the first, small non-negative values."""
     is_open = any(None in spec.shape for spec in signature.inputs)
     for size in _UNKNOWN_SIZES if is_open else _UNKNOWN_SIZES[:1]:
         yield replace(_PLAIN, size=size)
@@ -386,7 +387,7 @@ class _Pool:
 
     Attributes:
         has_integers: Whether integers are generated.
-        has_wide_integers: Whether the model accepts larger integers for wide neighbours; None if not tried.
+        has_wide_integers: Whether the model accepts the larger integers of wide neighbours; None if untried.
         varies: Whether rows may differ from each other.
     """
 
@@ -438,7 +439,7 @@ class _Pool:
         return chosen
 
     def _floats(self, name: str, rows: int, shape: tuple[int, ...]) -> Array:
-        """Return float32 ``[rows, *shape]``, chosen from the floats that were drawn on the first call."""
+        """Return float32 ``[rows, *shape]``: a random choice of rows that are drawn once per input."""
         drawn = self._drawn.get(name)
         if drawn is None or len(drawn) < rows:
             row_bytes = 4 * math.prod(shape)

@@ -22,7 +22,7 @@ def may_cast(given: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 
 def cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Cast numbers to a dtype; floats may lose precision.
+    """Cast numbers to a dtype; a cast to floats may lose precision.
 
     Args:
         array: The numbers; NaN and infinity are kept.

@@ -15,7 +15,7 @@ from headrace.base.tensors import Array
 
 _VALUE_BYTES = 8
 FILLED_A_VALUE = 16
-"""Number of values that an array is filled with in less time than one value takes to decode."""
+"""An array is filled with this many values in less time than one value takes to decode."""
 
 
 class Input(Protocol):
@@ -39,7 +39,7 @@ class Input(Protocol):
 
 
 class Expansion(Protocol):
-    """Limit on what a request may add by filling, repeating or spreading; see ``Expanded``."""
+    """Limit on the values and bytes that one request's filling, repeating and spreading may add."""
 
     def values(self, count: int, field: str) -> None:
         """Charge for values that are about to be made one by one, or raise TooLarge."""

@@ -1,11 +1,11 @@
 """The inputs of a request as positions in its message, and the inputs of a batch of such requests.
 
-A request's places are one int32 array. It begins with its own length, the request's rows and the message's
-bytes, and then the number of rows received for each text input. Next come the start and size of each text,
-input by input. The start and end of each numeric input follow. A batch has the concatenated places of its
+A request's places are one int32 array. It begins with its own length, the number of rows, the message's size
+in bytes, and the number of rows received for each text input. Next come the start and size of each text,
+input by input, and then the start and end of each numeric input. A batch has the concatenated places of its
 requests, and their concatenated messages.
 
-Code that does not know packed texts indexes by an input's number or name, and gets an array of ``bytes``.
+Code unaware of packed texts indexes by an input's number or name; then texts become ``bytes`` objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from headrace.base.tensors import STRING, Array, Buffer, Tensors
 
 HEAD = 3
-"""Number of leading entries in places: their length, the request's rows, and the message's bytes."""
+"""Number of leading entries in places: the array's length, the rows, and the message's size in bytes."""
 
 PLACE = np.dtype(np.int32)
 """Dtype of places; messages with packed texts are far shorter than int32 can count."""
@@ -33,7 +33,7 @@ class PackedInput(NamedTuple):
         first: Index of its first entry in the places.
         size: Number of texts, or of bytes, received.
         shape: Its shape for all rows.
-        came: Number of rows received: the request's, or one that stands for all.
+        came: Number of rows received: all rows of the request, or one that stands for all.
     """
 
     is_text: bool
@@ -50,7 +50,7 @@ class PackedColumns(Sequence[Buffer]):
         message: The message that contains the inputs.
         places: Positions of the inputs in the message.
         inputs: The inputs, in the signature's order.
-        text_bytes: Bytes of text; a row that stands for all is counted once for each.
+        text_bytes: Bytes of text; a row that stands for all counts once for each row of the request.
     """
 
     __slots__ = ("inputs", "message", "places", "text_bytes")
@@ -81,11 +81,11 @@ class PackedColumns(Sequence[Buffer]):
         return self._texts(packed) if packed.is_text else self._numbers(packed)
 
     def part(self, start: int, stop: int) -> PackedColumns:
-        """Return the rows ``start:stop`` in the same message, without creating an object for any text."""
+        """Return the rows ``start:stop`` of the same message; no text becomes an object."""
         return self._cut(self.inputs, start, stop)
 
     def of(self, indices: Sequence[int]) -> PackedColumns:
-        """Return some of the inputs in the same message, as ``part`` does."""
+        """Return some of the inputs of the same message; no text becomes an object."""
         return self._cut([self.inputs[index] for index in indices], 0, int(self.places[1]))
 
     def _cut(self, chosen: Sequence[PackedInput], start: int, stop: int) -> PackedColumns:
@@ -104,7 +104,7 @@ class PackedColumns(Sequence[Buffer]):
         return PackedColumns(self.message, places, tuple(inputs[one] for one in chosen), text_bytes)
 
     def joined_texts(self, index: int) -> tuple[bytes, bytes]:
-        """Return a text input without an array of texts: the sizes as bytes of ``PLACE``, and all joined."""
+        """Return a text input as two byte strings: the texts' sizes as ``PLACE``, and the joined texts."""
         packed = self.inputs[index]
         places = self.places[packed.first : packed.first + 2 * packed.size]
         times = packed.shape[0] // packed.came
@@ -113,7 +113,7 @@ class PackedColumns(Sequence[Buffer]):
         return places[1::2].tobytes() * times, joined * times
 
     def _part_of(self, one: PackedInput, start: int, stop: int) -> tuple[Array, int, bool]:
-        """Return some rows' places, their number of texts or bytes, and whether each row has its own."""
+        """Return the places of some rows, the count of texts or bytes, and whether each row has its own."""
         whole = one.came == one.shape[0]
         own = self.places[one.first : one.first + (2 * one.size if one.is_text else 2)]
         if not whole:
@@ -172,7 +172,7 @@ class PackedTensors(Mapping[str, Array]):
         """Return these inputs with only some of the text inputs, and with further numeric inputs.
 
         Args:
-            kept: The names of the inputs to keep, in the signature's order; numeric inputs may all stay.
+            kept: The names of the text inputs to keep, in the signature's order; numeric inputs always stay.
             numbers: The further inputs, with ``padded_rows`` rows.
         """
         names, requests = self._names, self.requests

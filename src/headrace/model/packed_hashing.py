@@ -1,6 +1,6 @@
 """Hash the texts of a batch of requests to rows and keys: all fields and requests in one compiled call.
 
-The hashes are those of ``headrace.stream.hashing``, which learning uses; the rows are those of ``rows_of``.
+Hashes and rows are those of ``headrace.stream.hashing``, which learning uses.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TextFields(NamedTuple):
     """Text fields as arguments of ``place_texts``: arrays with one element per field.
 
     Attributes:
-        exact: Whether values have rows of their own; if so, they become keys.
+        exact: Whether each value has a table row of its own; if so, values become keys.
         seeds: Hash seeds of their tables.
         buckets: Row counts of their tables.
         starts: First rows of their tables.
@@ -66,7 +66,7 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
         rows: Number of rows.
 
     Returns:
-        The concatenated texts, and the places of each.
+        The concatenated texts, and the request's places.
 
     Raises:
         OverflowError: The texts exceed ``MOST_PACKED_BYTES``.
@@ -90,9 +90,9 @@ def packed(arrays: Sequence[Array], rows: int) -> tuple[Array, Array]:
 
 @cached(nogil=True)
 def place_texts(data: Array, places: Array, fields: TextFields, indices: Array, keys: Array) -> None:
-    """Write the rows of texts in the array of all tables, and the keys of exact fields.
+    """Write each text's row in the array of all tables, or its key if the field is exact.
 
-    A row without any value has its table's first row in its first slot. All other empty slots are 0.
+    If a row has no value of a field, its first index is the table's first row. Other empty slots are 0.
 
     Args:
         data: The concatenated messages of the requests.

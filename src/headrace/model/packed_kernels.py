@@ -1,4 +1,4 @@
-"""Compiled: compute a protobuf message's outline, which is the message without its values; locate its texts.
+"""Compiled kernels: compute a protobuf message's outline, the message without values, and locate its texts.
 
 Messages of one kind have the same outline, however long their values are. A message with a known outline
 need not be parsed: only its values are new. The kernels never read outside the message.
@@ -16,11 +16,11 @@ from headrace.jit.kernel_cache import cached
 from headrace.model.packed_columns import HEAD, PLACE
 
 LITERAL, VALUE = 0, -1
-"""Actions for a field: copy it into the outline, or record its tag and the span of its bytes only.
-A number above 0 is the form of the nested message."""
+"""Actions for a field: copy it into the outline; or copy only its tag, and record the span of its bytes.
+An action above 0 is the form of a nested message."""
 
 FORM_FIELDS = 16
-"""Fields with this number or a higher one are part of the outline."""
+"""Fields with this number or a higher one are copied into the outline."""
 
 DEPTH = 4
 """Maximum nesting depth of messages that contain values."""
@@ -102,8 +102,8 @@ def _counted(count: int, out: Any, at: int) -> int:
 def outline(message: Array, form: Array, out: Array, spans: Array) -> tuple[int, int]:
     """Write a message's outline, and the spans of its values.
 
-    The tag of a run of values of one kind is followed by the length of the run, in four bytes. The sizes of
-    nested messages are left out, and each ends with a zero byte, which no field begins with.
+    A run of values of one kind is written as its tag and its length, in four bytes. A nested message is
+    written without its size, and ends with a zero byte; no field begins with one.
 
     Args:
         message: The message: uint8, read-only.
@@ -158,8 +158,8 @@ def arrange(message: Array, spans: Array, plan: Array, most_spread: int, places:
         message: The message.
         spans: The spans of its values.
         plan: The plan of its kind: the request's rows, the number of text inputs, and each input's ``PLAN``.
-        most_spread: Limit on bytes of text if a row of some input stands for many.
-        places: Receives the places; its length is theirs.
+        most_spread: Limit on the bytes of text; applies if one row of some text input stands for many.
+        places: Receives the places; exactly as long as they are.
 
     Returns:
         Bytes of text; -1 if they exceed the limit, or if an input has another number of texts or bytes than
@@ -212,7 +212,7 @@ def arrange(message: Array, spans: Array, plan: Array, most_spread: int, places:
 
 
 def run_once() -> None:
-    """Compile or load all kernels here."""
+    """Call all kernels once, so that they are compiled, or loaded from the cache."""
     message = np.frombuffer(b"\x0a\x04\x00\x00\x00\x00", np.uint8)
     form = np.full((1, FORM_FIELDS), VALUE, np.int8)
     spans = np.zeros(16, np.int64)

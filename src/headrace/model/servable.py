@@ -30,7 +30,7 @@ _LAYOUTS_KEPT = 4096
 _NAMES_TOLD = 1000
 
 MOST_EXPANDED_BYTES = 256 * 1024 * 1024
-"""Default limit on the bytes that one request may take for data sent once and spread over its rows."""
+"""Default limit on the bytes that one request may take for repeated, spread and filled-in values."""
 
 
 class Servable(Protocol):
@@ -76,10 +76,10 @@ class TensorSpec:
         shape: The shape without the rows axis; None is a dimension that may differ between requests.
         context: Whether one row may stand for all rows of a request: data on the user or the page is sent
             once for many candidates.
-        absent: Replacement for a missing value, such as JSON's null; None if each value must be sent. Text if
-            the dtype is that of strings.
+        absent: Replacement for a missing value, such as JSON's null; None if each value must be sent. Text
+            for a string input.
         shorter: Whether rows may have fewer values than the shape, for an input with one axis besides rows.
-            They are filled up with ``absent``.
+            Short rows are filled up with ``absent``.
     """
 
     name: str
@@ -221,7 +221,7 @@ class Signature:
 
     @cached_property
     def _number_inputs(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
-        """The names of the inputs with their dtypes; empty if one of them is texts."""
+        """The names and dtypes of the inputs; empty if any input is text."""
         numbers = tuple((spec.name, spec.dtype) for spec in self.inputs if spec.dtype != STRING)
         return numbers if len(numbers) == len(self.inputs) else ()
 
@@ -332,7 +332,7 @@ class Signature:
         """
         known = self.output_names
         chosen: dict[str, None] = {}
-        for name in names:  # stops at the first error, so endless names end early
+        for name in names:  # stops at the first error: a client may send any number of names
             if name not in known:
                 raise InvalidRequest(
                     f"unknown output {shown(name)}; the model gives {listed(map(shown, known))}",

@@ -34,7 +34,7 @@ def client_context(
         raise _unusable(name_of("ca_file"), file, "certificates in PEM", error) from error
     if certificate_file is not None:
         try:
-            # Without a password, OpenSSL would ask for that of an encrypted key on the terminal.
+            # Without this callback, OpenSSL would ask for an encrypted key's password on the terminal.
             context.load_cert_chain(certificate_file, key_file, password=lambda: "")
         except (OSError, ValueError) as error:
             files = (

@@ -111,10 +111,11 @@ class Connector:
         self._lookups = threading.BoundedSemaphore(most_lookups)
 
     def open(self, target: Target, deadline: float) -> Connection:
-        """Connect to the first allowed address of a host that answers.
+        """Connect to the first of a host's allowed addresses that answers.
 
         Raises:
             Failing: No address is allowed, or the certificate is invalid (final); no address answers in time.
+            TimeoutError: The deadline passed before an address was tried.
         """
         addresses = self._addresses(target, deadline)
         found = {address: forbidden(address, self._allowed) for address in addresses}

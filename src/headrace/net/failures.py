@@ -1,4 +1,4 @@
-"""The failure of one content: an exception within an embedder, a ``Failure`` in what the embedder returns."""
+"""The failure of one content: an embedder raises ``Failing`` inside, and returns a ``Failure``."""
 
 from __future__ import annotations
 

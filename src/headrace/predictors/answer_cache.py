@@ -27,7 +27,7 @@ class Key(NamedTuple):
     Attributes:
         layout: The signature and the shapes of a row.
         rows: Number of rows.
-        inputs: Bytes of each input; for texts, the length of each, followed by all texts.
+        inputs: Bytes of each input; for a text input, the lengths of all texts, then the texts.
     """
 
     layout: RowLayout
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
 
 MOST_KEY_BYTES = 1024 * 1024
-"""Size limit of inputs in the cache; the serving thread copies and hashes 1 MiB in about a millisecond."""
+"""Limit on the inputs of a cached request; the serving thread copies and hashes 1 MiB in about 1 ms."""
 
 _LARGEST_SHARE = 16
 """An answer with its key may take at most the cache's size divided by this."""
@@ -81,7 +81,7 @@ def key_of(request: Request, most_bytes: int) -> Key | None:
 def _texts(
     layout: RowLayout, columns: Sequence[Buffer], rows: int, index: int, most_bytes: int
 ) -> bytes | None:
-    """Return a text input's bytes for a key: each text's length, then all texts; None if too many."""
+    """Return a text input as bytes for a key: all lengths, then all texts; None if over the limit."""
     count = rows * math.prod(layout.shapes[index])
     if count * PLACE.itemsize > most_bytes:
         return None

@@ -7,8 +7,8 @@ answers of such a model may therefore be outdated, and its settings must limit t
 Equal requests that arrive while the first is computed wait for its answer. One shared request to the Batcher
 is computed for all of them. It is wanted as long as one of them waits, and its deadline is the latest of
 theirs; each also keeps its own deadline. Errors are not cached: all waiting requests get the error, and the
-next equal request is computed again. If the shared request misses its deadline but some waiting requests have
-later deadlines, it is submitted once more for those.
+next equal request is computed again. If the shared request misses its deadline, it is submitted again for
+waiting requests with later deadlines.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Cached:
         """Settle all waiting requests; the Predictor itself counts one of them.
 
         Returns:
-            Whether a request was still wanted.
+            Whether any request was still wanted.
         """
         if len(waiting) == 1:  # the most common case
             return waiting[0].settle(settlement)
@@ -194,10 +194,10 @@ class Cached:
         self._refuse(request, DeadlineExceeded(EXPIRED), self._clock.now())
 
     def ended(self, shared: _Shared, settlement: Settlement) -> bool:
-        """Settle the requests that wait for a shared request, or submit it again for those in time.
+        """Settle the requests that wait for a shared one; if it expired, submit it again for those in time.
 
         Returns:
-            Whether a request was settled that was still wanted.
+            Whether any settled request was still wanted.
         """
         key, waiting = shared.key, list(shared.waiting)
         if self._asked.get(key) is shared:

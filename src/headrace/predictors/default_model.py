@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 _COSTS_AHEAD = 2.0
 _SECONDS_AHEAD = 0.001
 _PART_AHEAD = 0.1
-# Timeout of the other model for a request without a deadline, counted from the first model's timeout: as long
-# again, and at least this. The other model may hang.
+# A request without a deadline gives the other model, which may hang, as long again as the first model's
+# timeout, and at least this.
 _LEAST_SECONDS_MORE = 1.0
-# Least time between two warnings: their texts hold numbers and shapes that clients choose.
+# Least time between two warnings. Clients could flood the log: the texts contain their numbers and shapes.
 _SILENT_SECONDS = 60.0
 
 
@@ -44,7 +44,7 @@ class OtherVersion(Protocol):
 
 
 class DefaultModel:
-    """Predictor that wraps another one and answers by another model if that one does not answer.
+    """Predictor that wraps another one, and answers with another model if the wrapped one does not answer.
 
     The other model is called as soon as the first one refuses, or shortly before the deadline: earlier by a
     tenth of the time left, a millisecond, and twice its predicted duration. Its answer is held until needed.
@@ -89,7 +89,7 @@ class DefaultModel:
             second.ask_before(deadline)
 
     def _patience(self, request: Request, deadline: float) -> float:
-        """Return the other model's deadline, given that of the first one."""
+        """Return the other model's deadline, given the first one's."""
         if request.deadline != NO_DEADLINE:
             return request.deadline
         return deadline + max(self._after_seconds, _LEAST_SECONDS_MORE)
@@ -138,7 +138,7 @@ class DefaultModel:
         return outputs
 
     def complain(self, error: HeadraceError) -> None:
-        """Log why there is no default answer, if the reason is new and the last warning was a minute ago."""
+        """Log why there is no default answer, if the reason is new; at most once a minute."""
         now = self.clock.now()
         if error.message != self._complaint and now >= self._silent_until:
             self._complaint, self._silent_until = error.message, now + _SILENT_SECONDS
@@ -156,13 +156,13 @@ class _First(Attempt):
 
     def settle(self, settlement: Settlement) -> bool:
         is_refusal = isinstance(settlement, DeadlineExceeded | Refused)
-        if not self.settled and not (is_refusal and self.wanted):  # or a timer keeps it until its deadline
+        if not self.settled and not (is_refusal and self.wanted):  # else its timer keeps the request alive
             self._second.forget()
         return super().settle(settlement)
 
 
 class _Second:
-    """The request to the other model for one request, made if needed; acts as its Waiter."""
+    """The other model's part in one request: a second request, sent if needed, and its Waiter."""
 
     __slots__ = ("_answer", "_asked", "_deadline", "_default", "_over", "_refusal", "_request", "_timer")
 

@@ -18,7 +18,7 @@ from headrace.predictors.predictor import Attempt, Predictor, deadline_within, g
 
 
 class DefaultValues:
-    """Predictor that wraps another one and answers with fixed values if that one does not answer."""
+    """Predictor that wraps another one, and answers with fixed values if the wrapped one does not answer."""
 
     def __init__(
         self,
@@ -107,11 +107,7 @@ def _rows_of(values: Mapping[str, object], signature: Signature) -> dict[str, Ar
 
 
 def _check_range(value: object, spec: TensorSpec) -> None:
-    """Refuse numbers outside the range of the output's dtype, except infinity.
-
-    A request's 1e300 becomes infinity in FP32, as the client's own cast would make it. In a settings file,
-    1e300 is taken for a mistake, because callers would receive infinity.
-    """
+    """Refuse numbers outside the range of the output's dtype, except infinity; the error names the range."""
     if spec.dtype.kind not in "iuf":
         return
     if spec.dtype.kind == "f":

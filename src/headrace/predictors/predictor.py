@@ -10,18 +10,16 @@ from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.base.tensors import Tensors
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 
-# Requests passed on to a model that has a default, and code shared by all defaults.
-#
-# The model has the request's deadline, or an earlier one. If it passes, a queued request is dropped, and one
-# being computed is finished and its result discarded. Only refusals and missed deadlines lead to a default
-# answer. Errors of the request or of the model are reported, because they are mistakes to be fixed.
+# If a model has a default, an Attempt has the request's deadline or an earlier one. When it passes, a queued
+# Attempt is dropped; one being computed is finished, and its result discarded. Only refusals and missed
+# deadlines lead to a default answer. Errors of the request or of the model are reported: they must be fixed.
 
 
 Refuse = Callable[[HeadraceError], object]
 
 
 class Attempt(Request):
-    """A request passed on to the model, whose refusals go to a callback instead of the caller."""
+    """A request passed on to a model with a default; a refusal goes to a callback instead of the caller."""
 
     __slots__ = ("_asked", "_refused")
 
@@ -80,8 +78,8 @@ def give_default(request: Request, outputs: Tensors, origin: Origin, timings: Ti
 class Predictor(Protocol):
     """Answers requests. Serving thread only.
 
-    A version's Batcher is a Predictor. Others wrap one and submit requests of their own to it. Each keeps the
-    Batcher's laws. A request is answered exactly once, with an Answer that has an Origin, or with an error.
+    A version's Batcher is a Predictor. Others wrap one and submit requests of their own to it. All keep
+    the Batcher's laws. A request is answered exactly once: by an Answer with an Origin, or an error.
     Requests that nobody waits for are not computed. A request's failure or cancellation affects no other
     request. An answer is delivered whole: Predictors do not stream.
     """

@@ -21,13 +21,13 @@ _UNKNOWN = 8
 
 
 def inputs_for(servable: Servable, directory: Path, rows: int, values_below: int = 1) -> Tensors:
-    """Return a call's inputs: the recorded ones in ``warm_up.jsonl``, repeated, or generated ones.
+    """Return a call's inputs: the first request's rows in ``warm_up.jsonl``, repeated, or generated rows.
 
     Args:
         servable: The model.
         directory: Its version directory; recordings lie in it or above it.
         rows: Number of rows; a signature with a fixed number of rows gets that number.
-        values_below: Upper bound of generated integers, as table sizes are not known here.
+        values_below: Generated integers are below this; table sizes are not known here.
     """
     signature = servable.signatures[DEFAULT_SIGNATURE]
     rows = signature.rows or rows
@@ -40,7 +40,7 @@ def inputs_for(servable: Servable, directory: Path, rows: int, values_below: int
 
 
 def made_up(signature: Signature, rows: int, values_below: int = 1) -> Tensors:
-    """Generate inputs: normal floats, integers below a limit or texts of them, all with one context."""
+    """Generate inputs: normal floats, integers below a limit, also as texts; all rows share a context."""
     random = np.random.default_rng(0)
     tensors: dict[str, Array] = {}
     for spec in signature.inputs:

@@ -53,8 +53,8 @@ def compare(one: Servable, other: Servable, rows: Mapping[str, Array], tolerance
         tolerance: The largest difference of two numbers that still counts as equal.
 
     Returns:
-        One Difference per output that both models have. Outputs match by name, and the only one left on
-        either side matches whatever its name.
+        One Difference per output that both models have. Outputs match by name; if one is left in each model,
+        these two match as well.
 
     Raises:
         InvalidRequest: The rows do not fit a model, or the models have no output in common.

@@ -1,4 +1,4 @@
-"""A profile, summed up by operation, as a table and as JSON."""
+"""Profiles: operations as a table or JSON, events as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from pathlib import Path
 from headrace.base.errors import ConfigError
 from headrace.base.terminal import table
 
-# A profile's events in the Chrome trace-event format, which Perfetto and chrome://tracing show.
-
 
 def trace(profiles: Sequence[Profile]) -> dict[str, object]:
-    """Return the events of several profiles as one trace, with each profile as a process.
+    """Return the events of several profiles in the Chrome trace-event format, each profile as a process.
 
     Args:
         profiles: The profiles, such as those of serving and of training.
@@ -87,7 +85,7 @@ class Line:
         total_milliseconds: Total duration in ms.
         share: Share of the total duration of all operations.
         mean_microseconds: Mean duration of a run in µs.
-        shape: Shape of the last output.
+        shape: Output shape of the last run.
     """
 
     operation: str
@@ -159,7 +157,7 @@ def as_table(profile: Profile, most_lines: int = 40) -> str:
 
     Args:
         profile: The profile.
-        most_lines: Number of operations that are listed; the others are summed up.
+        most_lines: Maximum number of operations listed; the others are summed up.
     """
     per_row = profile.call_microseconds / max(1, profile.rows)
     head = (

@@ -1,11 +1,11 @@
 """Sealed copies: bytes in memory that cannot change, whatever happens to their source file.
 
-Anybody who may write to a file that is mapped can truncate or overwrite it. The mapping process then reads
+A mapped file can be truncated or overwritten by anybody with write access. The mapping process then reads
 other numbers, or gets a signal (SIGBUS) that native code cannot turn into an error. So headrace maps a copy
-in a memfd whose size and content the kernel keeps every process from changing, this one included.
+in a memfd. The kernel lets no process change its size or content, not even this one.
 
-A process holds one copy of the same content, identified by its SHA-256. Another process that receives the
-descriptor can map the copy, too: the seals guarantee that nothing will change. A keeper does this
+A process holds one copy of each content, identified by its SHA-256. A process that receives the descriptor
+can map the copy, too: the seals guarantee that nothing will change. A keeper hands descriptors on
 (``headrace.sealed_memory.keeper``).
 """
 
@@ -92,7 +92,7 @@ class SealedCopy:
         Args:
             descriptor: The memfd's descriptor; closed with the copy, or at once if it is refused.
             size_bytes: Its expected size.
-            lifeline: Descriptor that keeps the copy alive in that process while it is open; closed likewise.
+            lifeline: While this descriptor is open, the other process keeps the copy; closed likewise.
 
         Raises:
             OSError: The copy lacks a seal, or has another size.
@@ -132,7 +132,7 @@ def _seal(descriptor: int) -> None:
 
 
 class _Mapped:
-    """Keeps a mapping and its copy alive as long as there are arrays of it.
+    """Owner of a mapping and its copy; arrays of the mapping keep both alive.
 
     The mapping is released first. The memory is then freed when the copy's own descriptor is closed, which
     happens without the GIL, so requests continue meanwhile.
@@ -165,7 +165,7 @@ def share(copy: SealedCopy, checksum: str) -> SealedCopy:
 
 @contextmanager
 def room_for(size_bytes: int) -> Iterator[Room]:
-    """Refuse a copy that does not fit into memory: running out of memory would kill the process.
+    """Reserve memory for a copy, or refuse it: running out of memory would kill the process.
 
     The bytes that other copies in progress will still take count as used.
 

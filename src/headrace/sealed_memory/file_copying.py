@@ -1,8 +1,7 @@
 """Copy a file, compute its checksum and check its numbers in one pass.
 
 The bytes that are checked are the bytes that are copied. A process with a keeper (``use_keeper``) asks it for
-the copy, which the keeper makes once for all processes that ask. Without one, or when the keeper is away, the
-copy is made here.
+the copy, which the keeper makes once for all processes. If no keeper is available, the copy is made here.
 """
 
 from __future__ import annotations
@@ -118,10 +117,10 @@ def use_keeper(descriptor: int) -> None:
     """Ask a keeper for copies from now on.
 
     Args:
-        descriptor: The asking end of the keeper's socket; remains the caller's, and must stay open.
+        descriptor: The asking end of the keeper's socket; it is duplicated, so the caller may close it.
     """
     global _keeper  # noqa: PLW0603 - one per process, like the descriptor
-    from headrace.sealed_memory.keeper_client import KeeperClient  # noqa: PLC0415 - only processes that have a keeper need it
+    from headrace.sealed_memory.keeper_client import KeeperClient  # noqa: PLC0415 - only with a keeper
 
     _keeper = KeeperClient(descriptor)
 
@@ -155,7 +154,7 @@ def sealed_copy(file: io.FileIO, content: Content) -> SealedCopy:
 def patched_copy(
     file: io.FileIO, content: Content, offset: int, rows: Array, values: Array
 ) -> SealedCopy | None:
-    """Return a sealed copy of an array's file with rows replaced by the keeper, shared by equal requests.
+    """Return a sealed copy of an array's file, with rows replaced by the keeper; equal requests share it.
 
     Args:
         file: The open file.
@@ -165,7 +164,8 @@ def patched_copy(
         values: Their new values.
 
     Returns:
-        The copy; None if the caller should replace the rows: there is no keeper, or they are on few pages.
+        The copy; None if the caller should replace the rows: they are on few pages, or no keeper is
+        available.
 
     Raises:
         NotCopied: The file has other content, or changed meanwhile.
@@ -196,7 +196,7 @@ def _are_on_many_pages(rows: Array, row_bytes: int, size_bytes: int) -> bool:
 
 
 def kept_checksum(file: io.FileIO, size_bytes: int, between: Callable[[], object]) -> str | None:
-    """Return a large file's SHA-256 in hexadecimal digits, computed by the keeper once for all who ask.
+    """Return a large file's SHA-256 in hexadecimal digits, computed by the keeper once for all processes.
 
     Args:
         file: The open file.
@@ -204,8 +204,7 @@ def kept_checksum(file: io.FileIO, size_bytes: int, between: Callable[[], object
         between: Called about once a second while waiting; an exception from it ends the wait.
 
     Returns:
-        The checksum; None if the caller should compute it: there is no keeper, the keeper is away, or the
-        file is small.
+        The checksum; None if the caller should compute it: the file is small, or no keeper is available.
 
     Raises:
         NotCopied: The file changed meanwhile.

@@ -1,8 +1,8 @@
 """The keeper: a process that makes sealed copies of files once, and hands them to all processes that ask.
 
-It opens no files. A question carries the descriptor of the file that the asker has opened, whatever its name
-refers to by now. A copy is identified by its checksum, or else by the file's identity and state. It is
-dropped when nobody holds it any more: when the socket of the last answer has been closed.
+It opens no files. A question carries a descriptor of the file that the asker has opened, so a rename of the
+file does not matter. A copy is identified by its checksum, or else by the file's identity and state. It is
+dropped when every process that received it has closed its socket.
 
 ``headrace.sealed_memory.keeper_process`` starts it; it ends when all asking ends are closed.
 """
@@ -193,7 +193,7 @@ class Keeper:
             self._asked(job.question, files, lifeline)
 
     def _others_of_refused(self, job: _Job) -> dict[socket.socket, list[int]]:
-        """Return the askers whose own files are still to be tried because the job's file was refused."""
+        """Return the askers whose own files are tried next, because the job's file was refused."""
         others, job.others = job.others, {}
         if not isinstance(job.result, Refusal):
             for files in others.values():

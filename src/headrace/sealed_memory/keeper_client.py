@@ -19,10 +19,11 @@ from headrace.sealed_memory.messages import FORMAT, Copied, Digested, Question, 
 _log = logging.getLogger(__name__)
 
 SILENT_SECONDS = 10.0
-"""A keeper that is silent for so long is considered hung: it reports progress every second."""
+"""A keeper that is silent for this long is considered hung: a working one reports every second."""
 
 _LEFT_ALONE_SECONDS = 60.0
-# Only after a timeout: a keeper that has ended is restarted soon, so it is asked for the next file.
+# After a timeout, the keeper is not asked for this long. One that has ended is asked for the next file, as it
+# is restarted soon.
 
 
 class KeeperClient:
@@ -50,7 +51,7 @@ class KeeperClient:
             patch: Descriptor of the row numbers and values that ``content.patch`` describes.
 
         Returns:
-            The copy; None if the keeper is away, which is logged.
+            The copy; None if the keeper is unavailable.
 
         Raises:
             NotCopied: The file has other content, or changed meanwhile.
@@ -77,7 +78,7 @@ class KeeperClient:
     def checksum(
         self, file: int, size_bytes: int, between: Callable[[], object] = lambda: None
     ) -> str | None:
-        """Ask for the SHA-256 of a file, in hexadecimal digits; return None if the keeper is away.
+        """Ask for the SHA-256 of a file, in hexadecimal digits; return None if the keeper is unavailable.
 
         Args:
             file: The file's descriptor.

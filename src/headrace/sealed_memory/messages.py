@@ -1,9 +1,8 @@
 """Messages between a keeper and the processes that ask it.
 
-Each message is one packet of a Unix socket: MessagePack, questions as an array whose first element is the
-version. A question carries descriptors: the socket for its answers, the file, and the patch if there is one.
-The copy lives while that socket is open, so a holder need not report that it no longer wants the copy, or
-that it was killed.
+Each message is one packet of a Unix socket, in MessagePack. A question is an array whose first element is the
+version. It carries descriptors: the socket for its answers, the file, and the patch if there is one.
+The copy lives while that socket is open: a holder releases it by closing the socket, or by being killed.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ it ends.
 Reads wait for no process, suspended or not. Only a process's first reader takes a slot in the shared reader
 table, for which LMDB has a lock. py-lmdb keeps one such slot, so the threads of a process read one after
 another, unless a read takes long. They would not be faster in parallel (measured), because of the GIL.
-Everything is in the one unnamed database, as opening named ones requires a write.
+A store keeps everything in the unnamed database, as opening named ones requires a write.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0001, 0.004
 # Longest wait for another thread's read, whose pages may have to come from disk.
 _ALONE_SECONDS = 0.005
 _ROOM_BYTES = 16 * 2**20
-# Slots of killed readers keep pages from being reused until they are checked.
+# Interval for freeing the slots of killed readers, which keep pages from being reused.
 _READERS_CHECKED_SECONDS = 10.0
 
 _opened: dict[tuple[int, int], LmdbFile] = {}
@@ -280,8 +280,8 @@ def _open(options: LmdbOptions, deadline: float) -> LmdbFile:
 def _reserve_readers(path: Path) -> None:
     """Allocate disk space for LMDB's reader table, which is shared memory backed by a file.
 
-    On a full disk, the first process to write to it would be killed by a signal. Nothing is done if the
-    system cannot allocate space. All other problems of the path are left to LMDB to report.
+    Otherwise, a process that writes to it on a full disk would be killed by a signal. Does nothing if the
+    system cannot allocate space. LMDB reports all other problems of the path.
 
     Raises:
         Unavailable: The disk is full.
@@ -302,7 +302,7 @@ def _reserve_readers(path: Path) -> None:
 
 
 def _check(opened: LmdbFile, environment: lmdb.Environment, deadline: float) -> None:
-    """Refuse a truncated file, reading which would crash the process, or one with other contents."""
+    """Refuse a file with other contents, or a truncated one, as reading that would crash the process."""
     options = opened.options
     wanted = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     has = (options.path / _DATA).stat().st_size

@@ -34,7 +34,7 @@ class Content(NamedTuple):
 
     Attributes:
         opened_bytes: Total size of its buffers, decompressed.
-        dictionary: The number of the dictionary; -1 for rows.
+        dictionary: The id of the dictionary; -1 for rows.
         delta: Whether it extends the dictionary instead of replacing it.
     """
 
@@ -77,10 +77,9 @@ def _opened_bytes(batch: _Table, body: memoryview) -> int:
     places = batch.structs(2, np.dtype("<i8"), 2)
     starts, lengths = places[:, 0], places[:, 1]
     sizes = np.maximum(lengths, 0)
-    if (
-        batch.table(3) is not None
-    ):  # Compressed: each buffer begins with its length, or -1 if it is not compressed.
-        # Arrow reports buffers outside of the body.
+    if batch.table(3) is not None:
+        # Compressed: each buffer begins with its expanded length, or with -1 if it is not compressed itself.
+        # Arrow refuses buffers outside of the body.
         known = (lengths >= _LENGTH_BYTES) & (starts >= 0) & (starts <= len(body) - _LENGTH_BYTES)
         at = starts[known, None] + np.arange(_LENGTH_BYTES)
         said = np.ascontiguousarray(np.frombuffer(body, np.uint8)[at]).view("<i8").reshape(-1)
@@ -134,7 +133,7 @@ class _Table(NamedTuple):
 
 
 class Messages:
-    """The file that Arrow's reader reads: the buffers of whole messages, each read once."""
+    """A file for Arrow's reader, made of the queued buffers of whole messages; each is read once."""
 
     closed = False
 
@@ -158,7 +157,7 @@ class Messages:
         return buffer
 
     def read(self, count: int = -1) -> bytes:
-        """Return the next bytes; fewer than ``count`` only when no more were added."""
+        """Return the next ``count`` bytes, all if it is negative; fewer if no more are queued."""
         found = b""
         while self._waiting and (count < 0 or len(found) < count):
             rest = self._waiting[0].size if count < 0 else count - len(found)

@@ -94,7 +94,7 @@ class StreamParser:
         return Position(self._bytes, self._rows)
 
     def room(self) -> memoryview:
-        """Return the buffer for the next bytes: at least one, and never beyond the part being awaited."""
+        """Return the buffer for the next bytes: the rest of the awaited message part, at least one byte."""
         return self._room[self._have :]
 
     def feed(self, data: bytes | memoryview) -> list[pa.RecordBatch]:
@@ -118,7 +118,7 @@ class StreamParser:
         return found
 
     def filled(self, count: int) -> pa.RecordBatch | None:
-        """Continue after bytes were written to the start of ``room()``.
+        """Parse bytes that were written to the start of ``room()``.
 
         Args:
             count: Number of bytes.
@@ -248,7 +248,7 @@ class StreamParser:
         return None
 
     def _open_body(self, body: memoryview) -> None:
-        """Check what a message will expand to before it is read."""
+        """Check the expanded size of a message before Arrow reads it."""
         try:
             found = content(self._metadata, body)
         except (struct.error, IndexError) as error:
@@ -259,7 +259,7 @@ class StreamParser:
             self._dictionaries[found.dictionary] = known + opened
             self._new_dictionaries.add(found.dictionary)
         else:
-            # Arrow concatenates each extended dictionary again, and it is validated again.
+            # New or extended dictionaries are concatenated and validated with these rows, nested ones always.
             again = (
                 self._dictionaries if self._validator and self._validator.again else self._new_dictionaries
             )

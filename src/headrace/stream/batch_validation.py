@@ -14,7 +14,7 @@ _OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
 class Validator:
     """Validates the record batches of one stream.
 
-    A dictionary that many batches refer to may be larger than all of them: it is validated when it arrives.
+    A dictionary shared by many batches may be larger than all of them, so it is validated only when new.
 
     Attributes:
         again: Whether dictionaries are nested so deeply that they are validated again with each batch.
@@ -74,7 +74,7 @@ def _is_coded(kind: pa.DataType) -> bool:
 
 
 def _indices(column: pa.Array) -> pa.Array:
-    """Return a column with dictionary indices for values, all of them checked to be in range."""
+    """Return a column with its values replaced by dictionary indices, after checking their range."""
     if not pa.types.is_dictionary(column.type):
         column.validate()  # Sufficient to follow its pointers.
         within = column.values

@@ -24,7 +24,7 @@ MOST_SLICE_VALUES = 1000
 """Maximum number of values of one column that metrics are split by; the rest are combined."""
 
 OTHER = "(other)"
-"""The name for all further values of a slice."""
+"""The name under which all further values of a slice are combined."""
 
 _NO_KEYS = np.zeros((0, 0), np.uint64)
 
@@ -37,7 +37,7 @@ _SINGLE: tuple[Role, ...] = ("label", "views", "weight", "truth", "timestamp")
 
 
 class _Wrong(NamedTuple):
-    """A problem: the row within its batch, the field, and the expectation that its value does not meet."""
+    """An invalid value: its row within the batch, its field, and the values that are expected."""
 
     row: int
     field: Field
@@ -228,11 +228,11 @@ class _SliceCodes:
         self.values: tuple[str, ...] = ()
 
     def fill(self, column: pa.Array, codes: Array) -> None:
-        """Write the numbers of a column's values."""
+        """Write the code of each row's value."""
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
         if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
-            column = plain(column)  # Most of the dictionary is unused.
+            column = plain(column)  # At least one entry is unused: number the used ones only.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
         # int32, because the indices' own type may not hold the number that stands for null.
@@ -281,7 +281,7 @@ def _exported(batch: pa.RecordBatch) -> Iterator[int]:
 
 
 def _shown(scalar: pa.Scalar, most: int = 60) -> str:
-    # Times that microseconds cannot represent are outside of Python's range, too.
+    # Show timestamps as integers: Python's range of times is smaller than that of int64 microseconds.
     value = scalar.value if pa.types.is_timestamp(scalar.type) else scalar.as_py()
     text = "null" if value is None else repr(value)
     return text if len(text) <= most else text[:most] + " …"

@@ -36,7 +36,7 @@ MOST_SAID_TABLE_ROWS = 2**26
 """Maximum rows of tables that a stream's own schema may request: some 5 GB of weights and optimizers."""
 
 MOST_SAID_WIDTH = 2**14
-"""Maximum values per row that it may request: a Block of 2,048 rows then has 128 MB."""
+"""Maximum values per row that a stream's own schema may request: a Block of 2,048 rows then has 128 MB."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class ReadSettings:
     Attributes:
         batch_rows: Number of rows per Block.
         skip_rows: Number of rows to skip, to resume after them.
-        most_rows: Number of rows wanted, skipped ones included; a Block is not held back to wait for more.
-            None for all.
-        linger_seconds: Time in which a Block of a slow stream may fill up before a smaller one is delivered.
-            None for no limit, so that Blocks are the same in each run.
+        most_rows: Number of rows wanted, skipped ones included; None for all. Once they have arrived, no
+            Block waits for more.
+        linger_seconds: Longest time that rows of a slow stream wait for a full Block; then a smaller one is
+            delivered. None for no limit, so that Blocks are the same in each run.
         blocks_ahead: Number of Blocks to read ahead.
         slices: Columns by which metrics are split.
         schema: The Schema of the columns; None for the stream's own.

@@ -132,10 +132,10 @@ class Pieces(Source, Protocol):
     """A Source whose bytes come in pieces, each a whole stream. No read crosses the end of a piece."""
 
     def attach(self, streams: Streams) -> None:
-        """Set the reader to notify of the end of each stream."""
+        """Set the reader that is notified at the end of each piece."""
 
     def located(self, error: StreamError) -> StreamError:
-        """Return the error with the piece that contains its row."""
+        """Return the error with a description of the piece that contains its row."""
 
 
 def is_pieces(file: object) -> TypeGuard[Pieces]:
@@ -175,7 +175,7 @@ def _unreadable(error: OSError) -> StreamError:
 
 def _widen(descriptor: int) -> None:
     with contextlib.suppress(ImportError, AttributeError, OSError):
-        # Only on Linux, and it may be forbidden: then the pipe keeps its size.
+        # Only Linux can resize a pipe, and it may refuse.
         import fcntl  # noqa: PLC0415
 
         fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

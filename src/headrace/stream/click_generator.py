@@ -77,7 +77,7 @@ SHAPES: dict[ShapeName, Shape] = {
         (0.9, 0.9, 0.0),
     ),
 }
-"""The shapes by name: Criteo's 26 categorical and 13 dense fields; 6 and 2 for tests; 12 categorical ones."""
+"""The shapes: Criteo's 26 categorical and 13 dense fields; 6 and 2, for tests; 12 without dense ones."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class _Scale(NamedTuple):
 
     Attributes:
         factors: Factor of each part: ``[3]``.
-        means: Means of the parts without rotation and after a quarter: ``[1 or 2, 3]``.
+        means: Means of the parts without rotation and, with drift, after a quarter turn: ``[1 or 2, 3]``.
         intercept: The intercept of the logit.
     """
 
@@ -157,7 +157,7 @@ class _Scale(NamedTuple):
 
 
 def schema_of(settings: GeneratorSettings) -> Schema:
-    """Return the schema of the rows, with the settings that matter to them in ``generator``."""
+    """Return the schema of the rows; its ``generator`` records the settings that shape their values."""
     shape = SHAPES[settings.shape]
     categorical = [
         Field(
@@ -219,7 +219,7 @@ def _categories(settings: GeneratorSettings) -> list[_Category]:
     shape = SHAPES[settings.shape]
     found = []
     for number, cardinality in enumerate(shape.cardinalities):
-        # With replacement, new identities need rows other than those of the old ones; hashes need room.
+        # Replaced categories get new identities, which need rows of their own; hashes need room to spread.
         room = 4 if settings.keys == "hash" else 2 if _churns(settings, cardinality) else 1
         buckets = max(2, min(settings.buckets, room * cardinality + 1))
         found.append(_Category(number, cardinality, number < shape.context, buckets))
@@ -245,7 +245,7 @@ class _Source:
 
     def calibrate(self) -> _Scale:
         """Measure the parts of the logit on the first rows, and return the calibration."""
-        # A rotated value is a mix of those without rotation and after a quarter, so two measurements suffice.
+        # A rotated value mixes the values at no rotation and at a quarter turn, so two measurements suffice.
         angles = (0.0, math.pi / 2) if self._settings.drift else (0.0,)
         measured = [self._features(0, np.full(_CALIBRATION_ROWS, angle))[2] for angle in angles]
         means = np.array([parts.mean(axis=1) for parts in measured])
@@ -290,7 +290,7 @@ class _Source:
             kernels.add_effects(self._key("effect", one.number), ranks, identities, turning, parts[0])
             if one.number in self._interacting:
                 vectors[one.number] = np.empty((kernels.LATENT_FACTORS, rows))
-                # Two vectors that rotate alike keep their product, so only those of contexts rotate.
+                # Two vectors that rotate alike keep their product, so only those of context fields rotate.
                 turn = turning if one.context else resting
                 key = self._key("vector", one.number)
                 kernels.hidden_vectors(key, ranks, identities, turn, vectors[one.number])

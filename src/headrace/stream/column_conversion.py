@@ -57,7 +57,7 @@ def column_of(batch: pa.RecordBatch, field: Field) -> pa.Array:
 
 
 def stream_type(field: Field, source: pa.DataType, *, counted: bool = False) -> pa.DataType:
-    """Return the Arrow type of a field in the stream that is written.
+    """Return the Arrow type of a field's column in the written stream.
 
     Args:
         field: The field.
@@ -246,7 +246,7 @@ class _Column:
         return pa.ListArray.from_arrays(lists.offsets, flat, mask=mask)
 
     def _lists(self, values: pa.Array) -> pa.ListArray:
-        """Return several values per row as a list array whose values start with the first row's."""
+        """Return rows of several values as a list array whose offsets start at 0."""
         if is_text(values.type):
             return pc.split_pattern(values.cast(pa.string()), self._field.separator)
         if not is_listed(values.type):
@@ -302,7 +302,7 @@ def _expected_value(kind: pa.DataType) -> str:
 
 
 def _kind_of_time(texts: pa.Array) -> pa.DataType:
-    """Return the type for times written like the first: microseconds, UTC without a zone, or with a zone."""
+    """Return the type that parses times like the first: int64, or a timestamp without or with a zone."""
     for kind in (pa.int64(), pa.timestamp("us")):
         try:
             texts.slice(0, 1).cast(kind)

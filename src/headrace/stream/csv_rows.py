@@ -41,7 +41,7 @@ class CsvRows:
             columns: The columns' names, if the first line does not name them.
 
         Raises:
-            ConfigError: The first line names a column twice or is cut off, or the file is not UTF-8.
+            ConfigError: The first line is not a list of distinct names, or the file is not UTF-8.
             StreamError: The first line is too long.
         """
         self._lines, self._delimiter = lines, delimiter
@@ -144,7 +144,7 @@ class CsvRows:
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
     def _check(self, piece: bytes, first_row: int) -> None:
-        """Refuse a backslash before a quotation mark, as by Spark and MySQL: the cell would end there."""
+        """Refuse a backslash before a quotation mark, as Spark and MySQL write: the cell would end there."""
         if b'\\"' not in piece or b'"' not in piece:
             return
         found = self._backslash.search(piece)

@@ -1,4 +1,4 @@
-"""Expand dictionary and view columns, a few bytes of which may stand for gigabytes of values."""
+"""Expand dictionary and view columns, whose few bytes may stand for gigabytes of values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plain(column: pa.Array, field: str = "") -> pa.Array:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the column that ``plain`` returns for a column's type."""
+    """Return the type to which ``plain`` converts a column of the given type."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
     if pa.types.is_list(kind) and plain_type(kind.value_type) != kind.value_type:
@@ -60,19 +60,19 @@ def _bytes_of_views(column: pa.Array) -> int:
 
 
 def _bytes_of(column: pa.DictionaryArray) -> int:
-    """Return the maximum size of a column's values, each counted as often as it occurs."""
+    """Return an upper bound on the size of a column's values, each counted as often as it occurs."""
     values = column.dictionary
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind) or pa.types.is_nested(kind):
         most: int = len(column) * values.nbytes
-        return most  # an overestimate, but a dictionary for which it is too much is mostly too large itself
+        return most  # as if each row held the whole dictionary
     if not (
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
         or pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
     ):
-        return 0  # of fixed width, which is a few bytes
+        return 0  # values of fixed width are taken to be small
     sizes = pc.binary_length(values).cast(pa.int64())
     size: int = pc.sum(pc.take(sizes, column.indices)).as_py() or 0
     return size

@@ -98,7 +98,7 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
             ``.lz4``, ``.br``).
 
     Returns:
-        The stream; its batches raise errors in rows when they are reached.
+        The stream. Errors in later rows are raised when their batches are requested.
 
     Raises:
         ConfigError: The file cannot be read, or does not match the schema.
@@ -115,7 +115,7 @@ def encode(settings: EncodeSettings, path: Path) -> Encoded:
     try:
         sample = _sample(raw, 1 if settings.schema else SAMPLE_ROWS, lines)
         if sample is None:
-            raise ConfigError(f"{path}: the file has no rows, so no schema can be guessed")
+            raise ConfigError(f"{path}: the file has no rows; expected at least one")
         few = lines is not None and lines.live and sample.num_rows < SAMPLE_ROWS
         schema, doubtful = settings.schema, list[str]()
         if schema is None:
@@ -268,7 +268,7 @@ def _words_in(cells: pa.Array) -> bool:
 
 
 def _open(path: Path) -> File:
-    """Open a file, decompressed, without a buffer that would delay bytes that have arrived."""
+    """Open a file for decompressed, unbuffered reading: a buffer would delay bytes that have arrived."""
     if str(path) == "-":
         return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     try:
@@ -292,7 +292,6 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
         if settings.format == "vw":
             yield from _read_vw(settings, lines)
             return
-        # Arrow parses the next piece, without the GIL, while this one is converted.
         with _saying_where(path):
             rows = CsvRows(lines, settings.delimiter, settings.columns)
             read.append(rows)
@@ -300,6 +299,7 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
                 raise ConfigError(
                     "expected a first line that names the columns; if there is none, set --columns a,b,c"
                 )
+            # Arrow parses the next piece, without the GIL, while this one is converted.
             with contextlib.closing(Ahead(iter(rows), lines.source, 1)) as ahead:
                 yield from ahead
 

@@ -30,7 +30,7 @@ class ExactColumn(NamedTuple):
 
     Attributes:
         field: The exact field that it belongs to.
-        slot: The column of ``Block.indices`` that is looked up by it.
+        slot: The column of ``Block.indices`` that its keys fill in.
         table_start: The first row of the field's table.
         first: Whether it is the field's first slot, which marks a missing value.
     """

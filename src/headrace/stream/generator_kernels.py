@@ -49,8 +49,8 @@ def _unit(hashed: np.uint64) -> float:
 def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ranks: Array) -> None:
     """Draw the popularity rank of each row's category, 0 for the most popular one.
 
-    The distribution is Zipf's law with the exponent 1.2, whose inverse is a fifth power: it needs no
-    logarithm, so it vectorises.
+    The distribution is Zipf's law with the exponent 1.2. Its inverse is a fifth power, which needs no
+    logarithm and so vectorises.
 
     Args:
         key: The key of the draws.
@@ -69,11 +69,11 @@ def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ra
 
 @cached(nogil=True)
 def renew(key: np.uint64, times: Array, lifetime_rows: float, cardinality: int, ranks: Array) -> Array:
-    """Replace categories at the end of their life: each rank, at a time of its own, gets a new identity.
+    """Give categories new identities at the end of their lifetimes, at times that differ between ranks.
 
     Args:
         key: The key of the times.
-        times: The row numbers at which each row's category is looked up: int64 ``[rows]``.
+        times: The row number that counts as each row's time: int64 ``[rows]``.
         lifetime_rows: Lifetime of a category in rows.
         cardinality: Number of ranks.
         ranks: int64 ``[rows]``.

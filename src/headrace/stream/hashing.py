@@ -203,7 +203,7 @@ def rows_of(values: Array, field: Field, table_start: int) -> Array:
     """Return the rows of a request's values in the array of all tables.
 
     Args:
-        values: ``[rows]``, or ``[rows, values]`` for a field of several: integers, or objects that are bytes.
+        values: ``[rows]``, or ``[rows, values]`` for a field of several: integers, or bytes as objects.
         field: A field whose keys are hash or bucket.
         table_start: The first row of its table, as in ``Features.table_starts``.
 
@@ -275,7 +275,7 @@ class IntegerFields(NamedTuple):
 
 @cached(nogil=True)
 def place_integers(values: Array, every: Standing[IntegerFields], indices: Array) -> int:
-    """Write the rows of integers in the array of all tables, as ``rows_of``, for many fields in one call.
+    """Write the table rows of integers, as ``rows_of`` returns them, for many fields in one call.
 
     Args:
         values: int64 ``[fields, rows]``; -1 for no value.

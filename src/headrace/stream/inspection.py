@@ -35,7 +35,7 @@ class FieldReport:
         field: The field.
         arrow_type: The type of its column.
         first_values: Its first values, as text.
-        missing: Number of rows without a value.
+        missing: Number of nulls in its column.
         distinct: Approximate number of distinct values; None unless it is categorical.
         minimum: Minimum of the numbers; None unless it is dense or a vector. Missing ones count as 0, as for
             the learner.
@@ -58,7 +58,7 @@ class Inspection:
     """The result of inspecting a stream.
 
     Attributes:
-        schema: Its schema; None if it ended before one came.
+        schema: Its schema; None if the stream ended before it.
         rows: Number of rows that can be learnt from.
         bytes: Number of bytes read.
         batches: Number of record batches.

@@ -18,7 +18,7 @@ TEXT_32, TEXT_64, FLOAT16, FLOAT32, FLOAT64 = range(10, 15)
 """Codes of value types; those of texts differ by the width of their offsets."""
 
 ONE, LIST_32, LIST_64, LIST_FIXED = range(4)
-"""Values per row: one, a list by the width of its offsets, or a list of fixed size."""
+"""Shapes of a column: one value per row, lists with 32-bit or 64-bit offsets, or lists of a fixed size."""
 
 HASH, BUCKET, EXACT = range(3)
 """How a value maps to its row; see ``Field.keys``."""
@@ -141,7 +141,7 @@ def column_number(name: str, columns: pa.Schema) -> int:
 def _wrong_type(field: Field, expected: str, came: pa.DataType) -> StreamError:
     return StreamError(
         f"as {field.role} expected {expected}, got a column of type {came}; "
-        "write it as such, or correct the schema",
+        "write that type, or correct the schema",
         field=field.name,
     )
 

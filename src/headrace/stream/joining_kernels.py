@@ -1,7 +1,7 @@
 """Compiled joining: read a record batch's columns in Arrow's memory, and join them into one array per kind.
 
 A batch is passed as the address of its C data interface structure (``struct ArrowArray``), so that one call
-reads all columns without creating Python objects. Rows are processed in tiles that stay in the nearest cache,
+reads all columns without creating Python objects. Rows are processed in tiles that stay in the L1 cache,
 and column by column within a tile, so that each type has a simple loop of its own. The kernels check no
 bounds: callers must have validated the batch fully.
 """
@@ -50,7 +50,7 @@ class Values(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """The first wrong row, and the number of its field; -1 twice for none."""
+    """The first wrong row, and the number of its field; both are -1 if there is none."""
 
     row: int
     field: int
@@ -120,7 +120,7 @@ def _integers(  # noqa: PLR0912  # One loop per type.
 def _texts(
     source: Values, first: Integer, count: Integer, seed: np.uint64, found: Array, there: Array
 ) -> None:
-    """Hash texts; empty ones are not there."""
+    """Hash texts; empty ones count as missing."""
     for place in range(count):
         at = source.offset + first + place
         if source.type == of.TEXT_32:
@@ -135,14 +135,14 @@ def _texts(
 def _plain(
     source: Values, column: np.record, span: tuple[Integer, Integer], found: Array, there: Array
 ) -> None:
-    """Write the hashes, or the buckets, of values that are not in a dictionary, and which are there.
+    """Write the hash or the bucket of each value outside a dictionary, and whether it is present.
 
     Args:
         source: The values.
         column: The field, a ``CATEGORICAL``.
         span: Index of the first value, and number of values.
         found: Receives the hashes or buckets.
-        there: Receives whether each is a value.
+        there: Receives whether each value is present.
     """
     first, count = span
     if source.type == of.NULL:
@@ -163,7 +163,7 @@ def _plain(
 
 
 class Entries(NamedTuple):
-    """Results of ``_plain`` for the values of a tile or of a dictionary; empty if that was not read."""
+    """Results of ``_plain`` for the values of a tile or of a dictionary; empty if it was not read before."""
 
     found: Array
     there: Array
@@ -173,7 +173,7 @@ class Entries(NamedTuple):
 def _load(
     array: Integer, column: np.record, entries: Entries, span: tuple[Integer, Integer], into: Entries
 ) -> None:
-    """Do the same as ``_plain`` for values of any kind; values in a dictionary are looked up there."""
+    """Do the same as ``_plain``, for values with or without a dictionary."""
     source = _values(array, column.type)
     found, there = into
     if column.entry_type < 0:
@@ -388,7 +388,7 @@ def _numbers(source: Values, first: Integer, scratch: Array, found: Array) -> No
 
 @cached(nogil=True)
 def _without_null(source: Values, first: Integer, null: float, found: Array) -> bool:
-    """Replace null by a number; return whether all numbers are finite then."""
+    """Replace nulls by a number; return whether all numbers are then finite."""
     if source.type == of.NULL:
         found[:] = np.float32(null)
     elif source.valid != 0:

@@ -12,7 +12,7 @@ from headrace.stream.byte_sources import Source, Woken
 Item = TypeVar("Item")
 
 _CLOSE_SECONDS = 1.0
-"""Timeout of closing for a source that cannot be woken."""
+"""Longest wait for the thread when closing, if its source cannot be woken."""
 
 
 class Ahead(Generic[Item]):

@@ -1,4 +1,4 @@
-"""Read a stream's rows unchanged, for code that makes other rows of them; learning reads Blocks."""
+"""Read a stream's rows unchanged, for code that transforms them; learning reads Blocks."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ METADATA_KEY = b"headrace"
 """Key of the stream's schema in the metadata of an Arrow schema."""
 
 FORMAT = 1
-"""The format of schemas that is written; newer ones are refused."""
+"""The version of the schema format that is written; newer ones are refused."""
 
 MOST_VIEWS = 2**24
 """Maximum number of views per row: above it, float32 cannot represent every whole number."""
 
 MOST_ADMIT = 255
-"""Maximum count of a value's occurrences before it is admitted."""
+"""Maximum of ``Field.admit``."""
 
 _OF_TABLE = ("buckets", "keys", "admit", "expire_rows")  # must be equal for fields that share a table
 
@@ -47,14 +47,14 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ``truth`` the probability that a generator drew the label with. Each ``categorical`` value has a
             row of a table. ``dense`` is a number, and ``vector`` many numbers, such as the embedding of an
             image; null or all zeros means no vector.
-        table: The table of a categorical field; fields that name the same one share it. Its own if empty.
+        table: The table of a categorical field; fields that name the same one share it. The field's name if
+            empty.
         buckets: Number of rows of the table; equal for fields that share it.
         keys: How a categorical value maps to its row. ``hash`` spreads any value (text, bytes or an integer)
             over the buckets. ``bucket`` means that the values are row numbers below ``buckets`` already.
             ``exact`` gives each value that is frequent enough a row of its own.
         admit: Number of occurrences after which an exact value gets a row; at most 255.
-        expire_rows: Number of rows of the stream without an exact value after which it loses its row; 0 for
-            never.
+        expire_rows: An exact value loses its row after this many rows of the stream without it; 0 for never.
         values: Maximum number of values of a categorical field per row; more are cut off. 1 for
             single-valued.
         pooling: How the rows of several values are combined.
@@ -119,7 +119,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         fields: The columns; their order has no meaning.
         format: The version of this format.
         generator: The settings of the generator that made the stream; empty for real rows.
-        spaces: The archive's space versions that the rows were joined with; unset if with none.
+        spaces: The archive's space versions that the rows were joined with; unset without a join.
     """
 
     fields: tuple[Field, ...]
@@ -156,7 +156,7 @@ class Schema(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
     def one(self, role: Role) -> Field | None:
-        """Return the field with a role that is unique; None if there is none."""
+        """Return the only field with a role; None if there is none."""
         return next(iter(self.of(role)), None)
 
     @cached_property

@@ -29,12 +29,12 @@ Progress = Callable[[int], None]
 def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
     """Write record batches as a stream.
 
-    Each batch is flushed before the next one is requested. If an error ends the rows, the stream ends within
-    a message, so that no reader takes it for complete.
+    Each batch is flushed before the next one is requested. If a ``HeadraceError`` ends the rows, the stream
+    ends within a message, so that no reader takes it for complete.
 
     Args:
         file: The file to write to.
-        schema: Their Arrow schema, with headrace's schema in its metadata.
+        schema: The Arrow schema of the rows, with headrace's schema in its metadata.
         batches: The rows.
         told: Called after each batch.
 
@@ -100,7 +100,7 @@ def _standard_output() -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def _unbroken(where: Path | int) -> Iterator[BinaryIO]:
-    """Open an output that may be a pipe, whose reader may have closed it or may never read again."""
+    """Open an output that may be a pipe. After an error, write nothing more: its reader may be gone."""
     raw = io.FileIO(where, "wb")
     try:
         file = io.BufferedWriter(raw, BUFFER_BYTES)

@@ -1,8 +1,8 @@
 """Read cells of text files by one rule for every command.
 
-A cell means the same as that text in a request, without the spaces around it. Texts become numbers only if no
-two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor an
-id of 20 digits is a number.
+A cell, without the spaces around it, means the same as that text in a request. Texts become numbers only if
+no two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor
+an id of 20 digits is a number.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.base.tensors import Array
 # Recognise columns of plain numbers quickly, because nearly all numeric columns contain nothing else.
 #
 # Regular expressions take ten times as long as the conversion. Cells that are recognised here can be cast;
-# others are examined in `text_cells`.
+# others are examined by the expressions below.
 
 
 _LONGEST_INTEGER, _LONGEST_BEFORE_POINT = 18, 15
@@ -223,7 +223,7 @@ class Look:
         self._decimals = _Decimals()
 
     def at(self, texts: pa.Array) -> None:
-        """Take in more cells, ``trimmed``."""
+        """Examine more cells, which must be ``trimmed``."""
         if are_plain_integers(texts) and are_plain_numbers(texts):
             self._cells += len(texts) - texts.null_count
             self._numerals += len(texts) - texts.null_count
@@ -296,7 +296,7 @@ class Look:
 
 
 class _Decimals:
-    """The range of decimals in fractions: with both 1.1 and 1.10, one number, they may be versions."""
+    """Counts the decimals of fractions: if both 1.1 and 1.10 occur, the same number, they may be versions."""
 
     def __init__(self) -> None:
         """Start without cells."""
@@ -304,7 +304,7 @@ class _Decimals:
         self._last_zero = ""
 
     def at(self, texts: pa.Array) -> None:
-        """Take in more cells."""
+        """Examine more cells."""
         fractions = texts.filter(pc.match_substring_regex(texts, _PLAIN_FRACTION))
         if not len(fractions):
             return
@@ -318,7 +318,7 @@ class _Decimals:
 
     @property
     def merging(self) -> str:
-        """A cell that would be the same number as another text; "" for none."""
+        """A cell that may be the same number as another text; "" for none."""
         return self._last_zero if self._fewest < self._most else ""
 
 

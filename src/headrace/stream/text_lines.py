@@ -20,15 +20,15 @@ MOST_LINE_BYTES = 2**24
 """Maximum length of a line, including all lines of its quoted cells."""
 
 LINGER_SECONDS = 0.1
-"""Time in which a line of a live source waits for others: ten small batches a second cost next to nothing."""
+"""Time that a line of a live source waits for others: ten small batches a second cost next to nothing."""
 
 FIRST_LINGER_SECONDS = 0.5
-"""Time in which the first line waits: the columns are inferred from the lines that arrive meanwhile."""
+"""Time that the first line waits for others: columns are inferred from the lines that arrive meanwhile."""
 
 _QUOTE = ord('"')
 
 Whole = Callable[[bytearray], int]
-"""Return the size of the whole lines at the start of a text, which starts with a line, in bytes.
+"""Return the size in bytes of the whole lines at the start of a text, which must begin with a line.
 
 It is called repeatedly while the text grows, and examines each byte once: the caller must remove the whole
 lines that it found before the next call.
@@ -89,7 +89,7 @@ class WholeRows:
         return count
 
     def _start(self, text: bytearray) -> bytes:
-        """Return one byte, or none, that represents the state after the bytes examined before."""
+        """Return at most one byte that stands for the state after the bytes examined so far."""
         if self._quoted:
             return b'"'
         before = bytes(text[max(0, self._seen - 1) : self._seen])
@@ -97,7 +97,7 @@ class WholeRows:
 
 
 def _line_end(text: bytes, last: int, mark: bytes, quotes: Array) -> int:
-    """Return the position of the last ``mark`` outside of cells, at most ``last``; -1 for none."""
+    """Return the position of the last ``mark`` outside quoted cells, at most ``last``; -1 for none."""
     end = last
     while end >= 0:
         before = int(np.searchsorted(quotes, end))

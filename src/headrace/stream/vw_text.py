@@ -32,7 +32,7 @@ class Example:
     Attributes:
         label: 0 or 1.
         importance: Its weight.
-        categories: The features without a value, by namespace.
+        categories: The features without a value, or with the value 1, by namespace.
         numbers: The values of the other features, by ``namespace.feature``.
     """
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def listen(collector: Collector, host: str, port: int) -> tuple[int, Callable[[], None]]:
-    """Answer scrapes in threads.
+    """Answer scrapes in background threads.
 
     Args:
         collector: Provides the metrics; the process's own are added.

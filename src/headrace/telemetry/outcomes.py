@@ -1,7 +1,7 @@
 """How calls end: one Outcome per call, answered or refused, passed once to each observer.
 
-The metrics always observe. They are counted in the same place and need no record. A record and its id are
-created only if there are other observers, of all calls or of a sample.
+The metrics count every call in the same place and need no record. A record is created only for other
+observers, of all calls or of a sample, and for paths that need one.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Outcome:
         channel: The entry point of the call.
         method: The HTTP method; "" in process.
         path: The path without the query; for gRPC ``/package.Service/Method``; "" in process.
-        request_id: The caller's name for the call; "" without one.
+        request_id: The request id, the caller's or one made here; "" without one.
         trace: The call's place in a trace; None without one.
         key_of: The operator's name for the owner of the call's key; "" without a key.
         asked: The model and version that the call was handed to; None if it did not get that far. The last
@@ -178,7 +178,7 @@ class Call(CallOfRequest, Protocol):
 
     Attributes:
         channel: The entry point of the call.
-        outcome: The call's record, begun on arrival; None if only the metrics observe.
+        outcome: The call's record, begun on arrival; None if none is needed.
     """
 
     channel: Channel
@@ -195,7 +195,7 @@ class ReceivedCall(Call, Protocol):
     headers: Headers
 
     def named(self, request_id: str) -> None:
-        """Send the call's name with the answer or the error."""
+        """Send the request id with the answer or the error."""
 
 
 class Sampler(Protocol):
@@ -274,7 +274,7 @@ class Outcomes:
     reports the end of the call with either ``answered`` or ``failed``, once.
 
     Attributes:
-        observed: Whether there are observers besides the metrics.
+        observed: Whether any call may need a record.
         all_observed: Whether an observer receives all calls, not only sampled ones.
     """
 
@@ -306,7 +306,7 @@ class Outcomes:
 
         Args:
             observer: Called with each Outcome.
-            names: Whether each call is named, also in its response, and records the trace that it came with.
+            names: Whether each call gets a request id, also in its response, and records its caller's trace.
         """
         self._observers.append(observer)
         self.observed = self.all_observed = True
@@ -323,7 +323,7 @@ class Outcomes:
         self.observed = True
 
     def record_paths(self, wants: Callable[[str], bool]) -> None:
-        """Begin records of calls from the network by path, even if nobody observes them.
+        """Also begin records of calls from the network whose paths need one.
 
         Args:
             wants: Returns whether the calls of a path need a record.
@@ -341,7 +341,7 @@ class Outcomes:
             method: The HTTP method.
             path: The path without the query.
             peer: The other end of the connection.
-            is_admitted: Whether the call may be sampled for a trace. A call refused by the gate may not:
+            is_admitted: Whether the call may be sampled for a trace. A call that the gate refuses may not;
                 otherwise unauthenticated clients could exhaust the limit on traces.
         """
         trace = None if self._sampler is None or not is_admitted else self._sampler.sample(call.headers)
@@ -385,7 +385,7 @@ class Outcomes:
 
         Args:
             call: The call.
-            error: The reason. An Exception that is no HeadraceError is a bug; others mean the caller left.
+            error: The reason: a HeadraceError, a bug (any other Exception), or a caller that left (the rest).
             code: The codes of the response, if not the error's own.
         """
         known = _as_headrace_error(error)

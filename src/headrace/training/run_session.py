@@ -30,8 +30,6 @@ from headrace.training.topic_origin import open_origin
 from headrace.versions.manifest import Signer
 from headrace.versions.protected_versions import server_settings
 
-# Assembly of a run: its learner and model, its releases, and the identity of its checkpoints.
-
 
 def make_learner(
     options: TrainOptions, settings: ModelSettings, features: Features

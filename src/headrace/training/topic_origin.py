@@ -37,13 +37,13 @@ class TopicOrigin:
         self._position: Position | None = None
 
     def position(self, rows: int) -> Mapping[str, object]:
-        """Return the position of a row, as JSON can hold it; see ``Origin``."""
+        """Return the position after the first ``rows`` rows of the stream; see ``RowPositions``."""
         self._position = self.source.position(rows - self._before)
         found: dict[str, object] = msgspec.to_builtins(self._position)
         return found
 
     def saved(self) -> None:
-        """Note that a checkpoint with the last position was saved; see ``Origin``."""
+        """Note that a checkpoint with the last position was saved; see ``RowPositions``."""
         if self._position is not None:
             self.source.saved(self._position)
 

@@ -76,7 +76,7 @@ def change(store: RecordStore, decide: Decide, patience_seconds: float = PATIENC
     Args:
         store: The store that keeps the record.
         decide: Returns the new record; may be called more than once.
-        patience_seconds: Time after which there is no further attempt.
+        patience_seconds: Timeout in seconds after which no further attempt is made.
 
     Returns:
         The record as it is stored now.
@@ -183,7 +183,7 @@ def let_go(model_directory: Path, version: int, holder: str, *, why: str = "", b
 
 @contextmanager
 def undisturbed(model_directory: Path) -> Iterator[None]:
-    """Prevent changes of the control record in this context; without file locks there can be none.
+    """Prevent changes of the control record in this context; without file locks, nobody can change it.
 
     Raises:
         Conflict: Others held the lock until the timeout.
@@ -269,7 +269,7 @@ def _take_over(store: RecordStore, model_directory: Path) -> None:
 
 
 def _says(record: ControlRecord, old: int) -> bool:
-    """Whether a record has the pin of an earlier build."""
+    """Return whether a record already has an earlier build's pin."""
     return record.pin is not None and record.pin.number == old
 
 

@@ -31,7 +31,7 @@ MOST_CHANGES = 100
 """Maximum number of changes in the history."""
 
 MOST_HOLDS = 2000
-"""Maximum number of holds on a model's versions together; with usual texts, far below the size limit."""
+"""Maximum number of holds on all versions of a model; with usual texts, far below the size limit."""
 
 LONGEST_TEXT = 1000
 """Maximum length of a reason or a name, in characters."""

@@ -1,7 +1,7 @@
 """Decide which files of a version may be loaded, by links, owners and permissions.
 
 The served directory, a model's and a version's may be links: their authors decide what is served anyway. A
-link *inside* a version that leaves it could make the server read files that the link's author cannot read.
+link *inside* a version could lead out of it, to files that the server can read and the link's author cannot.
 Anyone who may write a version's files decides what the model answers, and code runs with the server's rights.
 So files that others may write are refused, and so are files of unknown users (``docs/decisions/0052``).
 """
@@ -51,8 +51,8 @@ class TrustedFiles:
             is_code: Whether the version is code that will be run.
 
         Raises:
-            LoadError: A link leads out of the version, a file has another owner or others may write it, or a
-                file cannot be inspected.
+            LoadError: A link leads out of the version; a file's owner is not trusted, others may write it, or
+                it cannot be inspected.
         """
         owners = {_ROOT, os.geteuid(), *self.owners}
         if not is_code:
@@ -80,12 +80,12 @@ class TrustedFiles:
         found = set[int]()
         for directory in self.served:
             if version.is_relative_to(directory):
-                with suppress(OSError):  # lost: its files cannot be inspected either
+                with suppress(OSError):  # inspecting the version's files then fails, too
                     found.add(os.stat(directory).st_uid)
         return found
 
     def check_again(self, version: Path, manifest: Manifest | None, *, is_code: bool) -> None:
-        """Check that a version which is loaded again is unchanged since its first check.
+        """Check, before a version is loaded again, that it is unchanged since its first check.
 
         Args:
             version: Its directory.

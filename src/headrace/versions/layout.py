@@ -16,7 +16,7 @@ CONTROL_LOCK = ".headrace-control.lock"
 """Empty lock file beside a model's versions, for changes of the control record; it is never removed."""
 
 PIN_FILE = "headrace.pin"
-"""Pin of earlier builds, beside a model's versions: the number of the pinned version."""
+"""File in which earlier builds keep the pin, beside a model's versions: the number of a version."""
 
 MANIFEST_FILE = "headrace-manifest.json"
 """Manifest in a version directory: the list of its files."""
@@ -28,7 +28,7 @@ _MOST_DIGITS = 255  # the longest file name; Python parses at most 4,300 digits
 
 
 def version_number(name: str) -> int | None:
-    """Parse a directory's name as a version; None if it is none. ``007`` is 7, as in TensorFlow Serving."""
+    """Parse a directory's name as a version, or return None. ``007`` is 7, as in TensorFlow Serving."""
     if not (name.isascii() and name.isdigit() and len(name) <= _MOST_DIGITS):
         return None
     number = int(name)
@@ -38,8 +38,8 @@ def version_number(name: str) -> int | None:
 def version_directories(model_directory: Path) -> dict[int, Path]:
     """Return a model's versions with their directories, ascending.
 
-    Symbolic links are followed, wherever they lead. Of two names for one number, ``7`` and ``007``, the one
-    without leading zeros is used.
+    Symbolic links are followed, wherever they lead. Of several names for one number, such as ``7`` and
+    ``007``, the shortest is used.
 
     Raises:
         OSError: The directory cannot be listed.

@@ -1,8 +1,8 @@
 """The manifest of a version directory, and publishing: a version appears whole, or not at all.
 
-``publish`` writes under a dotted name, which no Source looks at, syncs, and renames. The manifest lists every
-file with its size and checksum, so that a damaged copy is not loaded. A directory without a manifest loads
-all the same.
+``publish`` writes under a dotted name, which every Source ignores, then syncs and renames. The manifest lists
+every file with its size and checksum, so that a damaged copy is not loaded. A directory without a manifest
+can be loaded, too.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         files: Its files, by path below the version directory, with slashes.
         created: Time of creation, as ISO 8601 in UTC.
         signature: Its inputs and outputs, for people; or "".
-        parent: The version that it was made from; None for none.
+        parent: The newest version when it was published; None if it was the first.
         metadata: Further data that its publisher stores with it.
     """
 
@@ -100,7 +100,7 @@ def write_manifest(
     Args:
         directory: The version directory.
         signature: The version's inputs and outputs, for people.
-        parent: The version that it was made from.
+        parent: The newest existing version.
         metadata: Further data to store with it; must be representable as JSON.
 
     Returns:
@@ -174,7 +174,7 @@ def space_versions(manifest: Manifest | None) -> dict[str, int]:
     """Return the archive's space versions that a version was trained on, by space; empty for none.
 
     Raises:
-        NotLoadable: The manifest has another type there.
+        NotLoadable: The manifest's entry has another type.
     """
     said = {} if manifest is None else manifest.metadata.get(SPACES_KEY, {})
     try:
@@ -351,7 +351,7 @@ def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signe
 
 
 def _forbid_others(directory: Path) -> None:
-    """Take write permission from others, which a umask of 0 or copied modes give; servers refuse them."""
+    """Remove others' write permission, which a umask of 0 or copied modes give: servers refuse such files."""
     for folder, _, files in os.walk(directory):
         for path in (folder, *(os.path.join(folder, name) for name in files)):
             mode = os.lstat(path).st_mode
@@ -377,7 +377,7 @@ def _record(file: Path) -> FileRecord:
 
 
 def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
-    """Return a file's SHA-256, read in long pieces: each acquisition of the GIL pauses the serving thread."""
+    """Return a file's SHA-256, or a text that equals none if the file changes while a keeper reads it."""
     made = hashlib.sha256()
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -387,6 +387,7 @@ def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
             return "changed while it was read"
         if kept is not None:
             return kept
+        # In long pieces: each acquisition of the GIL pauses the serving thread.
         piece = memoryview(bytearray(max(1, min(size, _PIECE_BYTES))))
         while size := stream.readinto(piece):
             made.update(piece[:size])

@@ -1,8 +1,8 @@
 """Private copies of a version's files, for runtimes that read files again after they were checked.
 
-Where versions must be signed, users who may write to the model directory are not trusted. One could exchange
-a file between its check and the moment when a runtime's own library reads it. So headrace copies each file to
-a private directory and checks the copy, and the runtime reads the copy.
+Where versions must be signed, users who may write to the model directory are not trusted. Such a user could
+replace a file after headrace has checked it and before a runtime's own library reads it. So headrace copies
+each file to a private directory and checks the copy, and the runtime reads the copy.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StagedVersion:
             raise LoadError(f"cannot create a directory for a private copy: {error.strerror}") from error
         self._remove = weakref.finalize(self, _removed, self.path, self._lock)
         try:
-            with suppress(OSError):  # as in `is_abandoned`
+            with suppress(OSError):  # the file system has no locks
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             for name, record in manifest.files.items():
                 self._copy(directory, name, record, between)

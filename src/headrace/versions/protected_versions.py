@@ -1,8 +1,8 @@
-"""Find the versions that an operator has named and that must stay: by pin, hold, label or number.
+"""Find the versions that must stay because an operator has named them: by pin, hold, label or number.
 
 The trainer deletes old versions, and the server serves those that its settings name. A model's own settings
-and control record lie beside its versions, where both find them. A server's ``--config FILE`` is only
-considered when its path is given.
+and control record lie beside its versions, where both find them. A server's ``--config FILE`` counts only if
+its path is given.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def delete_versions(model_directory: Path, numbers: Iterable[int]) -> list[int]:
         numbers: The versions to delete.
 
     Returns:
-        The deleted versions; for others a warning is logged.
+        The deleted versions. Missing ones are skipped; for each failure a warning is logged.
     """
     return remove_hidden(hide_versions(model_directory, numbers))
 
@@ -56,7 +56,7 @@ def hide_versions(model_directory: Path, numbers: Iterable[int]) -> dict[int, Pa
         numbers: The versions to hide.
 
     Returns:
-        The new path of each hidden version; for others a warning is logged.
+        The new path of each hidden version. Missing ones are skipped; for each failure a warning is logged.
     """
     there = version_directories(model_directory)
     hidden = {}
@@ -77,7 +77,7 @@ def remove_hidden(hidden: Mapping[int, Path]) -> list[int]:
     """Remove versions that ``hide_versions`` has hidden.
 
     Returns:
-        The removed versions; for others a warning is logged.
+        The removed versions. Missing ones are skipped; for each failure a warning is logged.
     """
     gone = []
     for number, place in hidden.items():

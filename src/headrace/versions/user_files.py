@@ -14,11 +14,11 @@ _PIECE_BYTES = 2**24
 
 
 def named_files(sources: Sequence[Path]) -> dict[str, Path]:
-    """Return the files of a version, by their paths in it, with slashes.
+    """Return the files to publish, by their paths in the version, with slashes.
 
-    A single directory is the version itself: its content goes to the top of the version. Beside other sources
-    it keeps its name, so that ``out/*`` is the same as ``out``. A signature file is left out, as it signs
-    another manifest.
+    A single directory is the version itself: its content goes to the top of the version. Beside other
+    sources, a directory keeps its name, so that the shell's ``out/*`` gives the same version as ``out``. A
+    signature file is left out, as it signs another manifest.
 
     Args:
         sources: Files and directories.

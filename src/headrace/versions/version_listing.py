@@ -21,7 +21,7 @@ class VersionOnDisk:
         version: Its number.
         path: The directory.
         pinned: Whether the model is pinned to it.
-        holders: The names that keep it from being deleted.
+        holders: The names of its holders, who keep it from being deleted.
         created: Time of publication, from its manifest; "" without one.
         size_bytes: The size of its files.
         problem: The error in its manifest, or "".

@@ -107,7 +107,7 @@ def describe(settings: ModelSettings, features: Features, weights: Weights) -> F
 
 
 def arrays_of(weights: Weights) -> dict[str, Array]:
-    """Return all arrays of a model by the names that they are stored under."""
+    """Return all arrays of a model, by their stored names."""
     arrays = {}
     for name, table in weights.tables.items():
         arrays[f"table.{name}"] = table.values
@@ -117,7 +117,7 @@ def arrays_of(weights: Weights) -> dict[str, Array]:
 
 
 def weights_of(arrays: Mapping[str, Array], shifts: Mapping[str, int]) -> Weights:
-    """Return the weights made of stored arrays; the inverse of ``arrays_of``."""
+    """Build weights from stored arrays; the inverse of ``arrays_of``."""
     tables = {
         name: Table(arrays[f"table.{name}"], arrays[f"table.{name}.scales"], shift)
         for name, shift in shifts.items()
@@ -159,7 +159,7 @@ def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tu
 
 
 def mismatch(description: FileDescription, features: Features) -> str:
-    """Return what is wrong with the arrays that a description lists, or ""."""
+    """Return the first fault in the arrays that a description lists, or "" for none."""
     arrays, shapes = description.arrays, expected_shapes(description.settings, features)
     tables = _below("table.", shapes)
     if description.shifts.keys() != tables.keys():

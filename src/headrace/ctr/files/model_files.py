@@ -47,8 +47,6 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
 
-# Writer of whole versions of click models.
-
 
 def write_model(directory: Path, settings: ModelSettings, features: Features, weights: Weights) -> None:
     """Write a whole version into an empty directory; ``training.releasing.publishing`` makes it visible.
@@ -94,7 +92,7 @@ def read_model(
     """Load the model of a version directory. Later changes to its files have no effect.
 
     The arrays are writable, but writes do not reach the files: a written page becomes private to the process.
-    (Kernels compiled for arrays that learn can therefore be reused for them.)
+    (So they have the same type in numba as arrays that learn, and share their compiled kernels.)
 
     Args:
         directory: The version directory. A patch's base is expected beside it.
@@ -211,7 +209,7 @@ def _replaced(version: _Files, name: str, stored: StoredArray) -> Replaced:
 
 
 class _Base:
-    """The base of a patch; its files must be those that the patch was made from, to the bit."""
+    """The base of a patch; each file must have the checksum that the patch recorded."""
 
     def __init__(self, directory: Path, base: Base) -> None:
         there = directory.parent / base.version

@@ -1,7 +1,7 @@
 """Export of click models to ONNX, with the same predictions.
 
-Inputs are joined as in the ``rows`` signature of the ctr runtime, with one difference. An index counts rows
-of all tables together, as in ``Block.indices``: a bucket's number plus its table's first row
+Inputs are joined as in the ``rows`` signature of the ctr runtime, except that indices number the rows of all
+tables together, as in ``Block.indices``. An index is a bucket's number plus its table's first row
 (``Features.tables``), or 0 for a slot without a value. The caller hashes, because ONNX has no operator for
 it. Requires the package ``onnx``.
 """
@@ -35,7 +35,7 @@ def export(settings: ModelSettings, features: Features, weights: Weights, file: 
     Args:
         settings: The model's settings.
         features: Layout of the model's rows.
-        weights: The model's weights; quantized tables are widened.
+        weights: The model's weights; quantized tables are exported as float32.
         file: Target file, for example ``model.onnx``.
 
     Raises:

@@ -1,9 +1,9 @@
 """Quantization of tables to 16 or 8 bits: integers, and a scale for each small group of rows.
 
-A weight is stored as ``rint(weight / scale)``; the group's largest weight maps to the largest integer. The
-error is at most half a scale, which is the group's largest weight / 65534 (16 bits) or / 254 (8 bits), plus
-float32 rounding. A group is adjacent rows with about 64 weights together. A scale of four bytes adds 3 % to
-64 weights of 16 bits, and a large weight reduces the precision of its group only.
+A weight is stored as ``rint(weight / scale)``; the largest weight of a group, by magnitude, maps to the
+largest integer. The error is at most half a scale, plus float32 rounding. Half a scale is the group's largest
+weight / 65534 (16 bits) or / 254 (8 bits). A group is a run of rows with about 64 weights in total. A scale
+of four bytes adds 3 % to 64 weights of 16 bits, and a large weight reduces the precision of its group only.
 
 A table may be quantized like an earlier one: groups that still fit keep their scale. The integers of
 unchanged rows then stay the same, and a patch can omit them. A kept scale is at most a quarter larger than
@@ -28,7 +28,7 @@ Bits = Literal[16, 8]
 WEIGHTS_PER_SCALE = 64
 
 LOOSEST_SCALE = 1.25
-"""Largest ratio of an earlier table's scale to the needed one at which it is kept."""
+"""An earlier table's scale is kept if it is at most this multiple of the needed one."""
 
 _DTYPES: dict[Bits, type[np.signedinteger]] = {16: np.int16, 8: np.int8}
 _CHUNK_ROWS = 2**15  # a multiple of every group's rows; bounds temporary memory
@@ -94,6 +94,6 @@ def _quantize(groups: Array, bits: Bits, scales: Array) -> Array:
     needed = (peaks / np.float32(largest)).astype(np.float32)
     fits = (scales >= needed) & (scales <= needed * np.float32(LOOSEST_SCALE))
     np.copyto(scales, needed, where=~fits)
-    divisors = np.where(scales > 0, scales, np.float32(1))  # all zero, or too small to tell from zero
+    divisors = np.where(scales > 0, scales, np.float32(1))  # scale 0: weights are zero, or it underflowed
     numbers = np.rint(groups / divisors[:, None])
     return np.asarray(np.clip(numbers, -largest, largest).astype(_DTYPES[bits]))

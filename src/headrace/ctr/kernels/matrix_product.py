@@ -5,7 +5,7 @@ memory for bias and ReLU. Here the weights are laid out when a model is loaded. 
 of columns stays in registers from the first input to the last. The activations of a tile of rows stay in the
 nearest cache from layer to layer.
 
-Each element is one sum in the order of the inputs, whatever block it is in. A row's result is therefore
+Each element is summed in the order of the inputs, whatever its block. A row's result is therefore
 bit-identical alone and in a batch.
 """
 
@@ -47,7 +47,7 @@ def padded(columns: int) -> int:
 
 
 def pack(weights: Array) -> Array:
-    """Lay out weights ``[inputs, columns]`` for ``multiply``: panel by panel, an input's columns together.
+    """Lay out weights ``[inputs, columns]`` for ``multiply``: panel by panel, an input's columns adjacent.
 
     Returns:
         One-dimensional float32 array.

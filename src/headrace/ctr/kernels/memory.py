@@ -16,7 +16,7 @@ LINE_FLOATS = LINE_BYTES // 4
 
 
 def aligned_zeros(shape: tuple[int, ...]) -> Array:
-    """Return float32 zeros aligned to a cache line, so that a row of 64 bytes is in one line and not two.
+    """Return float32 zeros aligned to a cache line, so that a row of 64 bytes occupies one line, not two.
 
     NumPy itself requests huge pages for large arrays.
     """

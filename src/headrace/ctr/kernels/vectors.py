@@ -1,4 +1,4 @@
-"""Vectors as values in kernels: embeddings are read, scaled and added without passing through memory.
+"""Vectors as values in kernels: embeddings are loaded, scaled and added in registers.
 
 LLVM vectorises a loop over an embedding only where it can prove that the loop's writes do not alias its
 reads. It also cannot keep sums in a scratch array in registers from one field to the next.
@@ -152,7 +152,7 @@ def times_plus(_typing: Any, left: Any, right: Any, added: Any) -> Any:
 
 @intrinsic
 def total(_typing: Any, vector: Any) -> Any:
-    """Return the sum of a vector's elements, in the fastest order."""
+    """Return the sum of a vector's elements, in an order that LLVM chooses."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         kind = arguments[0].type

@@ -1,4 +1,4 @@
-"""Models that learn in batches: kinds with a network, and all kinds whose optimizers keep moments.
+"""Models that learn in batches: kinds with a network, and any kind that uses Adam.
 
 A batch is predicted as a whole, its gradients are summed, and each touched weight moves once. With several
 threads, each takes chunks of the batch. They add the gradients of the tables' rows without locks, so one of
@@ -271,8 +271,8 @@ class BatchedModel(LearningModel):
 def _log_odds(block: Block) -> float:
     """Return the initial bias: the log odds of the first batch, with one more click and one more non-click.
 
-    Where clicks are rare, the bias would take some hundred batches to reach this value by its own steps.
-    Until then, every other weight would learn to replace the bias.
+    Where clicks are rare, the bias would need hundreds of batches to learn this value. Until then, all other
+    weights would learn to make up for it.
     """
     views = np.ones(len(block), np.float32) if block.views is None else block.views
     rows, clicks = float(views.sum()), float(block.labels.sum())
@@ -282,7 +282,7 @@ def _log_odds(block: Block) -> float:
 
 
 class _Batch(NamedTuple):
-    """A batch, as all threads share it."""
+    """A batch, shared by all threads."""
 
     rows: BlockRows
     views: Array  # empty except for an mdn
@@ -298,7 +298,7 @@ class _Hand:
     """One thread's working memory and sums of gradients.
 
     Attributes:
-        sums: Gradients of the groups of one row, by name.
+        sums: Gradients of the groups that have one row, by name.
     """
 
     def __init__(self, shape: Shape, groups: Groups, layout: Layout | None, components: int) -> None:

@@ -5,8 +5,8 @@ pass: ``learner`` predicts a row and adds its gradients to those of the batch. K
 passes, with the network's products in between: ``forward`` writes the network's inputs, and ``backward``
 takes their gradients.
 
-The gradient of a table's row is added under the row's number in the batch (see ``touched_rows``). Number 0
-collects gradients that belong to no value, and is never read.
+Gradients of a table's row are summed at the row's number among those that the batch touches (see
+``touched_rows``). Number 0 collects the gradients of empty slots, which are discarded.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Gathered(NamedTuple):
     """The gradients of a batch, as sums over its rows: float32.
 
     Attributes:
-        places: Number of each value's row in the batch: uint32 ``[rows, slots]``.
-        crossed: Number of each interaction's row in the batch: uint32 ``[rows, interactions]``.
+        places: Number of each value's table row, as in Touched: uint32 ``[rows, slots]``.
+        crossed: Number of each interaction's table row, likewise: uint32 ``[rows, interactions]``.
         linear: ``[touched, 1]``.
         embeddings: ``[touched, width]``.
         bias: ``[1]``.
@@ -81,7 +81,7 @@ def _towards(shape, work, served):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """Return a row's logit, as in ``headrace.ctr.models.logit``; sharing it would change its machine code."""
+    """Return a row's logit, as ``headrace.ctr.models.logit`` does; sharing would change the machine code."""
     if not shape.single:
         count_values(shape, work, row)
     logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)

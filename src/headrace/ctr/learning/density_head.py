@@ -1,4 +1,4 @@
-"""The output layer of a learning mixture density network: from activations to heads, and gradients back."""
+"""The output layer of a mixture density network in learning: from activations to heads, and backwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with exact fields: a vocabulary assigns rows to values before another model learns them."""
+"""Models with exact fields: a vocabulary assigns rows to values, and another model learns from the rows."""
 
 from __future__ import annotations
 

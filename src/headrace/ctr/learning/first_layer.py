@@ -1,9 +1,9 @@
 """The first layer of deepfm and mdn, multiplied once for each distinct value of a batch.
 
-Few of a field's values in a batch are distinct: a fifth, in click logs. A row's sum in the first layer is the
-sum of its values' products. So each distinct value is multiplied by its field's weights once, and rows add up
-the products. In the backward pass, the gradients of the rows that share a value are summed first, and the sum
-is multiplied once, by the weights and by the embedding. The result is mathematically the same.
+Few of a field's values in a batch are distinct: a fifth, in click logs. So each distinct value is multiplied
+by its field's weights once, and each row adds up its values' products. In the backward pass, the gradients of
+the rows that share a value are summed first. The sum is multiplied once by the weights, and once by the
+embedding. The result is mathematically the same.
 
 Fields with mostly distinct values, and those with several values a row, are multiplied row by row.
 """
@@ -49,7 +49,7 @@ class Distinct:
         self._slots = features.slot_starts[self._single]
         self._dense, self._units = features.dense_width, network_widths(settings, features)[1]
         inputs, units = -(-settings.factors // LANES) * LANES, padded(self._units)
-        # The gap prevents cache conflicts between the lines of a panel in different rows.
+        # Without the gap, a panel's lines of all rows would compete for the same cache sets.
         self._sizes = Sizes(0, settings.factors, inputs, units, units + LINE_FLOATS)
         per_field = settings.factors * units, units * inputs, inputs * units
         lengths = (0, 0, *(self._fields * size for size in per_field), units, PANEL)
@@ -58,7 +58,7 @@ class Distinct:
         self._plan = DistinctValues(*(np.zeros(0, np.int64) for _ in DistinctValues._fields))
 
     def take(self, touched: Touched, weights: Array, bias: Array) -> Beside | None:
-        """Find a batch's distinct values, and lay out weights if multiplying each once pays.
+        """Find a batch's distinct values, and lay out weights if some fields have few enough.
 
         Args:
             touched: The rows that the batch touches.
@@ -66,7 +66,7 @@ class Distinct:
             bias: Biases of the first layer ``[units]``.
 
         Returns:
-            The inputs still to be multiplied row by row; None if those are all inputs.
+            The inputs to multiply row by row; None if these are all inputs.
         """
         rows, fields = len(touched.places), len(self._single)
         most = int(rows * MOST_DISTINCT)
@@ -88,7 +88,7 @@ class Distinct:
         return self._beside()
 
     def forward(self, touched: Touched, table: Array) -> list[Call]:
-        """Return the calls, one per thread, that compute the sums of distinct values for ``part``.
+        """Return the calls, one per thread, that compute the partial sums that ``part`` returns.
 
         Args:
             touched: The rows that the batch touches.
@@ -135,7 +135,7 @@ class Distinct:
             weights[first : first + sizes.factors] += found[: sizes.factors, : self._units]
 
     def _planned(self, columns: Array, counts: Array) -> DistinctValues:
-        """Return a plan with the ranges of numbers assigned to fields, before ``arrange`` fills it in."""
+        """Return a plan with a range of numbers for each field; ``arrange`` fills in the rest."""
         bases = np.cumsum([0, *(-(-counts // TALL) * TALL)])
         chosen, rows, numbers = len(columns), self._sizes.rows, int(bases[-1])
         return DistinctValues(

@@ -21,10 +21,10 @@ from headrace.jit.intrinsics import intrinsic, one_by_one, read, write
 from headrace.jit.kernel_cache import cached
 
 TALL = BLOCK_ROWS * VECTORS
-"""Rows of a block that is one vector wide; the numbers of distinct values are padded to a multiple of it."""
+"""Rows of a block that is one vector wide; each field's number of values is padded to a multiple of it."""
 
 _SHORT = 4
-"""Rows of a block of weights' gradients, which divides the padded number of a field's inputs."""
+"""Rows of a block of weight gradients; divides a field's padded number of inputs."""
 
 
 class Reach(NamedTuple):
@@ -146,7 +146,7 @@ def number(places, slots, found, given, most):  # type: ignore[no-untyped-def]
         slots: Slot of each field: int64 ``[fields]``.
         found: Output for the distinct values.
         given: Output for the number of each row's value: uint32 ``[fields, rows]``.
-        most: Limit of distinct values; a field is abandoned with a count of ``most + 1`` if it has more.
+        most: Most distinct values; a field with more is abandoned, with a count of ``most + 1``.
     """
     values, seen, counts = found.values, found.seen, found.counts
     for field in range(slots.shape[0]):
@@ -422,7 +422,7 @@ def _vectors(builder: Any, start: Any, count: int) -> list[Any]:
 
 @intrinsic
 def _sum_up(_typing: Any, source: Any, ids: Any, before: Any, result: Any) -> Any:
-    """Write a panel of ``result``: that of ``before`` plus those of the rows ``ids`` of ``source``."""
+    """Set a panel of ``result`` to that of ``before`` plus those of ``source`` in all rows ``ids``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)

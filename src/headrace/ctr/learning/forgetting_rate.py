@@ -7,10 +7,11 @@ This is forward decay (Cormode and others, 2009), applied to Adagrad's sums.
 
 The growth of the weight is measured. ``Pace`` samples the tables' rows such that a row of the stream touches
 about one of them. For each sampled row it tracks by how much its linear weight would differ if each of its
-steps had been ``_FASTER`` times as long, with all other weights unchanged. If these weights would have
-predicted better than the model, its memory is too long, and the weight grows. Otherwise the weight stays. So
-on stationary data this is Adagrad. (The tracked weights are an expert beside the learner, as in Herbster and
-Warmuth, 1998. They are a sample, because a second model would cost as much as the first.)
+steps had been ``_FASTER`` times as long, with all other weights unchanged. If the tracked weights would have
+predicted clearly worse than the model, the weight of new rows stays; so on stationary data this is Adagrad.
+Otherwise the model's memory counts as too long, and the weight grows. (The tracked weights are an expert
+beside the learner, as in Herbster and Warmuth, 1998. They are a sample, because a second model would cost as
+much as the first.)
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Pace:
 
         Args:
             rows: Number of rows of the tables.
-            slots: Number of them that a row of the stream touches.
+            slots: Number of these rows that a row of the stream touches.
             threads: Number of kernels that run at once.
         """
         self._numbers = np.zeros(4)
@@ -156,11 +157,11 @@ class Pace:
 
 
 def doublings(evidence: float, spread: float) -> float:
-    """Return the number of doublings of the weight at a decision, which need not be an integer.
+    """Return by how many doublings, whole or not, the weight grows at a decision.
 
     Args:
         evidence: Sum of the loss that faster steps would have saved, in nats.
-        spread: Sum of the squares of each row's first-order contribution to it.
+        spread: Sum of the squares of each row's first-order contribution to the evidence.
     """
     deviations = evidence / math.sqrt(spread) if spread > 0 else 0.0
     return _GAIN * min(max(deviations - _DOUBT, 0.0), _MOST_DEVIATIONS) if spread > 0 else 0.0

@@ -1,8 +1,8 @@
 """Decay of sums of squares in models that learn in batches: contributions halve in a fixed number of rows.
 
 This is the forward decay of ``headrace.ctr.learning.forgetting_rate``: later batches have a larger weight,
-and rows that are not touched stay unchanged. But the rate is fixed. The measurement there, on weights that
-move row by row, does not apply to batches, in which a frequent weight moves once for many rows.
+and rows that are not touched stay unchanged. But the rate is fixed. The measurement there assumes that
+weights move row by row; in a batch, a frequent weight moves once for many rows.
 """
 
 from __future__ import annotations

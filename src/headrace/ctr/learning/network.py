@@ -55,7 +55,7 @@ class Beside(NamedTuple):
     Attributes:
         inputs: Their numbers, in the order of their columns: int64.
         columns: Column of each input, including the others: int64 ``[inputs]``.
-        wanted: Number of them, the first ones, that need gradients.
+        wanted: Number of these inputs that need gradients; they come first.
     """
 
     inputs: Array
@@ -67,8 +67,8 @@ class First(NamedTuple):
     """The first layer's arrays for a chunk of a batch's rows: float32 ``[rows, at least units]``.
 
     Attributes:
-        active: Sums of the first layer without the inputs multiplied row by row; overwritten with its
-            activations.
+        active: Partial sums of the first layer, which lack the inputs multiplied row by row; overwritten with
+            its activations.
         towards: Output for the gradients with respect to these sums.
     """
 
@@ -89,7 +89,7 @@ class Layout:
         output: Weights of the output layer, flattened.
         output_bias: Biases of the output layer.
         beside: The first layer's inputs that are multiplied row by row in this batch.
-        sizes: Number of inputs of each hidden layer that are multiplied in this batch.
+        sizes: Number of inputs of each hidden layer that are multiplied row by row in this batch.
         wanted: Number of these inputs that need gradients, for each hidden layer.
     """
 
@@ -98,7 +98,7 @@ class Layout:
 
         Args:
             widths: Inputs of the first layer, then units of each hidden layer.
-            inputs: Number of the first layer's inputs, the first ones, that need gradients.
+            inputs: Number of the first layer's inputs that need gradients; they come first.
             heads: Units of the output layer.
         """
         self.widths, self.inputs, self.heads = tuple(widths), inputs, heads
@@ -146,7 +146,7 @@ class Passage:
 
         Args:
             layout: The network.
-            rows: Most rows of a chunk.
+            rows: Maximum number of rows in a chunk.
         """
         self._layout, widths = layout, layout.widths
         self._inputs = aligned_zeros((rows, -(-widths[0] // LINE_FLOATS) * LINE_FLOATS))
@@ -196,7 +196,7 @@ class Passage:
 
     @property
     def last(self) -> tuple[Array, Array, Array]:
-        """The last hidden layer's activations, the output for their gradients, and that for its biases'."""
+        """The last hidden layer's activations, and outputs for the gradients of these and of its biases."""
         return self._active[-1], self._towards[-1], self.biases[-2]
 
     @property

@@ -35,7 +35,7 @@ _LEAST_ROWS_A_THREAD = 64
 
 
 class OnlineModel(LearningModel):
-    """A model that learns from each row at once."""
+    """A model that learns from each row before it predicts the next."""
 
     def __init__(self, settings: ModelSettings, features: Features) -> None:
         """Create an untrained model.

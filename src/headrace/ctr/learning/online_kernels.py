@@ -115,9 +115,9 @@ def _update(shape, work, served, rules, row, error):  # type: ignore[no-untyped-
 
 @functools.cache
 def learner(shape: Shape) -> LearnKernel:
-    """Return the kernel that predicts each row, writes the probability, and learns from the row at once.
+    """Return the kernel that predicts each row, and learns from it before it predicts the next.
 
-    Where sums of squares decay, the kernel then updates the measurement of their rate (``pace.watch``).
+    Where sums of squares decay, the kernel then gathers evidence on the rate (``forgetting_rate.watch``).
     """
 
     @cached(**KERNEL)

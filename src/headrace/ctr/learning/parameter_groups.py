@@ -1,7 +1,7 @@
 """The groups of weights of a learning model: initialisation, state, and published weights.
 
 Each group is a learning table. The groups ``linear`` and ``embeddings`` have many rows. All others have one
-row, as long as the array that it becomes when it is stripped.
+row, whose weights are published as an array of the shape in ``Groups.shapes``.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class Groups:
         return array
 
     def begin_at(self, bias: float) -> None:
-        """Set the initial bias; FTRL's state is set too, as FTRL recomputes weights from it at each step."""
+        """Set the initial bias, and FTRL's state, from which FTRL recomputes weights at each step."""
         values, optimizer = self.tables["bias"].values[0], self.optimizer("bias")
         values[0] = bias
         if optimizer.kind == "ftrl":
@@ -193,7 +193,7 @@ class Groups:
         return Weights({name: self.tables[name].strip() for name in self.wide()}, self._alone())
 
     def live(self) -> Weights:
-        """Return the weights with tables not copied, valid until the next batch."""
+        """Return the weights without copying tables; valid until the next batch."""
         return Weights({name: self.tables[name].as_table() for name in self.wide()}, self._alone())
 
     def _alone(self) -> dict[str, Array]:
@@ -214,7 +214,7 @@ class Groups:
         draw(self.tables["embeddings"].weights, rows, self._settings.initial_scale, self._settings.seed)
 
     def _draw_alone(self, fields: int) -> None:
-        """Initialise pairs to 1, as in an FM, and layers by He and others' scheme for ReLU."""
+        """Initialise pairs to 1, as in an FM, layers by He initialisation, and an mdn's output biases."""
         if "pairs" in self.shapes:
             self.array("pairs")[:] = 1 - np.eye(fields, dtype=np.float32)
         random = np.random.default_rng(self._settings.seed)

@@ -4,9 +4,10 @@ All weights that a row touches move against the same error. Where their sums of 
 keep taking steps as long as their first ones. The more of them a row has, the further its prediction moves:
 with 26 fields, the rates that suit six move it too far. So a row's values share the total step of six fields.
 
-Weights that every row touches are past their first steps and do not share: the bias, and fwfm's weights of
-pairs, which even move further because their gradients are small. ffm's embeddings do not share either: each
-is for one other field, so more fields mean more embeddings, not more steps for each.
+The bias and fwfm's weights of pairs do not share, because every row touches them and they are soon past their
+first steps; the weights of pairs even take longer steps, because their gradients are small. ffm's embeddings
+do not share either: each is for one other field, so more fields mean more embeddings, not more steps for
+each.
 
 In batches, frequent weights move once for many rows, and linear weights do better with the square root of the
 share (decision 0016).

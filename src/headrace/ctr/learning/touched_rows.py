@@ -28,8 +28,8 @@ class Touched(NamedTuple):
         rows: Touched rows: uint32 ``[touched]``; first row 0, which stands for no value and is never learnt,
             then those of the tables, then those of interactions.
         embedded: Number of them that belong to tables, including row 0.
-        places: Number of each value's row in ``rows``: uint32 ``[rows, slots]``.
-        crossed: Number of each interaction's row in ``rows``: uint32 ``[rows, interactions]``.
+        places: Index in ``rows`` of each value's row: uint32 ``[rows, slots]``.
+        crossed: Index in ``rows`` of each interaction's row: uint32 ``[rows, interactions]``.
     """
 
     rows: Array
@@ -42,7 +42,7 @@ class Coalescer:
     """Numbering of the rows that a batch touches; its arrays are reused for the next batch.
 
     Attributes:
-        positions: Possible number of each row among those touched: uint32 ``[rows]``.
+        positions: Candidate for each row's index in ``Touched.rows``: uint32 ``[rows]``.
     """
 
     def __init__(self, rows: int) -> None:

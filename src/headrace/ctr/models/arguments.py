@@ -76,7 +76,7 @@ class BlockRows(NamedTuple):
 
 
 NOTHING = fixed(np.zeros(0, np.float32))
-"""No labels, or no weights."""
+"""Placeholder for missing labels, weights or views."""
 
 
 class Slots(NamedTuple):

@@ -1,10 +1,10 @@
 """A mixture of Beta distributions over a click rate, the output of a mixture density network.
 
-The network outputs 1 + 3 K numbers for a row, its heads: a logit shared by all components, then for each of K
-components a weight (before the softmax), an offset of the logit, and the logarithm of a concentration. With
-mean m and concentration s, a component is Beta(m s, (1 - m) s). The likelihood of k clicks in n views is then
-a mixture of beta-binomials: Bishop, "Mixture density networks" (1994), section 3, with these in place of
-Gaussians. Rates are between 0 and 1, and counts need no approximation.
+The network outputs 1 + 3 K numbers for a row, its heads: a logit shared by all K components, then the weights
+of all components (before the softmax), the offsets of all their logits, and the logarithms of all their
+concentrations. With mean m and concentration s, a component is Beta(m s, (1 - m) s). The likelihood of k
+clicks in n views is then a mixture of beta-binomials: Bishop, "Mixture density networks" (1994), section 3,
+with these in place of Gaussians. Rates are between 0 and 1, and counts need no approximation.
 
 Everything is computed in float64, one row at a time: a row's result is bit-identical alone and in a batch.
 """
@@ -20,7 +20,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel, part
 
 LEAST_CONCENTRATION, MOST_CONCENTRATION = math.exp(-3.0), math.exp(12.0)
-"""Bounds of concentrations: of a rate that is mostly 0 or 1, and of one known to a thousandth."""
+"""Bounds of concentrations: at the lower, a rate is mostly 0 or 1; at the upper, known to a thousandth."""
 
 SCRATCH_COLUMNS = 6
 """Columns of the kernels' scratch array: float64 ``[components, SCRATCH_COLUMNS]``."""
@@ -58,7 +58,7 @@ def scratch_of(components: int) -> Array:
 
 
 def first_biases(components: int) -> Array:
-    """Return the output layer's initial biases: spaced logit offsets, and concentrations of 8 (views).
+    """Return the output layer's initial biases: spaced logit offsets, and concentrations of 8 views.
 
     Returns:
         float32 ``[heads]``.
@@ -334,9 +334,6 @@ def moments(heads: Array) -> Moments:
 
 def quantiles(heads: Array, shares: Array) -> Array:
     """Return quantiles of each row's mixture, accurate to 1e-7.
-
-    The distribution function is increasing, so each quantile is unique; Newton's method within a bracket
-    finds it.
 
     Args:
         heads: float32 ``[rows, heads]``, C-contiguous.

@@ -1,7 +1,7 @@
 """Embeddings: pooling by field, and the terms of field pairs, for all kinds that have them.
 
 The pair terms of fm, fwfm and ffm share one form: half the sum, over the fields, of the dot product of the
-field's pooled embedding with a vector ``towards``, which is a sum over the other fields' embeddings. This
+field's pooled embedding with a vector ``towards``, which is made from the other fields' embeddings. This
 vector is also the logit's gradient with respect to the pooled embedding. So each kind only defines
 ``towards`` (``headrace.ctr.models.fm``, ``fwfm``, ``ffm``); the rest is here.
 """
@@ -41,7 +41,7 @@ def count_values(shape, work, row):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def pool(shape, table, work, row):  # type: ignore[no-untyped-def]
-    """Fill in ``room.pooled``; row 0 of a table is zero, so an empty slot adds nothing."""
+    """Fill in ``room.pooled``; row 0 is zero, so an empty slot adds nothing."""
     indices, pooled, starts = work.rows.indices, work.room.pooled, work.slots.starts
     for field in range(shape.fields):
         one_by_one()

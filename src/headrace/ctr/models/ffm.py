@@ -10,7 +10,7 @@ from headrace.jit.intrinsics import one_by_one, read, write
 
 @numba.njit(**PART)
 def towards(shape, room):  # type: ignore[no-untyped-def]
-    """Write the other fields' embeddings for each field to ``towards``; a field's own block stays zero."""
+    """Write the other fields' embeddings for each field to ``towards``; the block for itself stays zero."""
     fields, factors, width = shape.fields, shape.factors, shape.width
     for field in range(fields):
         for other in range(fields):

@@ -1,7 +1,7 @@
 """Field-weighted factorization machines: each pair of fields has a weight that multiplies its dot product.
 
-The weights of pairs are a learning table of one row, as ``[fields, fields]``. A pair's weight is stored
-twice, above and below the diagonal, and both copies move alike, so that a field's weights are adjacent.
+The weights of pairs are a learning table of one row: ``[fields, fields]``, flattened. A pair's weight is
+stored above and below the diagonal, so that a field's weights are adjacent. Both copies move alike.
 """
 
 from __future__ import annotations

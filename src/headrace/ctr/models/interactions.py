@@ -1,4 +1,4 @@
-"""Interactions: the linear weight of each combination of two fields' values."""
+"""Interactions: a linear weight, found by hashing, for each combination of two fields' values."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Crossing(NamedTuple):
         return int(self.buckets.sum())
 
     def of(self, indices: Array) -> Array:
-        """Return the rows of the linear table: uint32 ``[rows, interactions]``; 0 where a value is missing.
+        """Return the rows of the linear table: uint32 ``[rows, interactions]``; 0 where a slot is empty.
 
         Args:
             indices: Rows of the tables: uint32 ``[rows, slots]``.

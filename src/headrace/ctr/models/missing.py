@@ -1,8 +1,8 @@
 """Flags for missing vectors in an mdn, one for each vector field.
 
 A vector of zeros counts as missing: null in a stream is read as zeros, an input omitted from a request is
-zeros, and no encoder produces them. So streams and requests need only agree on the numbers themselves. The
-model learns the effect of a missing vector in the flag's linear weight and its row of the first layer.
+zeros, and no encoder produces them. So neither streams nor requests need a marker of their own. The model
+learns the effect of a missing vector in the flag's linear weight and its row of the first layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEVEL = "level"
 
 
 class Missing(NamedTuple):
-    """Computes the flags of missing vectors.
+    """The vectors of a model that have flags.
 
     Attributes:
         edges: First column and end of each vector among the dense columns.
@@ -32,7 +32,7 @@ class Missing(NamedTuple):
 
     @classmethod
     def of(cls, settings: ModelSettings, features: Features) -> Missing | None:
-        """Return the flags of a model, or None if it has none.
+        """Return the flagged vectors of a model, or None if it has none.
 
         Args:
             settings: The model's settings.
@@ -46,7 +46,7 @@ class Missing(NamedTuple):
         return cls(tuple(edges)) if edges and settings.kind == "mdn" else None
 
     def flag(self, dense: Array) -> Array:
-        """Append the flags to dense features, 1 for a vector of zeros.
+        """Append the flags to dense features: 1 for a vector of zeros, else 0.
 
         Args:
             dense: float32 ``[rows, dense_width]``.
@@ -77,7 +77,7 @@ def check_names(settings: ModelSettings, features: Features) -> None:
 
 
 def flagged(settings: ModelSettings, features: Features) -> Features:
-    """Return the layout that a model's weights are for: with the flags after the dense features.
+    """Return the layout of a model's weights, which has the flags after the dense features.
 
     Args:
         settings: The model's settings.

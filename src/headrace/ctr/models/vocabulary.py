@@ -1,4 +1,4 @@
-"""Tables without collisions: each value that occurs often enough gets a row of its own, and may lose it.
+"""Tables without collisions: each value that occurs often enough has a row of its own until it expires.
 
 The table is its own hash table with linear probing: a key's position is its row. So a lookup needs only an
 array of keys beside the weights, and nothing moves when values come and go. A row is never freed, only
@@ -38,7 +38,7 @@ class KeyTable(NamedTuple):
         keys: Key of each row: uint64 ``[buckets]``; 0 for an unassigned row. Row 0 is never assigned.
         seen: Number of the stream's row in which each key was last seen: int64 ``[buckets]``.
         counts: Count-min sketch of values without a row: uint8 ``[8 * buckets]``. A value's hash selects two
-            counters, and the lower one is its count. Values that share both are admitted early.
+            counters, and the lower one is its count. Values that share both are admitted too early.
         counted: Number of values counted since the counts were last halved: int64 ``[1]``. The counts are
             halved after as many values as the table has rows. Otherwise rare values would fill them up, and
             every value would be admitted.
@@ -82,8 +82,8 @@ class Vocabulary:
             block: A block with keys; not modified.
 
         Returns:
-            The block with all indices filled in, and the rows of the tables that were reassigned to another
-            value: int64, distinct.
+            The block with all indices filled in, and the rows of the tables to reinitialise, because their
+            values had expired: int64, distinct.
         """
         indices, taken = block.indices.copy(), np.zeros(0, np.int64)
         for column, wanted in zip(self.features.exact_columns, _keys(block).T, strict=True):
@@ -248,7 +248,7 @@ def _uncount(table: KeyTable, key: np.uint64, count: int) -> None:
 
 @cached(nogil=True)
 def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int], out: Array) -> Array:
-    """Look up or assign rows; return the rows that were reassigned."""
+    """Look up or assign rows; return the assigned rows whose values had expired."""
     admit, expire_rows = rule
     fresh = np.empty(len(wanted), np.int64)
     taken = 0
@@ -270,6 +270,6 @@ def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int]
                 taken += 1
             table.keys[place] = key
             _uncount(table, key, count)
-        table.seen[place] = max(now, table.seen[place])  # an earlier slot may have seen later rows
+        table.seen[place] = max(now, table.seen[place])  # an earlier column may have seen later rows
         out[row] = place
     return np.unique(fresh[:taken])

@@ -30,7 +30,7 @@ from headrace.jit.packed_arguments import Standing
 from headrace.stream.features import Features
 
 _MOST_LANES = 32
-"""Most numbers of an embedding read at once, such that they fit in a few registers."""
+"""Maximum number of an embedding's elements that are read at once, so that they fit in a few registers."""
 
 _NOTHING = fixed(np.empty((0, 0), np.uint32))
 
@@ -61,7 +61,7 @@ def prepare(settings: ModelSettings, features: Features, weights: Weights) -> Pr
 
 
 def _plain(table: Table) -> Table:
-    """Return a table over the same memory with one-dimensional arrays of plain type, not memory-mapped."""
+    """Return a table over the same memory as one-dimensional, plain NumPy arrays."""
     values = np.asarray(table.values)
     return Table(fixed(values.reshape(-1)), fixed(np.asarray(table.scales)), int(table.shift))
 
@@ -134,7 +134,7 @@ def network_inputs(settings: ModelSettings, features: Features, *, context: bool
     fields, of_context = len(features.categorical), features.context_fields
     if settings.kind in POOLED:
         alone = [field < of_context for field in range(fields) for _ in range(settings.factors)]
-    else:  # a pair is of the context if its second field is, as context fields come first
+    else:  # context fields come first, so a pair is in the context if its second field is
         alone = [second < of_context for first in range(fields) for second in range(first + 1, fields)]
     alone += [column < features.context_dense for column in range(features.dense_width)]
     return [index for index, whether in enumerate(alone) if whether is context]

@@ -1,7 +1,7 @@
 """The kernels of ``context``, which process rows in tiles from their table rows to their logits.
 
 They allocate no memory and count no references. All intermediate results are in one scratch array of the
-caller, at offsets that are computed once.
+caller, at offsets that are computed once per call.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def score(
 
     Args:
         model: The model.
-        indices: As in Rows, like the next two; unpacking a tuple of them would be slow.
-        dense: Dense features, as in Rows.
-        crossed_rows: Rows of the interactions, as in Rows.
+        indices: As in CandidateRows, like the next two; unpacking a tuple of them would be slow.
+        dense: Dense features.
+        crossed_rows: Rows of the interactions.
         scratch: Scratch array of ``scratch_size`` numbers: float32.
         out: Output for the logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit
             first. The other heads must be zero on entry.
@@ -163,9 +163,9 @@ def _tile(prepared: Prepared) -> Tile:
 def _contexts(
     prepared: Prepared, rows: CandidateRows, part: tuple[int, int], scratch: Array, tile: Tile, known: int
 ) -> int:
-    """Compute the states of the groups that start in a tile; return the number of groups with ``known`` ones.
+    """Compute the states of the groups that start in a tile; return their number plus ``known``.
 
-    All groups of a tile come before its candidates, so that their product with the first layer has many rows.
+    All groups of a tile come before its candidates, so that the first layer multiplies many at once.
     """
     sizes, layers, groups = prepared.sizes, prepared.layers, known
     for row in range(part[0], part[1]):
@@ -198,7 +198,7 @@ def _move(scratch: Array, start: int, to: int, count: int) -> None:
 
 @part()
 def _fill(weights: Array, start: int, scratch: Array, to: int, count: int, rows: int) -> None:
-    """Initialise each of some rows with a bias."""
+    """Set each of ``rows`` rows to the bias."""
     for row in range(rows):
         for at in range(count):
             write(scratch, to + row * count + at, read(weights, start + at))

@@ -52,7 +52,7 @@ class Sizes(NamedTuple):
         context_dense: Number of them in the context.
         context_inputs: Number of the network's inputs that depend on the context alone.
         candidate_inputs: Number of the network's other inputs.
-        state: Numbers kept of a group for its candidates.
+        state: Numbers kept for each group, for its candidates.
         heads: Outputs per row: the logit, and the other heads of an mdn.
     """
 
@@ -145,7 +145,7 @@ def _linear_weight(prepared: Prepared, index: int) -> np.float32:
 
 @part(fastmath=FLAGS)
 def _pooled_linear(prepared: Prepared, rows: CandidateRows, row: int, first: int, last: int) -> np.float32:
-    """Return the linear part of the fields ``first`` to ``last``; row 0, for no value, is zero."""
+    """Return the linear part of the fields from ``first`` up to ``last``, exclusive; row 0 is zero."""
     found = np.float32(0)
     if prepared.sizes.single:
         for slot in range(first, last):
@@ -292,7 +292,7 @@ def context(prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, p
 
 @part(fastmath=FLAGS)
 def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> tuple[np.float32, int]:
-    """Compute the pairs within the context; copy the embeddings that pair with candidates to the state."""
+    """Sum the pairs within the context; copy the embeddings that pair with candidates to the state."""
     state, inputs, pooled = places
     sizes = prepared.sizes
     factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
@@ -317,7 +317,7 @@ def _field_aware_context(prepared: Prepared, scratch: Array, places: Places) -> 
 
 @part(fastmath=FLAGS)
 def _weighted_context(prepared: Prepared, scratch: Array, pooled: int, sums: int) -> np.float32:
-    """Return fwfm's pair terms of the context; write its weighted sums per candidate field to ``sums``."""
+    """Return fwfm's pair terms in the context; write a weighted sum per candidate field to ``sums``."""
     sizes = prepared.sizes
     factors, fields, of_context = len(sizes.factors), sizes.fields, sizes.context_fields
     pairs = 1 + sizes.dense
@@ -389,7 +389,7 @@ def _weighted_candidate(prepared: Prepared, scratch: Array, pooled: int, sums: i
 def _field_aware(
     prepared: Prepared, scratch: Array, pooled: int, state: int, inputs: int
 ) -> tuple[np.float32, int]:
-    """Compute the pairs with a candidate's fields, in order of (first, second), also as deepffm's inputs."""
+    """Sum the pairs with a candidate's fields; for deepffm, also write them, in order, as network inputs."""
     sizes = prepared.sizes
     factors, width, fields, of_context = len(sizes.factors), sizes.width, sizes.fields, sizes.context_fields
     logit, at = np.float32(0), inputs

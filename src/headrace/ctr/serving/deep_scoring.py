@@ -1,4 +1,4 @@
-"""Predictions and explanations of deepfm and deepffm."""
+"""Predictions of deepfm, deepffm and mdn, and explanations of the first two."""
 
 from __future__ import annotations
 

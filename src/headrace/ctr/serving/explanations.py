@@ -1,6 +1,6 @@
 """Contributions of fields to a logit: the parts shared by all kinds, in NumPy, for one row at a time.
 
-Sums are in float64, so contributions sum to the logit of the kernels except for its rounding.
+Sums are in float64, so contributions sum to the kernels' logit up to its float32 rounding.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def pooled_embeddings(features: Features, table: Table, width: int, indices: Arr
 def explain_pairs(
     settings: ModelSettings, features: Features, weights: Weights, indices: Array
 ) -> list[Contribution]:
-    """Return the pair terms of one row, one contribution for each pair of fields, as ``a * b``."""
+    """Return the pair terms of one row, one contribution for each pair of fields, named ``a * b``."""
     names = [field.name for field in features.categorical]
     products = pair_products(settings, features, weights, indices)
     made = []

@@ -1,4 +1,4 @@
-"""Requests with joined values, as buckets: checks, and conversion to rows of all tables.
+"""Kernels that check a request's buckets and numbers, and convert them to a model's arrays.
 
 Arrays are passed one by one, because numba unpacks tuples slowly through Python's C API.
 """

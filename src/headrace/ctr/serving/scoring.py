@@ -38,7 +38,7 @@ class Form(Protocol):
         """Return the logits of rows: float32 ``[rows]``."""
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
-        """Return each field's contribution to one row, uint32 ``[slots]`` and float32 ``[dense_width]``."""
+        """Return each field's contribution to one row: uint32 ``[slots]``, float32 ``[dense_width]``."""
 
 
 class WeightsScorer:

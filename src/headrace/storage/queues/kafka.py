@@ -1,7 +1,7 @@
 """The Queue in an Apache Kafka topic.
 
 The key of a message selects its partition, and one receiver at a time has a partition, so a key has one
-receiver. A published message is on all brokers that must have it. The queue does not know the waiting
+receiver. ``publish`` returns once all in-sync replicas have the messages. The queue cannot look up waiting
 messages: it drops no duplicates, and ``remove`` does nothing.
 
 No broker is contacted before the first call that needs one. So a process starts and keeps running while Kafka
@@ -93,7 +93,7 @@ class KafkaMessages:
         self._receivers.add(receiver)
         return receiver
 
-    def remove(self, keys: Collection[bytes]) -> bool:  # the signature is Queue's
+    def remove(self, keys: Collection[bytes]) -> bool:
         """See Queue. Returns False, as Kafka cannot remove messages."""
         return False
 
@@ -172,7 +172,7 @@ class KafkaMessages:
             raise unavailable("cannot publish", "no broker accepted all messages in time")
 
     def _make_topic(self, deadline: float) -> None:
-        """Create the topic, once.
+        """Create the topic with the first call, unless ``settings.create`` is False.
 
         Raises:
             Unavailable: No broker answered, or the topic cannot be created.
@@ -236,7 +236,7 @@ class _Batch:
 
 
 class _TopicFirst(KafkaReceiver):
-    """A receiver that creates the topic first, as the client rarely checks for a missing one."""
+    """A receiver that creates the topic first, as the client rarely checks whether one has appeared."""
 
     def __init__(
         self, make_topic: Callable[[float], None], client: dict[str, Any], settings: KafkaQueue

@@ -60,7 +60,7 @@ def client_settings(settings: KafkaQueue) -> dict[str, Any]:
         "allow.auto.create.topics": False,
         "error_cb": lambda _: None,
         "logger": LOGGER,
-        "log_level": _CRITICAL,  # each call reports an unreachable broker; do not log it every second
+        "log_level": _CRITICAL,  # calls report an unreachable broker; the client would log it each second
     }
     files = {
         "ssl.ca.location": settings.ca_file,

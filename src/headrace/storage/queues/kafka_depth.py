@@ -1,7 +1,7 @@
 """The backlog of a Kafka topic: messages in its partitions that the group has not committed.
 
-Brokers are asked at most once a second. The age of the oldest message is read from that message, once for
-each offset at which a partition stays.
+Brokers are asked at most once a second. The age of the oldest message comes from reading the first waiting
+message of each partition, once for each offset.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class KafkaDepth:
         self._find_oldest(consumer, waiting, deadline)
 
     def _find_oldest(self, consumer: Consumer, waiting: dict[int, int], deadline: float) -> None:
-        """Read the publication times of the first messages of partitions, unless known."""
+        """Read the publication time of each partition's first waiting message, unless it is known."""
         self._oldest = {
             number: known for number, known in self._oldest.items() if waiting.get(number) == known[0]
         }

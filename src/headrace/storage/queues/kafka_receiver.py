@@ -1,9 +1,9 @@
 """A receiver of a Kafka topic: a member of the consumer group that commits acknowledged messages.
 
 For each assigned partition it tracks the messages received and not acknowledged. It commits the offset of the
-first such message, so that none is lost. If the receiver ends before that message is acknowledged, those
-acknowledged after it are delivered again. When the group revokes a partition, its received messages belong to
-another receiver.
+first such message, so that none is lost. If the receiver ends before acknowledging that message, all later
+ones are delivered again, even acknowledged ones. When the group revokes a partition, its received messages
+belong to another receiver.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _Partition:
 
     Attributes:
         turn: Number of the assignment.
-        pending: Whether each received message was acknowledged, by offset in order, from the first that was
-            not.
+        pending: Offsets of received messages in order, from the first that was not acknowledged; each with
+            whether it was acknowledged.
         wanted: Offset to commit; negative if nothing was acknowledged.
         committed: Committed offset; negative if there is none.
     """
@@ -109,7 +109,7 @@ class KafkaReceiver:
         self._partitions: dict[int, _Partition] = {}
         self._again: deque[Delivery] = deque()  # released messages
         self._ahead: deque[KafkaMessage] = deque()  # messages that came while polling for something else
-        self._failed: KafkaError | None = None  # raised by the next call that receives nothing
+        self._failed: KafkaError | None = None  # raised by the next ``receive``, unless that gets messages
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False

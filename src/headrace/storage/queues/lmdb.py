@@ -22,10 +22,10 @@ from headrace.storage.queues.lmdb_tables import NAMES, Clocks, Prospect, QueueLi
 from headrace.storage.queues.queue import Delivery, Depth, Held, Message, check_messages, check_receive
 from headrace.storage.queues.queue_settings import LmdbQueue
 
-# Group commit: changes that several threads of a process request at a time share one transaction.
+# Group commit: changes that several threads of a process request at the same time share one transaction.
 #
 # The first thread to take the lock commits; requests that arrive while it waits for the file join its
-# transaction. A commit waits for the disk twice, so four publishing threads wait about as long as one.
+# transaction. A commit waits for the disk twice: sharing it, four threads wait about as long as one.
 
 
 _ResultT = TypeVar("_ResultT")
@@ -70,6 +70,7 @@ class LmdbWriter:
 
         Raises:
             Unavailable: Other writers held the lock until the timeout, or the file or the disk is full.
+            HeadraceError: The change raised it.
         """
         deadline = time.monotonic() + self._timeout_seconds
         ticket = _Ticket(change)
@@ -134,7 +135,7 @@ _CONTENTS = "headrace queue 1"
 _FIRST_PAUSE_SECONDS = 0.001
 _LONGEST_PAUSE_SECONDS = 0.05
 _NEVER = -1
-_MOST_NUMBERS = 1000  # settled in one transaction, so that other writers get their turn
+_MOST_NUMBERS = 1000  # limit of one transaction, so that other writers get their turn
 
 # Disk space reserved beyond the pages in use, so that messages can be acknowledged on a full disk: LMDB
 # writes new pages before it frees old ones.
@@ -154,7 +155,7 @@ class LmdbMessages:
 
         Raises:
             ConfigError: The directory holds something else, or the file cannot be opened or created.
-            Unavailable: Another process did not release the write lock in time; it may be suspended.
+            Unavailable: Another process kept the write lock and may be suspended, or the disk is full.
         """
         self._settings = settings
         self._process = os.getpid()
@@ -327,7 +328,7 @@ class LmdbMessages:
         except OSError as error:
             free = used - self._tables.live_bytes(transaction)
             if free < more_bytes + self._disk_reserve:
-                raise NoRoom(f"the disk under the queue's file: {error.strerror}") from error
+                raise NoRoom(f"cannot reserve disk for the queue's file: {error.strerror}") from error
         else:
             self._set_aside = wanted
 

@@ -283,7 +283,7 @@ class Tables:
         with transaction.cursor(self._receivers) as cursor:
             for receiver, visibility in cursor:
                 until, seconds, _ = _VISIBILITY.unpack(visibility)
-                if self._is_over(visibility, now):  # the silence is a guess if it is of an earlier boot
+                if self._is_over(visibility, now):  # after a reboot, the silence is a guess
                     silent[receiver] = (max(seconds, min(now - until + seconds, now)), 0.0)
                 elif until - now < seconds / 2:
                     silent[receiver] = (now - until + seconds, until - now)

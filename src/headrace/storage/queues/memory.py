@@ -14,7 +14,7 @@ from headrace.base.errors import Overloaded
 from headrace.storage.queues.queue import Delivery, Depth, Message, check_messages, check_receive
 from headrace.storage.queues.queue_settings import MemoryQueue
 
-_MOST_STALE = 1000  # ``_ready`` is rebuilt beyond this many numbers more than twice the messages
+_MOST_STALE = 1000  # ``_ready`` is rebuilt when it exceeds twice the number of messages by this
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class MemoryMessages:
         self._messages: OrderedDict[int, _Waiting] = OrderedDict()
         self._known: set[Message] = set()
         self._of_key: dict[bytes, deque[int]] = {}
-        self._ready: list[int] = []  # heap of numbers: the oldest message of each key, unless held
+        self._ready: list[int] = []  # heap: the oldest message of each key, unless held; and stale numbers
         self._receivers: set[MemoryReceiver] = set()
 
     def publish(self, messages: Sequence[Message]) -> None:

@@ -16,7 +16,7 @@ def open_queue(settings: AnyQueue) -> Queue:
 
     Raises:
         ConfigError: The queue cannot be opened, or its package is not installed.
-        Unavailable: The queue does not answer.
+        Unavailable: A queue on this machine cannot be opened now, for example because its disk is full.
     """
     if isinstance(settings, LmdbQueue):
         try:

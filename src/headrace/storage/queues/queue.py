@@ -4,13 +4,13 @@ A message that ``publish`` has accepted is delivered until it is acknowledged, e
 received message is invisible to other receivers until it is acknowledged or released, or its receiver has
 been silent for the visibility timeout. In the latter two cases it is delivered again.
 
-Messages of one key are delivered in the order of publication, and at any time to one receiver only. Messages
-of different keys come in roughly that order. A queue may drop a message if one with the same key and body is
+Messages of one key are delivered in the order of publication, to one receiver at a time. Messages of
+different keys come in roughly that order. A queue may drop a message if one with the same key and body is
 waiting or being worked on; memory and LMDB always do.
 
 Calls block. Those of a Queue are thread-safe. A Receiver is for one thread, but another thread may call its
-``keep`` meanwhile. Each call ends within the timeout that the queue was opened with, with its result or with
-``Unavailable``; the object remains usable.
+``keep`` meanwhile. Each call returns, or raises ``Unavailable``, within the queue's timeout; ``receive`` also
+waits for messages. The object remains usable.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Held(NamedTuple):
     Attributes:
         messages: Number of these messages.
         silent: Number of those held by receivers that have been silent for half their visibility timeout.
-        silent_seconds: Shortest silence among these silent receivers in seconds; 0 if there are none.
-        until_seconds: Longest time in seconds until the messages of a silent receiver can be delivered again;
-            0 for now.
+        silent_seconds: Shortest silence of such a receiver in seconds; 0 if there is none.
+        until_seconds: Longest time in seconds until the messages of such a receiver can be delivered again;
+            0 if they can be now.
     """
 
     messages: int
@@ -118,7 +118,7 @@ class Receiver(Protocol):
         """
 
     def keep(self) -> None:
-        """Signal that work on the received messages goes on; due every third of the visibility timeout.
+        """Signal that work on the received messages goes on. Call it every third of the visibility timeout.
 
         Raises:
             Unavailable: The queue did not answer in time.
@@ -127,8 +127,8 @@ class Receiver(Protocol):
     def acknowledge(self, deliveries: Collection[Delivery]) -> int:
         """Acknowledge messages; once this returns, they are not delivered again, even after a crash.
 
-        Messages that this receiver has lost, by silence or to another one, are skipped. They are delivered
-        again.
+        Messages that this receiver has lost, by silence or to another receiver, are skipped; they are
+        delivered again.
 
         Returns:
             Number of messages that were still this receiver's.
@@ -181,7 +181,7 @@ class Queue(Protocol):
         """
 
     def close(self) -> None:
-        """Close files, connections and receivers; no call is in flight or follows."""
+        """Close files, connections and receivers. The caller ensures that no call is in flight or follows."""
 
 
 def check_messages(messages: Sequence[Message]) -> None:
@@ -199,10 +199,10 @@ def check_messages(messages: Sequence[Message]) -> None:
         if not 0 < len(key) <= LONGEST_KEY_BYTES:
             wrong = InvalidRequest if not key else TooLarge
             expected = f"expected 1 to {LONGEST_KEY_BYTES} bytes, got {len(key)}"
-            raise wrong(f"{expected}; use a digest of a longer key", field=f"messages[{number}].key")
+            raise wrong(f"{expected}; use a digest for longer keys", field=f"messages[{number}].key")
         if len(body) > LARGEST_BODY_BYTES:
             expected = f"expected at most {LARGEST_BODY_BYTES} bytes, got {len(body)}"
-            raise TooLarge(f"{expected}; queue a reference", field=f"messages[{number}].body")
+            raise TooLarge(f"{expected}; queue a reference to the content", field=f"messages[{number}].body")
 
 
 def check_receive(limit: int, wait_seconds: float) -> None:

@@ -49,7 +49,7 @@ class LmdbQueue(QueueSettings, frozen=True, tag="lmdb"):
 
     Attributes:
         path: Directory of the file; a relative path starts from the directory of ``archive.toml``.
-        largest_bytes: Maximum size of the file in bytes; unused space takes no disk.
+        largest_bytes: Capacity in bytes. The file may be an eighth larger; unused space takes no disk.
         sync: Whether accepted messages survive a power loss, and not only the end of a process.
     """
 
@@ -73,8 +73,8 @@ class KafkaQueue(QueueSettings, frozen=True, tag="kafka"):
         create: Whether to create the topic if it does not exist.
         partitions: Number of partitions of a topic that is created, which limits the number of active
             receivers.
-        replication: Replication factor of a topic that is created. With 3 or more, all replicas but one must
-            have a message.
+        replication: Replication factor of a topic that is created. With 3 or more, a message is accepted
+            only if at least all replicas but one have it.
         tls: Whether to encrypt connections and verify the brokers' certificates.
         ca_file: File of trusted certificates; None for those of the system.
         certificate_file: File of the client certificate.

@@ -187,8 +187,8 @@ class InCassandraStore:
             return Page([], START)
         if len(rows) < limit:
             return Page([key for key, _ in rows], START)
-        # Keys may share a token, though hardly ever, and the page may end between them. Leave the last
-        # token's keys to the next page, unless all keys of this page share it, as they do if ``limit`` is 1.
+        # Keys may share a token, though hardly ever, so the page may end between two such keys. Leave the
+        # last token's keys to the next page, unless the whole page shares it, as with a ``limit`` of 1.
         last = rows[-1][1]
         before = [row for row in rows if row[1] != last] or rows
         token: int = before[-1][1]

@@ -1,4 +1,4 @@
-"""A session with a Cassandra cluster, opened by the first call that needs it and retried until it succeeds.
+"""A session with a Cassandra cluster, opened by the first call; after a failure, later calls try again.
 
 Connecting may take longer than a call's timeout. So one thread at a time connects, and callers wait for it
 until their own deadlines. Once a session exists, the driver reconnects to failed nodes by itself.

@@ -1,4 +1,4 @@
-"""Limits that all stores share: names, keys and values that another store could not hold are refused."""
+"""Limits that all stores share: each refuses names, keys and values that another could not hold."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class InLmdbStore:
             return _first_dropped(transaction) is not None
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        """See Store. Takes no lock and never waits."""
+        """See Store. Never waits for a writer."""
         try:
             with self._reading() as transaction:
                 found = self._known(transaction, partition)
@@ -156,7 +156,7 @@ class InLmdbStore:
 
     @contextmanager
     def in_place(self, partition: str, keys: list[str]) -> Iterator[Array | None]:
-        """See InPlace. Takes no lock and never waits."""
+        """See InPlace. Never waits for a writer."""
         with self._reading() as transaction:
             found = self._known(transaction, partition)
             tree = self._pages.tree(transaction) if self._pages is not None else None

@@ -54,7 +54,7 @@ _DEPTH = struct.Struct("<94xH")
 _PAGE_HEAD, _NODE_HEAD, _NUMBER_BYTES = 16, 8, 8
 _BRANCH, _LEAF = 0x01, 0x02
 _OVERFLOW = 0x04
-_KINDS = 0x6F  # mask of all kinds of pages that a tree may have
+_KINDS = 0x6F  # mask of the flags that tell a page's kind
 _IS_LARGE, _FLAGS = 0x01, 0x07
 _PREFIX_BYTES, _END_BYTES = 4, 5
 _LONGEST = 512
@@ -201,7 +201,7 @@ class Pages:
 
 
 def _is_mapped(base: int, size: int) -> bool:
-    """Return whether an address range is mapped, by asking the kernel and without reading it."""
+    """Ask the kernel whether an address range is mapped, without reading it."""
     if base <= 0 or base % mmap.PAGESIZE:
         return False
     asked = ctypes.CDLL(None).msync(ctypes.c_void_p(base), ctypes.c_size_t(size), _MS_ASYNC)

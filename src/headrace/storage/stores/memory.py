@@ -36,7 +36,7 @@ _SWEPT_PER_WRITE = 2
 @dataclass(slots=True)
 class _Partition:
     values: dict[bytes, bytes] = field(default_factory=dict)
-    expiries: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # in the order of examination
+    expiries: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # the next to examine first
     bins: list[set[bytes]] = field(default_factory=lambda: [set() for _ in range(_BINS)])
 
 

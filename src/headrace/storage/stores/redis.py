@@ -156,7 +156,7 @@ class InRedisStore:
             socket_timeout=settings.timeout_seconds,
             protocol=2,  # servers of all versions speak it
             driver_info=None,
-            # With TLS, redis-py considers a connection idle only after it has read something.
+            # With TLS, redis-py considers a connection idle only after a read; this makes it read an answer.
             client_name="headrace" if settings.tls else None,
             retry=Retry(NoBackoff(), 0),
             **options,
@@ -178,7 +178,7 @@ class InRedisStore:
 
     @_in_time
     def drop(self, partition: str) -> None:
-        """See Store. Deletes the name, then values for half of the timeout; later calls continue."""
+        """See Store. Deletes the name, then values for up to half of the timeout; later calls continue."""
         check_partition(partition)
         self._run(self._reading, _DROP, [b"partitions", b"dropped"], [partition.encode()])
         self._remove_dropped(time.monotonic() + self.timeout_seconds / 2)
@@ -202,7 +202,7 @@ class InRedisStore:
 
     @_in_time
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        """See Store. One round trip also checks that the partition is still the same."""
+        """See Store. The same round trip checks that the partition's number is unchanged."""
         values: list[bytes | None] = []
         number = self._numbers.get(partition) or self._number(partition)
         for _ in range(_PARTITION_CHANGES):

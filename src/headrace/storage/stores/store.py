@@ -4,8 +4,8 @@ Keys and values are bytes. A partition holds one kind of thing: the vectors of o
 one feature table, dead letters. Beside partitions a Store holds a few small named records, changed by
 compare-and-swap. They hold the state that all processes must agree on.
 
-Calls block and are thread-safe. Each ends within the timeout that the store was opened with, with its result
-or with ``Unavailable``. Any failed call except ``swap`` may be retried.
+Calls block and are thread-safe. Each returns, or raises ``Unavailable``, within the store's timeout. Any
+failed call except ``swap`` may be retried.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class InPlace(Protocol):
 
         Args:
             partition: Name of the partition.
-            keys: Keys of fewer than ``LONGEST_KEY_BYTES`` in UTF-8; not changed until this returns.
+            keys: Keys of fewer than ``LONGEST_KEY_BYTES`` bytes in UTF-8; unchanged until the context opens.
 
         Returns:
-            The address and size of each value, int64 ``[N, 2]``, 0 for one that is missing or expired. None
-            if they cannot be determined; then call ``get_many``.
+            The address and size of each value, int64 ``[N, 2]``, zeros for a missing or expired one. None if
+            they cannot be determined; then call ``get_many``.
 
         Raises:
             Unavailable: The store cannot be read.

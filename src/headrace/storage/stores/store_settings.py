@@ -58,8 +58,8 @@ class LmdbStore(StoreSettings, frozen=True, tag="lmdb"):
         path: Directory of the file; a relative path starts from the directory of ``archive.toml``.
         largest_bytes: Capacity in bytes. The file may be an eighth larger; unused space takes no disk.
         sync: Whether writes survive a power loss, and not only the end of a process.
-        read_in_place: Whether lookups read the file's pages directly. It is twice as fast, and a damaged
-            page is an error. Without it, all reads go through LMDB, which a damaged page may crash.
+        read_in_place: Whether lookups read the file's pages directly. This is twice as fast, and reports a
+            damaged page as an error. Otherwise all reads go through LMDB, which may crash on such a page.
     """
 
     path: Path = Path("archive")
@@ -142,7 +142,7 @@ class CassandraStore(RemoteStore, frozen=True, tag="cassandra"):
         datacenter: Data centre whose nodes are queried; "" for that of the first node that answers.
         keyspace: Keyspace of the tables.
         create_keyspace: Whether to create the keyspace if it does not exist.
-        replication: Number of copies in each data centre, for a keyspace that is created.
+        replication: Number of copies in each data centre, used when the keyspace is created.
         replication_factor: Number of copies if ``replication`` is empty, for clusters of one data centre.
         read_consistency: Consistency level of reads.
         write_consistency: Consistency level of writes.

@@ -1,4 +1,4 @@
-"""Record the timing-dependent picks in the order of messages on disk, before any message is learnt from.
+"""Record on disk the picks of messages that depend on timing, before the messages are learnt from.
 
 ``DIR/order-TOPIC-NUMBER.log`` has a line for each message that did not wait for a silent partition, and for
 each partition that was added to the topic later. A checkpoint begins a new file. Files that no kept
@@ -23,8 +23,8 @@ class Known(NamedTuple):
     """The recorded decisions.
 
     Attributes:
-        picked: The partitions of messages, by their number in the order.
-        joined: The number in the order from which a partition takes part, by partition.
+        picked: The partition of each recorded message, by the message's number in the order.
+        joined: The number in the order from which each added partition takes part, by partition.
     """
 
     picked: dict[int, int]
@@ -35,7 +35,7 @@ class OrderLog:
     """The log files; nothing is written without a directory.
 
     Attributes:
-        known: The recorded decisions about messages from a number on.
+        known: The recorded decisions: the picks from the number ``since`` on, and all added partitions.
     """
 
     def __init__(self, directory: Path | None, topic: str, since: int, kept: int = 2) -> None:
@@ -119,7 +119,7 @@ class OrderLog:
             what, _, rest = line.partition(" ")
             number, _, partition = rest.partition(" ")
             if what not in (_PICKED, _JOINED) or not (number.isdigit() and partition.isdigit()):
-                continue  # the last line of a file on a disk that was full
+                continue  # a line that was cut off, as on a full disk
             self._last[path] = max(self._last.get(path, -1), int(number))
             if what == _JOINED:
                 self.known.joined[int(partition)] = int(number)

@@ -1,8 +1,8 @@
 """Merge the messages of several partitions in a reproducible order.
 
-The next message is the oldest of the partitions' first ones, by Kafka's timestamp, then by partition. So it
-waits until each partition has one. A silent partition would delay all others, so it is skipped after a while.
-That depends on timing, so such picks are marked, to be recorded and repeated.
+The next message is the oldest of the partitions' first ones, by Kafka's timestamp, then by partition. It is
+known only when each partition has a message. A silent partition would delay all others, so it is skipped
+after a while. Such a pick depends on timing, so it is marked, to be recorded and repeated.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def parse_topic(text: str, field: str) -> Topic:
         ConfigError: It is not such an address, or contains a password.
     """
     servers, _, name = text.removeprefix(SCHEME).partition("/")
-    if "@" in text:  # The text itself is not repeated, because logs and screens are read by many.
+    if "@" in text:  # Do not echo the text: many people read logs and screens.
         raise ConfigError(
             f"{field}: an address must not contain a user name or password, because anybody can see it in "
             "the list of processes; put them into a file for --kafka-config"

@@ -1,4 +1,4 @@
-"""A Source of the messages of a topic, one after the other, each a whole stream."""
+"""A Source that reads a topic's messages one after the other; each is a whole stream."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class KafkaSource(Pieces):
         self._streams = streams
 
     def read(self, room: memoryview, timeout: float | None) -> int | None:
-        """See ``Source``; there is no end.
+        """See ``Source``; a topic has no end.
 
         Raises:
             StreamError: A message is not a stream of rows, or messages were deleted.
@@ -242,7 +242,7 @@ class KafkaSource(Pieces):
             self._client.resume([self._at(message.partition)])
 
     def _finish(self) -> None:
-        """Check that the message that was read is complete."""
+        """Check that the message just read is a complete stream."""
         if self._is_open and self._streams is not None:
             self._is_open = False
             self._streams.next_stream()
@@ -311,7 +311,7 @@ class KafkaSource(Pieces):
             )
 
     def _since(self, partition: int) -> int:
-        """Return the number from which a new partition takes part: as recorded, or the next message's."""
+        """Return the number from which a new partition takes part: as recorded, or after all known picks."""
         known = self._order.known
         since = known.joined.get(partition)
         if since is None:

@@ -78,7 +78,7 @@ class Publisher:
         Args:
             topic: The topic.
             settings: Further settings of Kafka's client.
-            make_partitions: Number of partitions of a topic to create if it is missing; None to create none.
+            make_partitions: Number of partitions with which to create a missing topic; None to create none.
 
         Raises:
             ConfigError: The topic does not exist, its brokers do not answer, or the settings are invalid.

@@ -68,7 +68,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def is_always_told(outcome: Outcome, slow_seconds: float) -> bool:
-    """Return whether a call was refused, failed, or took long, and so is logged regardless of sampling."""
+    """Return whether a call is logged regardless of sampling: it was refused, failed, or took long."""
     return outcome.code is not OK or outcome.status >= 400 or outcome.ended - outcome.arrived >= slow_seconds
 
 

@@ -1,4 +1,4 @@
-"""The spans of batches: each links the recorded requests in the batch, which arrive one after another."""
+"""The spans of batches: each links to the recorded requests of its batch, which end one after another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BatchSpan:
         origin: Model and version that computed it.
         timings: Times of the batch, and its numbers of rows and requests.
         links: Trace contexts of its recorded requests.
-        since: Arrival of the first of them, on the monotonic clock.
+        since: Time at which the first of them was added, on the monotonic clock.
     """
 
     __slots__ = ("context", "links", "origin", "since", "timings")
@@ -45,7 +45,7 @@ class Batches:
         """Start without batches.
 
         Args:
-            wait_seconds: How long a batch waits for other requests; it is unknown which are recorded.
+            wait_seconds: How long a batch waits for more recorded requests; their number is unknown.
         """
         self._wait_seconds = wait_seconds
         self._held: dict[Timings, BatchSpan] = {}

@@ -1,7 +1,7 @@
 """Send spans by OpenTelemetry's own exporters (the extra ``tracing``).
 
-An exporter takes OpenTelemetry's own spans and encodes them. The gRPC exporter can be given an encoded
-message instead (``otlp_encoding``). If a later release does not ask for it, it gets spans.
+An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, one of its methods is overridden, so
+that ``otlp_encoding`` encodes faster. If a later release does not call that method, it gets spans.
 """
 
 from __future__ import annotations

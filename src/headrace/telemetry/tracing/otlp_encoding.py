@@ -1,7 +1,7 @@
 """Encode spans as OTLP messages directly, without the objects of the SDK.
 
 OpenTelemetry's encoder makes the same message from ``ReadableSpan`` objects, in eight times the processor
-time. Each part is added in place: protobuf copies a part made elsewhere, and those within spans twice.
+time. Each part is created in place. Protobuf would copy a part made elsewhere, and the parts of spans twice.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def _who(outcome: Outcome) -> dict[str, Value]:
 def parts(outcome: Outcome, context: TraceContext, batch: BatchSpan) -> list[SpanData]:
     """Return the spans of the parts of a computed call, in order.
 
-    A call that joined an equal one in flight may have arrived after these parts began. They are cut to begin
-    no earlier than the call.
+    A call that joined an equal one in flight may have arrived after these parts began. Each is cut to begin
+    when the call was handed to the model, or later.
 
     Args:
         outcome: Outcome of the call.

@@ -20,11 +20,11 @@ from headrace.telemetry.tracing.spans import Describer, SpanData, batch_span, pa
 _log = logging.getLogger(__name__)
 
 
-# Decide which calls are recorded, when they arrive, before anything is allocated for them.
+# Calls are sampled when they arrive, before anything is allocated for them.
 
 
 class ParentBased:
-    """Records what the caller records, and a share of the traces that begin here, up to a rate limit.
+    """Selects calls that their caller records, and a share of the traces that begin here, up to a rate limit.
 
     Attributes:
         over_limit: Number of calls that were selected, but not recorded because of the rate limit.

@@ -2,8 +2,8 @@
 
 Keras' own Adam decays the moments of every row of every table at every batch, and moves every row by them.
 With a million rows and a thousand values a batch, that takes nearly all of the time. Here, rows without a
-gradient keep their weights and moments to the bit, and the others move exactly as in Keras. Requires the
-extra ``tensorflow``.
+gradient keep their weights and moments unchanged, and the others move by Keras' formula. Requires the extra
+``tensorflow``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no t
         """Update one variable; called by Keras.
 
         Args:
-            gradient: Gradient of the whole variable, or of some rows, repeated once per occurrence.
+            gradient: Gradient of the whole variable, or of some rows, each of which may occur repeatedly.
             variable: The variable.
             learning_rate: The learning rate.
         """

@@ -3,8 +3,8 @@
 The user's file has a function ``build(schema) -> keras.Model``. The model takes a dict of inputs, one for
 each feature under its name, and returns the probability of a click:
 
-- a categorical field: int64 ``[rows]``, the value's row of the field's table, 0 … buckets - 1, where 0 also
-  stands for a missing value; with several values int64 ``[rows, values]``, -1 for none;
+- a categorical field: int64 ``[rows]``, the value's row in the field's table, 0 … buckets - 1, and 0 for a
+  missing value; with several values int64 ``[rows, values]``, -1 for none;
 - a dense or vector field: float32 ``[rows, size]``.
 
 ``Embedded`` is a layer for categorical fields of one or several values. Requires the extra ``tensorflow``.

@@ -63,7 +63,7 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
 
 
 def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
-    """Return why a version is of another model; "" if it is not, None if the version does not tell."""
+    """Return why a version is of another model; "" if it is not, None if it is empty or damaged."""
     wanted = _SAVED_MODEL if is_keras else MODEL_FILE
     with saying(f"{version} cannot be read"):
         names = sorted(path.name for path in version.iterdir())

@@ -1,7 +1,7 @@
 """Patches: versions that store only the rows whose bits differ from an existing whole version.
 
 The changed rows are found by comparison with the base's files at publication, so learning need not track
-changes. The comparison is of arrays as stored. So a patch of quantized tables holds the rows whose integers
+changes. Arrays are compared as stored. So a patch of quantized tables holds the rows whose integers
 changed, and the scales that changed, as rows of their own array. Applied to its base, a patch yields the
 whole version bit for bit.
 """
@@ -24,7 +24,7 @@ from headrace.ctr.interfaces import Weights
 from headrace.versions.manifest import check_manifest
 
 LARGEST_SHARE = 0.5
-"""Largest size of a patch as a share of the whole version; a larger one is published whole."""
+"""Largest size of a patch as a share of the whole version; if it is larger, a whole version is published."""
 
 _CHUNK_BYTES = 2**22  # two of these fit into a core's caches
 _INDEX_BYTES = 4

@@ -56,7 +56,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
         rows: Number of rows of the stream learnt from.
         stream_bytes: Number of bytes read from the stream.
         newest_timestamp: Newest timestamp of a row, in microseconds since 1970; None if the stream has none.
-        metrics: Metrics of the last window, by name; None for undefined ones.
+        metrics: Metrics of the last window, or of all rows before the first one ends; None if undefined.
     """
 
     rows: int
@@ -173,7 +173,7 @@ class Publisher:
         return weights if self._bits is None else quantize(weights, self._bits, like)
 
     def _find_patch(self, settings: ModelSettings, features: Features, weights: Weights) -> _Patched | None:
-        """Return the weights as a patch of an existing version; None if that does not pay."""
+        """Return the stored weights and their patch; None if there is no base, or the patch is too large."""
         number = choose_base(_bases(self.model_directory), self._whole_every)
         base = None if number is None else open_base(self.model_directory, number)
         if base is None:
@@ -202,7 +202,7 @@ class Publisher:
         return publish(write, self.model_directory, signature=said, metadata=metadata, sign=self.sign)
 
     def delete_old(self) -> list[int]:
-        """Delete the versions that are not among the newest, needed by others, or named by the operator."""
+        """Delete versions, but not the newest, the bases of kept ones, or those named by the operator."""
         if self._keep == 0:
             return []
         try:

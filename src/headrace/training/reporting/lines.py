@@ -85,7 +85,7 @@ class JsonReport:
             # The reader closed the pipe. Learning goes on, and further lines are discarded.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
         except OSError as error:
-            # Learning goes on, with a full disk, say; the next line may succeed.
+            # Learning goes on. The next line may succeed, for example if a full disk has room again.
             self.problem = f"standard output cannot be written: {error.strerror or error}"
 
 
@@ -104,7 +104,7 @@ class TerminalReport:
         self._window = ""
 
     def moved(self, progress: Progress) -> None:
-        """Refresh the line, a few times a second at most."""
+        """Refresh the line, at most ten times a second."""
         if not self._line.due:
             return
         pace = Pace.between(self._before, progress)

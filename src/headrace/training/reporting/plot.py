@@ -23,7 +23,7 @@ class Point(NamedTuple):
     Attributes:
         row: Number of rows scored at its end.
         score: Score of its rows.
-        rows_per_second: Rows learnt from per second.
+        rows_per_second: Rows taken from the stream per second.
     """
 
     row: int

@@ -29,10 +29,10 @@ class Progress(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """Learning speed between two points of a run.
+    """Pace between two points of a run.
 
     Attributes:
-        rows_per_second: Rows learnt from per second.
+        rows_per_second: Rows taken from the stream per second.
         idle_share: Share of the time in which the learner waited for rows, 0 to 1.
     """
 

@@ -17,7 +17,7 @@ from headrace.training.reporting.progress import Observer
 
 @contextmanager
 def told_of_compiling(errors: TextIO) -> Iterator[None]:
-    """Write once that kernels are being compiled, if that happens in this context on a terminal."""
+    """Say once that kernels are being compiled, if that happens in this context; only on a terminal."""
     if not errors.isatty():
         yield
         return

@@ -91,7 +91,7 @@ class Telemetry:
         self._failures += 1
 
     def values(self) -> dict[str, float]:
-        """Return the current values of metrics, by name, without those that have none yet."""
+        """Return the current values by metric; metrics without a value yet are left out."""
         progress = self._progress
         found: dict[str, float | None] = {
             "rows": progress.rows,

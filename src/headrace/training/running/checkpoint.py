@@ -64,8 +64,8 @@ class Checkpoint:
 def only_run(directory: Path) -> Iterator[None]:
     """Lock a directory of checkpoints against other runs, which would resume from this run's checkpoints.
 
-    The lock is released when the process dies. On file systems without locks for directories, such as NFS,
-    there is no protection. Nor is there if the directory cannot be created; saving a checkpoint reports that.
+    The lock is released when the process dies. File systems without locks for directories, such as NFS, give
+    no protection. A directory that cannot be created is not reported here, but when a checkpoint is saved.
 
     Args:
         directory: Directory of the checkpoints; created if it is missing, and removed again if it stays
@@ -128,8 +128,8 @@ def save_checkpoint(directory: Path, state: Mapping[str, Array], meta: Mapping[s
 def load_checkpoint(directory: Path) -> Checkpoint | None:
     """Load the newest undamaged checkpoint; return None if there are no checkpoints.
 
-    Newer damaged checkpoints are renamed to hidden names, so that they do not count towards those kept; the
-    last ones stay for some days. If all are damaged, none is renamed: another attempt fails again, and never
+    Newer damaged checkpoints are renamed to hidden names, so that they do not count towards ``KEPT``; the
+    last of them stay for days. If all are damaged, none is renamed: another attempt fails again, and never
     silently starts from fresh weights. A checkpoint written by a newer headrace raises an error and is not
     skipped, because skipping it would silently lose what was learnt.
 
@@ -191,7 +191,7 @@ def _put_aside(damaged: Mapping[int, tuple[Path, str]]) -> Iterator[str]:
 
 
 def _sweep_damaged(directory: Path) -> None:
-    """Delete damaged checkpoints except the last ``KEPT``, and those older than ``DAMAGED_DAYS``."""
+    """Keep the last ``KEPT`` damaged checkpoints, each for ``DAMAGED_DAYS``; delete the others."""
     oldest = f"{_DAMAGED}{datetime.now(UTC) - timedelta(days=DAMAGED_DAYS):{_STAMP}}"
     damaged = sorted(path for path in directory.iterdir() if path.name.startswith(_DAMAGED))
     for place, path in enumerate(damaged, KEPT - len(damaged)):

@@ -1,6 +1,6 @@
 """Rows that wait for their labels: predicted on arrival, learnt from once the labels are known.
 
-Time is that of the stream: the newest timestamp seen. A block waits until the label of its last row is known,
+Time is the stream's: the newest timestamp seen. A block waits until the label of its last row is known,
 and is then learnt from as a whole, before the next block is predicted. So no prediction uses a label from its
 future, and batches stay whole.
 """
@@ -108,7 +108,7 @@ class Pending:
         self._put(one)
 
     def drain(self) -> list[Waiting]:
-        """Remove and return all blocks, at the end of the stream, whose labels are then known."""
+        """Remove and return all blocks; at the end of the stream, all labels are known."""
         return [self._take() for _ in range(len(self._waiting))]
 
     def state(self) -> dict[str, Array]:

@@ -16,7 +16,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruptions:
-    """Signal handlers that record the first signal; a second one has its previous effect.
+    """Signal handlers that record the first signal, and restore the previous handlers for a second one.
 
     Attributes:
         number: The signal received; None if there was none.

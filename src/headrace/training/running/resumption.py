@@ -68,15 +68,15 @@ def rows_before(checkpoint: Checkpoint | None) -> int:
 def settings_with_saved_optimizers(
     said: Mapping[str, object], checkpoint: Checkpoint | None
 ) -> Mapping[str, object]:
-    """Return a model's settings, with the optimizers of the checkpoint if both left the defaults unsaid.
+    """Return a model's settings; keep the checkpoint's optimizers if they are an earlier release's defaults.
 
     Args:
         said: Settings that differ from the defaults, as in TOML.
         checkpoint: Checkpoint to resume from; None for a new run.
 
     Returns:
-        The settings. If they name no optimizer, and the checkpoint used defaults of an earlier release, they
-        keep those.
+        The settings. If they name no optimizer, and the checkpoint has the defaults of an earlier release,
+        those are added.
     """
     saved = None if checkpoint is None else checkpoint.meta.get("model")
     if not isinstance(saved, Mapping) or any(name in said for name in _LEARNS):

@@ -1,7 +1,7 @@
 """The Trainer: runs a Learner in the loop, reports, publishes and saves, and ends every run cleanly.
 
-``headrace.training.running.schedule`` decides what is due. The learner's thread strips a version, and another
-thread writes it while learning goes on. A checkpoint waits for pending versions, because it lists them.
+``headrace.training.running.schedule`` decides what is due. The learner's thread copies the weights, and
+another thread writes them while learning goes on. A checkpoint lists versions, so it waits for pending ones.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class Trainer:
         """Learn until the stream ends, or the run is stopped.
 
         Args:
-            blocks: Rows of the stream after those learnt from already.
+            blocks: Rows of the stream that follow the rows already taken.
         """
         self._blocks, self._started = blocks, self._now()
         with self._writers, Interruptions() as interruptions:

@@ -1,7 +1,7 @@
 """Search: several configurations learn from one pass over a stream, and the best one is reported.
 
-Each configuration predicts and learns every row, as it would alone, and is scored on all of them. One whose
-model is too large or too slow to serve is excluded, however good it is.
+Each configuration predicts and learns every row, as it would alone, and is scored on all of them. It is
+excluded if its model is too large or too slow to serve, however good the score.
 """
 
 from __future__ import annotations

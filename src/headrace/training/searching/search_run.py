@@ -23,8 +23,6 @@ from headrace.training.searching.configurations import configurations, read_sear
 from headrace.training.searching.search import Result, Search
 from headrace.training.topic_origin import open_origin
 
-# Output of a search: a table, and the settings of the best configuration.
-
 
 def table(results: Sequence[Result], rows: int) -> str:
     """Return the results as a table, best first."""
@@ -75,8 +73,8 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
     """Try several configurations in one pass over a stream.
 
     Args:
-        options: Options of the search; those of the stream, the model as the base, ``quantize`` and ``json``
-            are used.
+        options: Options; a search uses those of the stream, the model as its base, ``quantize`` and
+            ``json``.
         file: TOML file with the settings of the search.
         output: Stream for the table and the best configuration, as TOML or JSON.
         errors: Stream for progress and errors.
