@@ -15,6 +15,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
 from headrace.model.casting import DoesNotFit, cast, may_cast
+from headrace.model.data_frames import Inputs, named_inputs
 from headrace.model.missing_values import Expansion, complete, fitted
 
 IS_GENERATED: ContextVar[bool] = ContextVar("IS_GENERATED", default=False)
@@ -244,13 +245,12 @@ class Signature:
             found = self._layouts.setdefault(shapes, RowLayout(self.name, self.inputs, shapes))
         return found
 
-    def check(
-        self, inputs: Mapping[str, object], *, exact: bool = False, budget: Expansion | None = None
-    ) -> CheckedInputs:
+    def check(self, inputs: Inputs, *, exact: bool = False, budget: Expansion | None = None) -> CheckedInputs:
         """Check a request's inputs, and coerce them where that is safe.
 
         Args:
-            inputs: Arrays or nested lists by input name; every input of the signature and no other.
+            inputs: Arrays or nested lists by input name; every input of the signature and no other. A data
+                frame has one input per column, or all columns of the only input.
             exact: Whether the client declared the dtypes; then only lossless widening is done. Otherwise any
                 number is cast if its kind fits, and integers are checked against the range.
             budget: Limit on spreading and filling; if None, ``MOST_EXPANDED_BYTES`` for each step.
@@ -263,7 +263,8 @@ class Signature:
                 differ; context inputs may have one row if the others have many.
             TooLarge: Spreading context inputs, or filling missing values, would exceed the budget.
         """
-        return self._as_they_are(inputs) or self._fit(inputs, exact, budget)
+        named = inputs if isinstance(inputs, dict) else named_inputs(inputs, self.inputs)
+        return self._as_they_are(named) or self._fit(named, exact, budget)
 
     def _as_they_are(self, inputs: Mapping[str, object]) -> CheckedInputs | None:
         """Return numeric inputs that fit unchanged, in shapes seen before; None for all others."""

@@ -25,7 +25,7 @@ from headrace.config import MODEL_CONFIG_FILE
 from headrace.model.casting import DoesNotFit, cast
 from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.sklearn_inputs import Features, find_features, with_missing
+from headrace.runtimes.sklearn_inputs import Features, find_features, takes_texts, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
 
 _log = logging.getLogger(__name__)
@@ -33,6 +33,20 @@ _log = logging.getLogger(__name__)
 _FAILS = "the estimator fails on a row of zeros and texts, or of categories that it knows"
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
+
+_USUAL_TYPES = frozenset(
+    {
+        "builtins.object",
+        "numpy.dtype",
+        "numpy.number",
+        "sklearn.calibration._CalibratedClassifier",
+        "sklearn.calibration._SigmoidCalibration",
+        "sklearn.compose._column_transformer.make_column_selector",
+        "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+        "sklearn.neural_network._stochastic_optimizers.SGDOptimizer",
+    }
+)
+"""Types of usual estimators that skops does not trust, although making them runs no code of the file's."""
 
 _Predict = Callable[[Any], Any]
 
@@ -55,7 +69,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
             told=f"{file.name}: expected an estimator with predict()",
         )
     features = find_features(estimator, options)
-    prepare(estimator)
+    prepare(estimator, takes_texts)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
         given = features.join(features.sample)
@@ -150,10 +164,11 @@ class _Pools:
 
 def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
     try:
-        unknown = [name for name in skops.io.get_untrusted_types(file=file) if name not in trusted]
+        types = skops.io.get_untrusted_types(file=file)
+        unknown = [name for name in types if name not in trusted and name not in _USUAL_TYPES]
         if unknown:
             raise NotLoadable(_untrusted(file, unknown, trusted))
-        return skops.io.load(file, trusted=list(trusted))
+        return skops.io.load(file, trusted=types)
     except LoadError:
         raise
     except Exception as error:  # the boundary to skops, which passes on errors of zipfile, json and NumPy

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -37,11 +38,17 @@ class Features:
     Attributes:
         specs: The inputs.
         sample: Rows that the estimator can answer, as varied as its categories allow.
+        places: The position of each input in the estimator's matrix; empty if there is only one input.
+        width: Number of columns of that matrix.
+        missing: What the estimator takes for a missing text, NaN or None, by the input's name.
         documents: Whether the estimator takes a list of documents.
     """
 
     specs: tuple[TensorSpec, ...]
     sample: Tensors
+    places: tuple[int, ...] = ()
+    width: int = 0
+    missing: Mapping[str, float | None] = field(default_factory=dict)
     documents: bool = False
 
     def join(self, inputs: Tensors) -> Array | list[str]:
@@ -53,17 +60,30 @@ class Features:
         Raises:
             InvalidRequest: A text is not UTF-8.
         """
-        columns = [_decoded(spec, inputs[spec.name]) for spec in self.specs]
+        columns = [self._decoded(spec, inputs[spec.name]) for spec in self.specs]
         if self.documents:
             return list(columns[0])
-        if len(columns) == 1 and columns[0].ndim > 1:
+        if not self.places:
             return columns[0]
-        if len({column.dtype for column in columns}) == 1:
-            return np.stack(columns, axis=1)
-        matrix = np.empty((len(columns[0]), len(columns)), object)
-        for index, column in enumerate(columns):
-            matrix[:, index] = column
+        dtypes = {column.dtype for column in columns}
+        dtype = dtypes.pop() if len(dtypes) == 1 else STRING
+        # The estimator ignores the columns that are no inputs.
+        matrix = np.full((len(columns[0]), self.width), np.nan, dtype)
+        for place, column in zip(self.places, columns, strict=True):
+            matrix[:, place] = column
         return matrix
+
+    def _decoded(self, spec: TensorSpec, column: Array) -> Array:
+        if spec.dtype != STRING:
+            return column
+        try:
+            texts = [text.decode() for text in column.flat]
+        except UnicodeDecodeError as error:
+            wrong = error.object[:40]
+            raise InvalidRequest(f"expected UTF-8 text, got {wrong!r}", field=spec.name) from error
+        if spec.name in self.missing:
+            texts = [text or self.missing[spec.name] for text in texts]
+        return np.array(texts, dtype=object).reshape(column.shape)
 
 
 def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
@@ -83,26 +103,68 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
     if count is None:
         return _probed(estimator, BY_OIP[datatype].dtype)
     names = getattr(estimator, "feature_names_in_", None)
-    known = _known(estimator)
-    values = [known.get(index, (0.0,)) for index in range(count)]
-    dtypes = [STRING if isinstance(some[0], str) else BY_OIP[datatype].dtype for some in values]
-    rows = max((len(some) for some in values), default=1)
-    apart = bool(options.options.get("columns", False))
-    if apart and names is None:
+    if names is None and options.options.get("columns", False):
         raise NotLoadable(
             "runtime.options.columns: the estimator was fitted without column names (feature_names_in_); "
             "fit it on a data frame, or leave the option out and send 'features'"
         )
-    if not apart and len(set(dtypes)) == 1:
+    known = _known(estimator)
+    values = [known.get(index, (0.0,)) for index in range(count)]
+    dtypes = [STRING if isinstance(some[0], str) else BY_OIP[datatype].dtype for some in values]
+    rows = max((len(some) for some in values), default=1)
+    if not options.options.get("columns", names is not None) and len(set(dtypes)) == 1:
         spec = TensorSpec("features", dtypes[0], (int(count),))
         columns = [_sample(some, rows, dtypes[0]) for some in values]
         return Features((spec,), {"features": np.stack(columns, axis=1)})
     if names is None:  # x0, x1, …: scikit-learn's own names for columns without one
         names = [f"x{index}" for index in range(count)]
-    specs = tuple(TensorSpec(str(name), dtype, ()) for name, dtype in zip(names, dtypes, strict=True))
-    return Features(
-        specs, {spec.name: _sample(some, rows, spec.dtype) for spec, some in zip(specs, values, strict=True)}
-    )
+    places = tuple(sorted(_used(estimator, count))) or tuple(range(count))
+    specs = tuple(TensorSpec(str(names[place]), dtypes[place], ()) for place in places)
+    sample = {
+        spec.name: _sample(values[place], rows, spec.dtype) for spec, place in zip(specs, places, strict=True)
+    }
+    return Features(specs, sample, places, count)
+
+
+def takes_texts(transformer: Estimator, chosen: Any) -> bool:
+    """Return whether a transformer of a ColumnTransformer takes texts.
+
+    Args:
+        transformer: The fitted transformer.
+        chosen: Its columns; a transformer of one column by itself takes documents.
+    """
+    if isinstance(chosen, str | int | np.integer):
+        return True
+    return any(isinstance(one, str) for some in _known(transformer).values() for one in some)
+
+
+def _used(part: Estimator, count: int) -> set[int]:
+    """Return the positions of the columns that an estimator uses; a ColumnTransformer may drop some."""
+    every = range(count)
+    if isinstance(part, Pipeline):
+        steps = [step for _, step in part.steps if step not in (None, "passthrough")]
+        return _used(steps[0], count) if steps else set(every)
+    if isinstance(part, ColumnTransformer):
+        chosen = [
+            np.atleast_1d(_indices(every, positions(part, columns)))
+            for _, one, columns in part.transformers_
+            if one != "drop"
+        ]
+        return {int(place) for places in chosen for place in places}
+    inner = _wrapped(part)
+    if not inner or getattr(part, "passthrough", False):  # stacking may pass its own columns on
+        return set(every)
+    return set[int]().union(*(_used(one, count) for one in inner))
+
+
+def _wrapped(part: Estimator) -> list[Estimator]:
+    """Return the estimators that an estimator wraps, and that were fitted on the same columns."""
+    for name in _WRAPPED_LISTS:
+        several = getattr(part, name, None)
+        if isinstance(several, list) and several:
+            return several
+    found = (getattr(part, name, None) for name in _WRAPPED)
+    return [one for one in found if one is not None][:1]
 
 
 def _count(estimator: Estimator) -> int | None:
@@ -113,7 +175,7 @@ def _count(estimator: Estimator) -> int | None:
     if isinstance(estimator, Pipeline):
         steps = [step for _, step in estimator.steps if step is not None and step != "passthrough"]
         return _count(steps[0]) if steps else None
-    wrapped = [getattr(estimator, name) for name in _WRAPPED if hasattr(estimator, name)]
+    wrapped = _wrapped(estimator)
     return _count(wrapped[0]) if wrapped else None
 
 
@@ -154,31 +216,49 @@ def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
 
 
 def with_missing(features: Features, predict: Callable[[Any], Any]) -> Features:
-    """Mark the inputs whose numbers may be missing: those for which the estimator accepts NaN.
+    """Mark the inputs whose values may be missing: those for which the estimator accepts a missing value.
 
     The estimator's attributes do not say: some impute, some split by missing values, and most refuse them.
+    In a column of texts an empty one stands for a missing one, unless the estimator knows it as a category.
 
     Args:
         features: The estimator's inputs.
         predict: The method to try.
     """
-
-    def answers(*specs: TensorSpec) -> bool:
-        tried = {spec.name: np.full_like(features.sample[spec.name], np.nan) for spec in specs}
-        try:
-            answer = np.asarray(predict(features.join({**features.sample, **tried})))
-        except Exception:  # noqa: BLE001 - the boundary to the estimator's own code, asked about made-up data
-            return False
-        return answer.dtype.kind != "f" or bool(np.isfinite(answer).all())
-
-    numbers = [spec for spec in features.specs if spec.dtype != STRING]
-    if not numbers:
+    if features.documents:
         return features
-    able = set(numbers if answers(*numbers) else [spec for spec in numbers if answers(spec)])
-    return replace(
-        features,
-        specs=tuple(replace(spec, absent=np.nan) if spec in able else spec for spec in features.specs),
+    numbers = [spec for spec in features.specs if spec.dtype != STRING]
+    able = set(numbers if _answers(features, numbers, predict) else [])
+    able |= {spec for spec in numbers if spec not in able and _answers(features, [spec], predict)}
+    missing: dict[str, float | None] = {}
+    for spec in features.specs:
+        if spec.dtype == STRING and not spec.shape and b"" not in features.sample[spec.name]:
+            for marker in (np.nan, None):
+                tried = replace(features, missing={spec.name: marker})
+                if spec.name not in missing and _answers(tried, [spec], predict):
+                    missing[spec.name] = marker
+    specs = (
+        replace(spec, absent="" if spec.dtype == STRING else np.nan)
+        if spec in able or spec.name in missing
+        else spec
+        for spec in features.specs
     )
+    return replace(features, specs=tuple(specs), missing=missing)
+
+
+def _answers(features: Features, specs: Sequence[TensorSpec], predict: Callable[[Any], Any]) -> bool:
+    """Return whether an estimator answers rows in which the values of some inputs are missing."""
+    tried = {
+        spec.name: np.full_like(features.sample[spec.name], b"" if spec.dtype == STRING else np.nan)
+        for spec in specs
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # encoders warn about unknown categories
+            answer = np.asarray(predict(features.join({**features.sample, **tried})))
+    except Exception:  # noqa: BLE001 - the boundary to the estimator's own code, asked about made-up data
+        return False
+    return answer.dtype.kind != "f" or bool(np.isfinite(answer).all())
 
 
 def _words(part: Estimator) -> _Values:
@@ -195,16 +275,6 @@ def _sample(values: _Values, rows: int, dtype: np.dtype[Any]) -> Array:
     """Return a column of ``rows`` values that cycles through ``values``."""
     known = [value.encode() if isinstance(value, str) else value for value in values]
     return np.array([known[row % len(known)] for row in range(rows)], dtype=dtype)
-
-
-def _decoded(spec: TensorSpec, column: Array) -> Array:
-    if spec.dtype != STRING:
-        return column
-    try:
-        return np.array([text.decode() for text in column.flat], dtype=object).reshape(column.shape)
-    except UnicodeDecodeError as error:
-        wrong = error.object[:40]
-        raise InvalidRequest(f"expected UTF-8 text, got {wrong!r}", field=spec.name) from error
 
 
 def _known(part: Estimator) -> Mapping[int, _Values]:
@@ -231,19 +301,7 @@ def _known(part: Estimator) -> Mapping[int, _Values]:
         return {index: _values(one) for index, one in enumerate(categories)}
     if isinstance(part, SimpleImputer):
         return {index: (one,) for index, one in enumerate(part.statistics_) if isinstance(one, str)}
-    return _of_wrapped(part)
-
-
-def _of_wrapped(part: Estimator) -> Mapping[int, _Values]:
-    for name in _WRAPPED_LISTS:
-        several = getattr(part, name, None)
-        if isinstance(several, list) and several:
-            return _known(several[0])
-    for name in _WRAPPED:
-        wrapped = getattr(part, name, None)
-        if wrapped is not None:
-            return _known(wrapped)
-    return {}
+    return _known(inner[0]) if (inner := _wrapped(part)) else {}
 
 
 def _merged(parts: list[tuple[Any, Estimator]]) -> dict[int, _Values]:
@@ -271,8 +329,8 @@ def _index_type(chosen: Any) -> type:
 
 
 def _values(categories: Any) -> _Values:
-    """Return some categories without the missing one; only texts if there are any."""
-    texts = (str(one) for one in categories if isinstance(one, str))
+    """Return some categories without the missing one, the empty text first; only texts if there are any."""
+    texts = sorted((str(one) for one in categories if isinstance(one, str)), key=bool)
     # A missing category is None or NaN, which is not equal to itself.
     numbers = (float(one) for one in categories if isinstance(one, _NUMBERS) and one == one)  # noqa: PLR0124
-    return tuple(islice(texts, _MOST_KNOWN)) or tuple(islice(numbers, _MOST_KNOWN)) or (0.0,)
+    return tuple(texts[:_MOST_KNOWN]) or tuple(islice(numbers, _MOST_KNOWN)) or (0.0,)

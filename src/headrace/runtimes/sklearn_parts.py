@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -14,7 +14,7 @@ Estimator = Any  # scikit-learn ships no types
 _PLAIN = (str, bytes, int, float, complex, type(None))
 
 
-def prepare(estimator: Estimator) -> None:
+def prepare(estimator: Estimator, takes_texts: Callable[[Any, Any], bool]) -> None:
     """Change a fitted estimator so that it takes arrays without warnings and without starting threads.
 
     The signature has checked the columns' names and order, so no part needs names: with them, scikit-learn
@@ -24,12 +24,13 @@ def prepare(estimator: Estimator) -> None:
 
     Args:
         estimator: The fitted estimator; changed in place.
+        takes_texts: Whether a transformer of a ColumnTransformer, with its chosen columns, takes texts.
     """
     parts = list(_parts(estimator))
     for part in parts:
         if isinstance(part, ColumnTransformer) and hasattr(part, "transformers_"):
             part.transformers_ = [
-                (name, one if isinstance(one, str) else _Numbers(one), positions(part, chosen))
+                (name, _of_numbers(one, chosen, takes_texts), positions(part, chosen))
                 for name, one, chosen in part.transformers_
             ]
     for part in parts:
@@ -40,8 +41,14 @@ def prepare(estimator: Estimator) -> None:
             settings["n_jobs"] = None
 
 
+def _of_numbers(transformer: Any, chosen: Any, takes_texts: Callable[[Any, Any], bool]) -> Any:
+    if isinstance(transformer, str) or takes_texts(transformer, chosen):
+        return transformer
+    return _Numbers(transformer)
+
+
 class _Numbers:
-    """A fitted transformer that receives numeric columns as numbers.
+    """A fitted transformer of numeric columns, which receives them as numbers.
 
     A matrix of texts and numbers holds Python objects, which NumPy's functions cannot process.
     """
@@ -50,8 +57,7 @@ class _Numbers:
         self._transformer = transformer
 
     def transform(self, given: Any, **parameters: Any) -> Any:
-        # A column holds numbers or texts, not both, so the first row is representative.
-        if given.dtype.hasobject and not any(isinstance(one, str) for one in given[:1].flat):
+        if given.dtype.hasobject:
             given = given.astype(np.float64)
         return self._transformer.transform(given, **parameters)
 

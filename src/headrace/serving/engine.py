@@ -30,6 +30,7 @@ from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.model_records import Unsettled
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.version_states import State, VersionStatus
+from headrace.model.data_frames import Inputs
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.version_loader import VersionLoader
@@ -378,7 +379,7 @@ class Engine:
     async def predict(
         self,
         model: str | ModelSpec,
-        inputs: Mapping[str, object],
+        inputs: Inputs,
         *,
         outputs: Iterable[str] = (),
         timeout_seconds: float | None = None,
@@ -387,7 +388,7 @@ class Engine:
 
         Args:
             model: The model's name, or a ModelSpec for a version, label or signature.
-            inputs: Arrays or nested lists by input name; the first axis is rows, the same number in each.
+            inputs: A data frame, or arrays or lists by input name, whose first axis is rows.
             outputs: Names of the outputs to return; all if empty.
             timeout_seconds: Timeout in seconds; the request is refused at once if it cannot be met.
 
@@ -424,18 +425,14 @@ class Engine:
     def predict_blocking(
         self,
         model: str | ModelSpec,
-        inputs: Mapping[str, object],
+        inputs: Inputs,
         *,
         outputs: Iterable[str] = (),
         timeout_seconds: float | None = None,
     ) -> dict[str, Array]:
         """Answer one request from any thread but the serving thread; concurrent requests share batches.
 
-        Args:
-            model: As in ``predict``.
-            inputs: As in ``predict``.
-            outputs: As in ``predict``.
-            timeout_seconds: As in ``predict``.
+        The arguments are those of ``predict``.
 
         Raises:
             HeadraceError: There is no answer.
@@ -455,7 +452,7 @@ class Engine:
     def _predict_here(
         self,
         spec: ModelSpec,
-        inputs: Mapping[str, object],
+        inputs: Inputs,
         outputs: Iterable[str],
         timeout_seconds: float | None,
     ) -> dict[str, Array] | None:

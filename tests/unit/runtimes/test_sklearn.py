@@ -138,7 +138,7 @@ def test_an_output_that_the_estimator_lacks_is_a_load_error(tmp_path: Path) -> N
 
 def test_named_columns_can_be_sent_by_position_too_without_a_warning(tmp_path: Path) -> None:
     servable = loaded(tmp_path, make_pipeline(StandardScaler(), Ridge()).fit(FEATURES, TARGET))
-    by_position = loaded(tmp_path, named())
+    by_position = loaded(tmp_path, named(), options={"columns": False})
     assert [str(spec) for spec in by_position.signatures["serving_default"].inputs] == [
         "features FP64 [rows, 3]"
     ]

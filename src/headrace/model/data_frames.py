@@ -1,0 +1,89 @@
+"""Take a request's inputs from a data frame of pandas or polars, which need not be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.base.errors import InvalidRequest, shown
+from headrace.base.tensors import Array
+
+
+class DataFrame(Protocol):
+    """The parts of a data frame that this module reads, in pandas and in polars."""
+
+    @property
+    def columns(self) -> Any:
+        """The names of the columns."""
+
+    def __getitem__(self, name: Any, /) -> Any:
+        """Return a column."""
+
+
+Inputs = Mapping[str, object] | DataFrame
+"""Inputs by name, or a data frame whose columns are the inputs."""
+
+
+class Input(Protocol):
+    """The parts of a ``TensorSpec`` that this module reads."""
+
+    @property
+    def name(self) -> str:
+        """The input's name."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of one row."""
+
+
+def named_inputs(inputs: Inputs, wanted: Sequence[Input]) -> Mapping[str, object]:
+    """Return inputs by name; those of a data frame are its columns.
+
+    Columns that are no inputs are ignored. A model with one input for all columns, such as
+    ``features [rows, 4]``, gets them in the frame's order.
+
+    Args:
+        inputs: A data frame, or inputs by name, which are returned as they are.
+        wanted: The model's inputs.
+
+    Returns:
+        For a data frame arrays of numbers, and lists of texts in which None stands for a missing one.
+
+    Raises:
+        InvalidRequest: It is neither, or two columns have the same name.
+    """
+    if isinstance(inputs, Mapping):
+        return inputs
+    if not hasattr(inputs, "columns"):
+        raise InvalidRequest(
+            f"expected arrays by input name or a data frame, got {type(inputs).__name__}", field="inputs"
+        )
+    names = list(inputs.columns)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InvalidRequest("two columns of the data frame have this name", field=shown(str(twice)))
+    found, whole = {str(name): name for name in names}, wanted[0]
+    if len(wanted) == 1 and whole.name not in found and whole.shape == (len(names),):
+        return {whole.name: _joined([_values(inputs[name]) for name in names])}
+    if all(one.name in found for one in wanted):
+        return {one.name: _values(inputs[found[one.name]]) for one in wanted}
+    return {name: _values(inputs[column]) for name, column in found.items()}
+
+
+def _values(column: Any) -> Array | list[object]:
+    values: Array = np.asarray(column)
+    if values.dtype.kind not in "OUST":
+        return values
+    is_missing = column.isna() if hasattr(column, "isna") else column.is_null()
+    return [
+        None if missing else value for value, missing in zip(values.tolist(), list(is_missing), strict=True)
+    ]
+
+
+def _joined(columns: Sequence[object]) -> object:
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    if len(arrays) == len(columns):
+        return np.stack(arrays, axis=1)
+    return [list(row) for row in zip(*columns, strict=True)]

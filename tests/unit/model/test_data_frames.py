@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import STRING
+from headrace.model.servable import Signature, TensorSpec
+
+FP64 = np.dtype(np.float64)
+SIGNATURE = Signature(
+    "serving_default",
+    (
+        TensorSpec("age", FP64, (), absent=np.nan),
+        TensorSpec("country", STRING, (), absent=""),
+        TensorSpec("visits", np.dtype(np.int64), ()),
+    ),
+    (),
+)
+MATRIX = Signature("serving_default", (TensorSpec("features", FP64, (2,), absent=np.nan),), ())
+
+FRAMES: dict[str, Any] = {
+    "pandas": pd.DataFrame({"age": [31.0, None], "country": ["de", None], "visits": [3, 4]}),
+    "pandas_nullable": pd.DataFrame(
+        {
+            "age": pd.array([31, None], "Int64"),
+            "country": pd.array(["de", None], "string"),
+            "visits": pd.array([3, 4], "Int32"),
+        }
+    ),
+    "pandas_category": pd.DataFrame(
+        {"age": [31.0, None], "country": pd.Categorical(["de", None]), "visits": [3, 4]}
+    ),
+    "pandas_other_order": pd.DataFrame({"visits": [3, 4], "country": ["de", None], "age": [31.0, None]}),
+    "polars": pl.DataFrame({"age": [31, None], "country": ["de", None], "visits": [3, 4]}),
+    "polars_category": pl.DataFrame(
+        {"age": [31.0, None], "country": pl.Series(["de", None], dtype=pl.Categorical), "visits": [3, 4]}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_columns_are_inputs_and_missing_values_are_replaced(name: str) -> None:
+    checked = SIGNATURE.check(FRAMES[name])
+    age, country, visits = (np.asarray(column) for column in checked.columns)
+    assert checked.rows == 2
+    np.testing.assert_array_equal(age, [31.0, np.nan])
+    assert country.tolist() == [b"de", b""]
+    assert visits.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("frame", [pd.DataFrame, pl.DataFrame])
+def test_the_only_input_gets_all_columns(frame: Any) -> None:
+    checked = MATRIX.check(frame({"first": [1, 2, 3], "second": [0.5, None, 1.5]}))
+    np.testing.assert_array_equal(np.asarray(checked.columns[0]), [[1, 0.5], [2, np.nan], [3, 1.5]])
+
+
+def test_texts_of_several_columns_are_one_input() -> None:
+    signature = Signature("serving_default", (TensorSpec("features", STRING, (2,)),), ())
+    checked = signature.check(pd.DataFrame({"a": ["x", "y"], "b": ["z", "w"]}))
+    assert np.asarray(checked.columns[0]).tolist() == [[b"x", b"z"], [b"y", b"w"]]
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (pd.DataFrame({"age": [1.0], "country": ["de"]}), "visits"),
+        (pd.DataFrame({"age": [1.0], "land": ["de"], "visits": [1]}), "land"),
+        (pd.DataFrame({"age": ["old"], "country": ["de"], "visits": [1]}), "age"),
+        (pd.DataFrame({"age": [1.0], "country": ["de"], "visits": [None]}), "visits"),
+        (pd.DataFrame({"age": pd.to_datetime(["2026-01-01"]), "country": ["de"], "visits": [1]}), "age"),
+        (FRAMES["pandas"][:0], "at least one row"),
+        (pd.DataFrame([[1.0, 2.0]], columns=["age", "age"]), "have this name"),
+        (pl.DataFrame({"age": [1.0], "country": [5], "visits": [1]}), "country"),
+        ([[1.0, "de", 1]], "got list"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_an_error_that_names_it(frame: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        SIGNATURE.check(frame)
+    assert said in f"{raised.value.field} {raised.value.message}"
+
+
+def test_columns_that_are_no_inputs_are_ignored() -> None:
+    frame = FRAMES["pandas"].assign(born=pd.to_datetime("1990-01-01"))
+    assert SIGNATURE.check(frame).rows == 2
+
+
+def test_three_columns_are_not_an_input_of_two() -> None:
+    with pytest.raises(InvalidRequest, match="features"):
+        MATRIX.check(pd.DataFrame({"a": [1], "b": [2], "c": [3]}))
