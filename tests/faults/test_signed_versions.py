@@ -11,6 +11,7 @@ import pytest
 from headrace.versions.layout import SIGNATURE_FILE
 from headrace.versions.manifest import publish
 from headrace.versions.signatures import new_keys, signer
+from tests.conformance import sklearn_models
 from tests.model_directories import affine
 from tests.running_server import RunningServer
 
@@ -72,6 +73,24 @@ def test_only_signed_versions_are_served(
         assert answer(server) == [1.0]
         sign(unsigned, "m", 2)
         server.wait_for(lambda: answer(server) == [2.0], "the version that is signed now")
+
+
+@both_ways
+def test_a_signed_version_trusts_types_itself(
+    tmp_path: Path, models: Path, keys: Path, more: tuple[str, ...]
+) -> None:
+    """A forest holds trees, which skops does not trust; the server's settings trust nothing."""
+    place = made(tmp_path / "made", b"")
+    (place / "model.onnx").unlink()
+    sklearn_models.save(sklearn_models.forest)(place)
+    publish(place, models / "forest", sign=signer(keys))
+    (place / "trusted_types.txt").write_text("sklearn.tree._tree.Tree\n")
+    publish(place, models / "forest", sign=signer(keys))
+    with serving(models, keys, *more) as server:
+        status, body = server.post("/v1/models/forest:predict", {"instances": [[5.1, 3.5, 1.4, 0.2]]})
+        assert status == 200, body
+        told = server.get("/v1/models/forest/versions/1")[1].decode()
+        assert "AVAILABLE" not in told
 
 
 def test_a_signed_version_cannot_be_given_another_number(tmp_path: Path, models: Path, keys: Path) -> None:

@@ -27,6 +27,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     threads: int
     trusted: tuple[str, ...]
+    is_verified: bool
     allow_code: bool
     options: dict[str, Option]
     signature: SignatureSettings
@@ -107,6 +108,7 @@ def options_of(setup: Setup) -> RuntimeOptions:
         kind=setup.kind,
         threads=setup.threads,
         trusted=setup.trusted,
+        is_verified=setup.is_verified,
         allow_code=setup.allow_code,
         options=setup.options,
         signature=setup.signature,

@@ -304,6 +304,7 @@ def _setup(which: Which, options: RuntimeOptions, policy: IsolationPolicy) -> Se
         kind=options.kind,
         threads=options.threads,
         trusted=options.trusted,
+        is_verified=options.is_verified,
         allow_code=options.allow_code,
         options=dict(options.options),
         signature=options.signature,

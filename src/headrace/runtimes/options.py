@@ -52,6 +52,7 @@ class RuntimeOptions:
         kind: The runtime; empty to infer it from the files.
         threads: Maximum number of threads per call.
         trusted: Type names that a skops file may contain beyond those that skops trusts by itself.
+        is_verified: Whether the version's signature was verified, so that it may trust types itself.
         allow_code: Whether code from version directories may run.
         options: Settings of the runtime, listed in docs/runtimes.md.
         signature: How Classify and Regress interpret the outputs.
@@ -65,6 +66,7 @@ class RuntimeOptions:
     kind: str = ""
     threads: int = 1
     trusted: tuple[str, ...] = ()
+    is_verified: bool = False
     allow_code: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     signature: SignatureSettings = field(default_factory=SignatureSettings)

@@ -34,6 +34,7 @@ _FAILS = "the estimator fails on a row of zeros and texts, or of categories that
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
 
+_TRUSTED_TYPES = "trusted_types.txt"
 _USUAL_TYPES = frozenset(
     {
         "builtins.object",
@@ -62,7 +63,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         LoadError: The file is damaged, contains untrusted types, or does not predict rows.
     """
     options.check_known(_OPTIONS)
-    estimator = _read(file, options.trusted)
+    estimator = _read(file, (*options.trusted, *_types_of_version(file, options)))
     if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
         raise NotLoadable(
             f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}",
@@ -162,6 +163,19 @@ class _Pools:
             self._in_thread.threads = self._threads
 
 
+def _types_of_version(file: Path, options: RuntimeOptions) -> tuple[str, ...]:
+    """Return the types that a version with a verified signature trusts itself."""
+    listed = file.with_name(_TRUSTED_TYPES)
+    if not options.is_verified or not listed.exists():
+        return ()
+    try:
+        return tuple(listed.read_text("utf-8").split())
+    except (OSError, ValueError) as error:
+        raise LoadError(
+            f"{_TRUSTED_TYPES} cannot be read: {error}", told=f"{_TRUSTED_TYPES} cannot be read"
+        ) from error
+
+
 def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
     try:
         types = skops.io.get_untrusted_types(file=file)
@@ -184,8 +198,9 @@ def _untrusted(file: Path, unknown: list[str], trusted: tuple[str, ...]) -> str:
     return (
         f"{file.name} holds types that are not trusted: {', '.join(unknown)}. Loading makes objects of "
         "these types from the file's contents, which may run their code or, with forged contents, crash the "
-        "process: trust them only if you know them and who wrote the file. To do so, put into "
-        f"{model}/{MODEL_CONFIG_FILE}, beside the versions' directories, under [runtime]: trusted = [{line}]"
+        "process: trust them only if you know them and who wrote the file. A signed version may list them in "
+        f"its {_TRUSTED_TYPES}. Otherwise, to do so, put into {model}/{MODEL_CONFIG_FILE}, beside the "
+        f"versions' directories, under [runtime]: trusted = [{line}]"
     )
 
 

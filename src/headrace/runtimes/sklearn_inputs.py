@@ -40,7 +40,7 @@ class Features:
         sample: Rows that the estimator can answer, as varied as its categories allow.
         places: The position of each input in the estimator's matrix; empty if there is only one input.
         width: Number of columns of that matrix.
-        missing: What the estimator takes for a missing text, NaN or None, by the input's name.
+        missing: The value of a missing text for the estimator, NaN or None, by the input's name.
         documents: Whether the estimator takes a list of documents.
     """
 

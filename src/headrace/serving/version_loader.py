@@ -125,7 +125,8 @@ class VersionLoader:
         config = with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         # Pinned to its kind: files that appear later must not make it look like another.
-        options = replace(self._options(config), kind=runtime.kind, checksums=files)
+        options = self._options(config)
+        options = replace(options, kind=runtime.kind, checksums=files, is_verified=vouch is not None)
         run = partial(self._run, options=options)
         isolates = self.isolate if config.isolate is None else config.isolate
         isolates = isolates or config.batching.instance_processes is not None

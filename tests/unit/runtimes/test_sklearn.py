@@ -63,6 +63,16 @@ def test_trusting_another_type_does_not_help_and_is_kept_in_the_line(tmp_path: P
     assert pasted["trusted"] == ["other.Type", TREES]
 
 
+def test_only_a_version_with_a_verified_signature_trusts_types_itself(tmp_path: Path) -> None:
+    (tmp_path / "trusted_types.txt").write_text(f"other.Type\n{TREES}\n")
+    with pytest.raises(LoadError, match="holds types that are not trusted"):
+        loaded(tmp_path, forest())
+    loaded(tmp_path, forest(), is_verified=True).close()
+    (tmp_path / "trusted_types.txt").write_bytes(b"\xff")
+    with pytest.raises(LoadError, match=r"trusted_types\.txt cannot be read"):
+        loaded(tmp_path, forest(), is_verified=True)
+
+
 @pytest.mark.parametrize(
     "stored", [{"a": 1}, StandardScaler().fit(FEATURES)], ids=["dictionary", "transformer"]
 )
