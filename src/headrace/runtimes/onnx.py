@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: ``model.onnx``, with or without external data files beside it.
+"""ONNX Runtime: ``model.onnx``, with or without external data files beside it.
 
 The first axis of every input and output is rows. A model exported for a fixed number of rows is called with
 exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, with one column per class, in
@@ -22,6 +22,7 @@ from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.format_guess import look_of_onnx
 from headrace.runtimes.onnx_external import external_names, read_external
+from headrace.runtimes.onnx_providers import OPTION, expect_providers, find_providers, provider_options
 from headrace.runtimes.options import RuntimeOptions
 from headrace.sealed_memory.file_copying import LARGE_BYTES
 
@@ -72,6 +73,7 @@ def load(file: Path, options: RuntimeOptions) -> OnnxServable:
             output is not rows.
     """
     session_options(options)  # rejects invalid options before anything is read
+    find_providers(options.options)
     try:
         external = options.share(lambda: _external(file, options))
         session = options.native(lambda: _session(file, options, external))
@@ -121,10 +123,11 @@ def _session(
         settings.add_session_config_entry(_WHERE_THEY_LIE, "1")
         contents = list(external.values())
         getattr(settings, _FROM_MEMORY)(list(external), contents, [*map(len, contents)])
+    providers = find_providers(options.options)
     # Without fallback, which would print the error and fail again in the same way.
-    return onnxruntime.InferenceSession(
-        str(file), settings, providers=["CPUExecutionProvider"], enable_fallback=0
-    )
+    session = onnxruntime.InferenceSession(str(file), settings, providers=providers, enable_fallback=0)
+    expect_providers(session, providers)
+    return session
 
 
 class OnnxServable:
@@ -196,7 +199,9 @@ def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
         LoadError: An option is unknown or invalid.
     """
     entries = {name: value for name, value in options.options.items() if name.startswith("session.")}
-    options.check_known({"optimization": str, **{name: type(value) for name, value in entries.items()}})
+    others = {**entries, **provider_options(options.options)}
+    types = {name: type(value) for name, value in others.items()}
+    options.check_known({"optimization": str, OPTION: str, **types})
     level = str(options.options.get("optimization", "all"))
     if level not in _OPTIMIZATION:
         raise NotLoadable(f"runtime.options.optimization: expected {', '.join(_OPTIMIZATION)}, got {level!r}")
