@@ -19,6 +19,7 @@ from headrace.base.tensors import STRING, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.runtimes import registry
 from tests.conformance.ctr_models import CTR
+from tests.conformance.keras_models import KERAS
 from tests.conformance.lightgbm_models import LIGHTGBM
 from tests.conformance.onnx_models import ONNX
 from tests.conformance.python_models import PYTHON
@@ -34,6 +35,7 @@ RUNTIMES = (
     XGBOOST,
     PYTHON,
     TENSORFLOW,
+    KERAS,
     CTR,
 )
 

@@ -70,6 +70,7 @@ RUNTIMES = (
         extra="tensorflow",
         reads=("variables/*", "assets/*"),
     ),
+    Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
     # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )
