@@ -23,8 +23,8 @@ class BackgroundQueue(Generic[_T]):
 
         Args:
             name: The thread's name.
-            work: Processes a batch of items in the thread; also called with an empty list now and then. If it
-                raises, the exception is logged and the batch is lost.
+            work: Processes a batch of items in the thread; also called with an empty list at the end of each
+                wake-up. If it raises, the exception is logged and the batch is lost.
             most: Maximum number of queued items.
             at_once: Maximum number of items in a batch; the thread wakes up when this many are queued.
             every_seconds: Longest time between two wake-ups.

@@ -66,10 +66,10 @@ def share(total: int, instances: int) -> int:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return this process's environment for one whose numeric libraries start this many threads.
+    """Return the environment for a child process whose numeric libraries start this many threads.
 
     OpenMP, OpenBLAS and MKL read ``OMP_NUM_THREADS``, and by default start one thread per processor. A value
-    that the user has set stays; one that this function has set in a parent process does not.
+    set by the user stays; one that this function set in a parent process is replaced.
 
     Args:
         threads: Number of threads.
@@ -173,11 +173,10 @@ def _in_mask() -> int:
 
 
 def take_less() -> None:
-    """Lower this thread's priority to a small but guaranteed share that preempts no other thread.
+    """Lower this thread's priority: it keeps a small guaranteed share, and preempts no other thread.
 
-    Beside a thread that never sleeps, nice 9 gets an eighth of a core. SCHED_IDLE would get only left-over
-    time, which is none beside busy processes. A thread preempted while it holds the GIL would then keep it
-    for seconds.
+    Beside a thread that never sleeps, nice 9 gets an eighth of a core. SCHED_IDLE would get only idle time,
+    so beside busy processes a thread that is preempted while it holds the GIL would keep it for seconds.
     """
     if sys.platform != "linux":  # elsewhere priorities apply to whole processes
         return

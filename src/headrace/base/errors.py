@@ -24,6 +24,7 @@ The tree, organised by what the caller can do about the error::
         + NotLoadable           permanent with these files and settings: there is no retry
           + NewerFormat         written by a newer headrace
       x ConfigError             a setting is wrong; the server does not start
+        + PlaceTaken            a port is in use; a later start may succeed with the same settings
       x StreamError             a row of a stream cannot be learnt from; the rows before it were
 
 Protocol codes live at the edge, in ``headrace.base.status_codes``: no class here knows HTTP or gRPC.
@@ -78,14 +79,14 @@ class HeadraceError(Exception):
 
 
 def shown(text: str | bytes) -> str:
-    """Return an external name or text for a message, cut before it is formatted if it is long."""
+    """Format an external name or text for a message; a long one is cut first."""
     if len(text) <= _LONGEST_SHOWN:
         return repr(text)
     return f"{text[:_LONGEST_SHOWN]!r} … ({len(text)} in all)"
 
 
 def listed(names: Iterable[object], most: int = 50) -> str:
-    """Join names for a message; of many, the first ones and the number of the others."""
+    """Join names for a message; list only the first ones of many, and count the others."""
     every = list(map(str, names))
     more = f" and {len(every) - most} more" if len(every) > most else ""
     return ", ".join(every[:most]) + more
@@ -117,7 +118,7 @@ def instead(name: str, there: Iterable[str]) -> str:
 
 
 def nearest(name: str, there: Sequence[str]) -> str:
-    """Return the existing name most similar to a mistyped one, formatted; "" if none is similar."""
+    """Return the existing name most similar to a mistyped one, for a message; "" if none is similar."""
     from difflib import get_close_matches  # noqa: PLC0415 - only needed for errors
 
     near = get_close_matches(name[:_LONGEST_SHOWN], there, 1)
@@ -198,7 +199,7 @@ class InvalidRows(InvalidRequest):
         return cls(f"row {row}{reason}", field=field, rows=rows)
 
     def within(self, start: int, stop: int) -> InvalidRequest | None:
-        """Return the error for the rows ``start:stop``, renumbered from ``start``; None if none is wrong.
+        """Return the error for the first wrong row of ``start:stop``, renumbered from ``start``, or None.
 
         Args:
             start: The first of the rows.
@@ -319,7 +320,7 @@ class LoadError(HeadraceError):
 
 
 class NotLoadable(LoadError):
-    """A version cannot be loaded from its files with these settings, however often this is retried.
+    """A version cannot be loaded from its files with these settings; a retry cannot help.
 
     Conditions that may pass (a failing disk, low memory, a file being written by others) are a plain
     LoadError, which is retried.

@@ -1,4 +1,4 @@
-"""Blocking calls from other threads into the serving thread's event loop."""
+"""Blocking calls into the serving thread's event loop from other threads."""
 
 from __future__ import annotations
 
@@ -64,6 +64,6 @@ def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Resu
             if loop.is_closed():  # it closed before the coroutine ran
                 raise Unavailable(_STOPPED)
         return future.result()
-    except BaseException:  # an interrupt, of whatever kind
+    except BaseException:  # also interrupts of this thread
         future.cancel()
         raise

@@ -81,7 +81,7 @@ def saying(what: str) -> Iterator[None]:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether a name has no leading dot; file managers create ``.DS_Store`` and ``._model.onnx``."""
+    """Return whether a name has no leading dot, unlike ``.DS_Store`` and ``._model.onnx`` of macOS."""
     return name[0] != "."
 
 
@@ -200,7 +200,7 @@ def _sweep_files(file: Path) -> None:
 
 
 def write_file(file: Path, content: bytes) -> None:
-    """Write a file's content as ``whole_file`` does, readable for all who may read its directory.
+    """Write a file's content with ``whole_file``, readable for all who may read its directory.
 
     Raises:
         OSError: The file cannot be written.
@@ -211,7 +211,7 @@ def write_file(file: Path, content: bytes) -> None:
 
 
 def let_read(descriptor: int, directory: Path) -> None:
-    """Make a file readable for all who may read its directory, and writable by no others, whatever the umask.
+    """Add the directory's read permissions to a file, and deny writing to others, whatever the umask.
 
     Raises:
         OSError: The directory does not exist.
@@ -243,7 +243,7 @@ def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
     try:
         draft.mkdir()
         descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(OSError):  # no locks on this file system, as for directories on NFS: see `is_abandoned`
+        with suppress(OSError):  # this file system has no locks, as NFS for directories: see `is_abandoned`
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield draft
     finally:
@@ -253,7 +253,7 @@ def draft_directory(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def is_abandoned(draft: Path) -> bool:
-    """Return whether no process writes to a draft any more, a directory or a file.
+    """Return whether the writer of a draft, a directory or file, has ended.
 
     A writer locks its draft right after creating it, so an unlocked draft is abandoned after a minute. On
     file systems without such locks, a draft is abandoned if nothing in it has changed for an hour.

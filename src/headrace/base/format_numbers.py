@@ -38,7 +38,7 @@ def check_format(
 
 
 def check_number(found: object, known: int, where: str, error: type[HeadraceError] = NewerFormat) -> None:
-    """Refuse a format number larger than the known one; a value that is no number is left to the caller.
+    """Refuse a format number larger than the known one; other types are left to the caller.
 
     Args:
         found: The number of the file's format.

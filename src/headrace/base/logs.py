@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
-# Events are literals in the code, so there are few; this bounds libraries that format their own texts.
+# Events are literals in the code, so there are few. This bounds the events of libraries that format texts.
 _EVENTS_KEPT = 1000
 
 _STANDARD_ERROR = 2
@@ -34,7 +34,7 @@ class InCall(Protocol):
 
 
 CALL: ContextVar[InCall | None] = ContextVar("call", default=None)
-"""The call that the current task works for; None if calls have no names."""
+"""The recorded call that the current task works for; None if there is none, or there are several."""
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -51,7 +51,7 @@ def _stamp(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-01-31T12:00:00.000Z info  loaded  model=ctr version=3``."""
+    """Lines such as ``2026-01-31T12:00:00.000Z info    loaded  model=ctr version=3``."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line, followed by a traceback if there is one."""
@@ -85,7 +85,7 @@ class _Event:
     Attributes:
         second: Second of the last record, in Unix time.
         may: Number of records that may still be logged.
-        texts: Number of occurrences of each text in that second.
+        texts: Number of logged records of each text in that second.
         left_out: Number of records left out since the last logged one.
     """
 
@@ -101,9 +101,9 @@ class _Event:
 class Sparing(logging.Filter):
     """Rate limit per text: a model that always fails must not fill the disk.
 
-    Records count as the same text if their arguments and fields are equal, so warnings about one model never
-    hide those about another. An event whose text always differs is limited too, above the rate that a start
-    with many bad models needs. The first record logged after others were left out has their number in the
+    Records count as the same text if their arguments and fields are equal, so warnings about one model do not
+    hide those about another. All texts of an event together are limited, too, but so high that a start with
+    many bad models stays below. The first record logged after others were left out has their number in the
     field ``left_out``.
     """
 
@@ -112,8 +112,8 @@ class Sparing(logging.Filter):
 
         Args:
             per_second: Maximum number of records with the same text in one second.
-            burst: Maximum number of different texts of one event at once; refilled at four times
-                ``per_second``.
+            burst: Maximum number of records of one event at once, whatever their texts; each second refills
+                four times ``per_second``.
         """
         super().__init__()
         self._per_second = per_second
@@ -162,9 +162,9 @@ def _name_call(record: logging.LogRecord) -> bool:
 class Unblocked(logging.Handler):
     """Writes lines to a descriptor without blocking on a reader that hangs.
 
-    Otherwise a log that is collected through a pipe would block the server when its collector hangs. A line
-    that cannot be written within a short timeout is lost. The next line that is written has the number of
-    lost lines in the field ``lines_lost``.
+    Otherwise the server would block when the collector at the other end of its pipe hangs. A line that cannot
+    be written within a short timeout is lost. The next written line has the number of lost lines in the field
+    ``lines_lost``.
     """
 
     def __init__(self, descriptor: int) -> None:

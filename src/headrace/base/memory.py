@@ -1,4 +1,4 @@
-"""Memory that this process may use, and may still allocate: the least of the machine and the cgroups."""
+"""Memory that this process may use, and may still allocate: the smallest limit of machine and cgroups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VERSIONS = (
 
 
 def available_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
-    """Return the memory that can be allocated before a process is killed; file cache counts as free.
+    """Return the memory that can still be allocated; file cache counts as free.
 
     Args:
         proc: Mount point of procfs.
@@ -31,7 +31,7 @@ def available_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
 
 
 def allowed_bytes(proc: Path = _PROC, mount: Path = _MOUNT) -> int | None:
-    """Return the memory limit of all processes in this process's cgroup, or on the machine.
+    """Return the memory limit: the smallest of this process's cgroups and the machine's memory.
 
     Args:
         proc: Mount point of procfs.

@@ -1,4 +1,4 @@
-"""The one table from errors to HTTP and gRPC codes."""
+"""The only table of the HTTP and gRPC codes of errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Codes:
     Attributes:
         http: The HTTP status.
         grpc: The number of the gRPC status.
-        name: The gRPC status in capitals, as TensorFlow Serving's error_code has it.
+        name: The gRPC status in capitals, as in TensorFlow Serving's error_code.
     """
 
     http: int
@@ -42,8 +42,8 @@ class Codes:
 OK = Codes(200, 0, "OK")
 WRONG_METHOD = Codes(405, 12, "UNIMPLEMENTED")
 
-# The HTTP column is TensorFlow Serving's. A full queue is UNAVAILABLE there too, as gRPC clients retry that
-# by themselves.
+# The HTTP statuses are TensorFlow Serving's, except 413. A full queue is UNAVAILABLE, as there: gRPC clients
+# retry that by themselves.
 CODES: dict[type[HeadraceError], Codes] = {
     InvalidRequest: Codes(400, 3, "INVALID_ARGUMENT"),
     TooLarge: Codes(413, 8, "RESOURCE_EXHAUSTED"),

@@ -1,4 +1,4 @@
-"""Watches the tasks of a serving process, so that no required task ends silently."""
+"""Watch the tasks of a serving process, so that no required task ends unnoticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Supervisor:
     """Watches tasks of one event loop.
 
     Attributes:
-        failed: Completes with the name of the first required task that ended by itself.
+        failed: Completes with the name of the first required task that ended before ``stop``.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Supervisor:
         task.add_done_callback(partial(self._ended, what))
 
     def allows(self, what: str, task: asyncio.Future[None]) -> None:
-        """Watch a task that may end; if it fails, this is logged, and the server goes on.
+        """Watch a task that may end; a failure is logged, and the server goes on.
 
         Args:
             what: Name of the task for the log.

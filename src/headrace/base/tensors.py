@@ -1,4 +1,4 @@
-"""Tensors, the data between all layers: name -> NumPy array whose first axis is rows.
+"""Tensors, the data that all layers exchange: NumPy arrays by name, whose first axis is rows.
 
 Numbers and booleans are arrays of their native little-endian dtype. Strings are object arrays whose elements
 are ``bytes``; text is UTF-8. ``DATATYPES`` is the one table of supported element types, with their names in
@@ -57,13 +57,13 @@ DATATYPES: tuple[Datatype, ...] = (
 
 BY_DTYPE: dict[np.dtype[Any], Datatype] = {datatype.dtype: datatype for datatype in DATATYPES}
 BY_NUMPY: dict[str, np.dtype[Any]] = {dtype.str: dtype for dtype in BY_DTYPE}
-"""Datatypes by NumPy's own name, for external names: ``np.dtype`` would parse these as expressions."""
+"""Dtypes by NumPy's name, for names from outside, which ``np.dtype`` would parse as expressions."""
 BY_OIP: dict[str, Datatype] = {datatype.oip: datatype for datatype in DATATYPES}
 BY_TENSORFLOW: dict[int, Datatype] = {datatype.tensorflow: datatype for datatype in DATATYPES}
 
 
 def held_bytes(array: Array) -> int:
-    """Return the size of an array in bytes; texts count with their lengths."""
+    """Return the size of an array in bytes, including its texts."""
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
 
 

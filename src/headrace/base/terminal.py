@@ -37,7 +37,7 @@ def table(rows: Sequence[Sequence[str]], right: Collection[int] = (), *, indent:
 
 
 def size(count: int) -> str:
-    """Format a number of bytes with its unit, to a tenth: small files are not 0.0 MB."""
+    """Format a number of bytes in B, kB or MB, with one decimal."""
     if count < 1000:
         return f"{count} B"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"
@@ -49,7 +49,7 @@ def counted(count: int, noun: str) -> str:
 
 
 class Line:
-    """A line that is redrawn in place; nothing is drawn if the file is not a terminal."""
+    """A line that is redrawn in place, by default only on a terminal."""
 
     def __init__(
         self, file: TextIO, now: Callable[[], float] = time.monotonic, *, shown: bool | None = None
@@ -57,9 +57,9 @@ class Line:
         """Create the line without drawing it.
 
         Args:
-            file: The terminal; nothing is written to other files.
+            file: Where to draw.
             now: Returns the time in seconds.
-            shown: Whether to draw, whatever the file is.
+            shown: Whether to draw; None to draw only if the file is a terminal.
         """
         self._file = file
         self._now = now

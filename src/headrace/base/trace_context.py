@@ -58,7 +58,7 @@ class TraceContext:
     __slots__ = ("flags", "is_recorded", "is_remote", "parent_id", "span_id", "state", "trace_id")
 
     def __init__(self, parent: Parent | None, state: str = "", *, is_recorded: bool, is_remote: bool = True):
-        """Begin a span below a parent or a new trace, or only note the parent.
+        """Begin a span below a parent or in a new trace, or only record the parent.
 
         Args:
             parent: The caller's span; None to begin a trace.
@@ -112,9 +112,9 @@ def parse_parent(value: bytes) -> Parent | None:
 
 
 def state_in(headers: Headers) -> str:
-    """Return the caller's ``tracestate``, joined from all its headers; "" if a member is invalid.
+    """Return the caller's ``tracestate``, joined from all its headers; "" if it is invalid.
 
-    It also counts as invalid if it has more members or bytes than the standard requires to be propagated.
+    Repeated keys count as invalid, and so do more members or bytes than the standard requires to propagate.
     """
     together = b",".join(value for name, value in headers if name == TRACESTATE)
     if len(together) > _STATE_BYTES:
@@ -128,6 +128,6 @@ def state_in(headers: Headers) -> str:
 
 
 def noted(headers: Headers) -> TraceContext | None:
-    """Return the context of a call without a span, so that its log lines can name the caller's trace."""
+    """Return the context of a call without a span, for log lines; None without a valid ``traceparent``."""
     parent = parent_in(headers)
     return None if parent is None else TraceContext(parent, is_recorded=False)

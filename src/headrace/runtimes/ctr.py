@@ -1,7 +1,7 @@
 """headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
 
-There are two signatures. ``serving_default`` takes one input per field, with values as they were in the
-stream. ``rows`` is faster: it takes all values joined, as bucket numbers, and as hashes for exact fields. An
+There are two signatures. ``serving_default`` takes one input per field, with the stream's own values.
+``rows`` is faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. An
 mdn has a third signature, ``interval``, which also returns the uncertainty of an answer. Context inputs may
 have one row for all candidates of a request. Needs the extra ``ctr``.
 """
@@ -38,7 +38,7 @@ ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""
 
 INTERVAL_SIGNATURE = "interval"
-"""The signature of an mdn that returns the uncertainty of a click rate; its inputs are fields and a level."""
+"""The signature of an mdn that also returns a click rate's uncertainty; it takes the fields and a level."""
 
 LEVEL_SAID = 0.9
 """Default level of an interval; a level is at least 0, and less than 1."""
@@ -49,15 +49,15 @@ PADDING = np.uint32(2**32 - 1)
 _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(np.int64)
 _KEY = np.dtype(np.uint64)
 _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
-_join: Callable[[Iterable[Any]], bytes] = b"".join  # of any buffers, arrays among them
+_join: Callable[[Iterable[Any]], bytes] = b"".join  # also accepts arrays
 
 
 def load(file: Path, options: RuntimeOptions) -> CtrServable:
     """Load a click model.
 
     Args:
-        file: Its ``model.ctr``; the arrays lie beside it, or in the version that it is a patch of.
-        options: The operator's settings; there are no runtime options.
+        file: Its ``model.ctr``; the arrays lie beside it, or in the version that it patches.
+        options: The operator's settings; this runtime has no options.
 
     Raises:
         LoadError: The model is damaged or inconsistent.
@@ -70,7 +70,7 @@ def load(file: Path, options: RuntimeOptions) -> CtrServable:
 
 
 def servable_of(version: Path) -> CtrServable:
-    """Load a version's arrays; its kernels are compiled at their first call.
+    """Load a version without its kernels, which are compiled or loaded at their first call.
 
     Args:
         version: Its directory.
@@ -100,7 +100,7 @@ class CtrServable:
     def __init__(
         self, model: tuple[ModelSettings, Features, Weights], grouped: GroupedScorer, kind: Kind
     ) -> None:
-        """Prepare whatever each call would otherwise repeat.
+        """Precompute everything that all calls share.
 
         Args:
             model: Its settings, the layout of its rows, and its weights with the keys of exact fields.
@@ -141,7 +141,7 @@ class CtrServable:
         return {"probability": self._scorer.predict(indices, dense)}
 
     def explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
-        """Return each field's contribution to each row's logit; a row's contributions sum to its logit.
+        """Return each row's contributions (bias, fields, interactions); they sum to the row's logit.
 
         Args:
             inputs: As for ``predict``, but context inputs must have as many rows as the others.
@@ -204,7 +204,7 @@ class CtrServable:
         return indices, self._numbers(plain, rows)
 
     def _place_texts(self, inputs: Tensors, rows: int, indices: Array, keys: Array) -> None:
-        """Write the rows and keys of all texts."""
+        """Write the table rows of all texts to `indices`, and the keys of exact fields to `keys`."""
         places = self._places
         if isinstance(inputs, PackedTensors):
             came = inputs.rows
@@ -215,7 +215,7 @@ class CtrServable:
             place_texts(data, where, places.texts, indices, keys)
 
     def _look_up(self, keys: Array, indices: Array) -> None:
-        """Write the rows of exact fields."""
+        """Look up the keys of exact fields, and write their table rows to `indices`."""
         if keys.shape[1]:
             # Imported here because only models with exact fields need it.
             from headrace.ctr.models.vocabulary import look_up  # noqa: PLC0415
@@ -289,7 +289,7 @@ class CtrServable:
 
 
 def _by_field(columns: Sequence[Array], rows: int, dtype: np.dtype[np.generic]) -> Array:
-    """Concatenate arrays of ``[rows]`` as ``[columns, rows]``, which is read-only."""
+    """Concatenate arrays of ``[rows]`` into one read-only array ``[columns, rows]``."""
     try:
         joined = _join(columns)  # takes half of NumPy's time
     except (BufferError, ValueError):  # one is a view with gaps
@@ -302,7 +302,7 @@ def _by_row(values: Array) -> Array:
 
 
 def _first_of_rows(bad: Array) -> Iterator[tuple[int, int]]:
-    """Yield each row that has something bad, with its first bad column."""
+    """Yield each row with a bad value, and its first bad column."""
     rows = np.flatnonzero(bad.any(axis=1))
     return zip(rows.tolist(), bad[rows].argmax(axis=1).tolist(), strict=True)
 
@@ -322,12 +322,12 @@ class _Places(NamedTuple):
     """Where the values of fields go: each field with its table's first row and its first slot.
 
     Attributes:
-        fields: Fields of one integer, which one kernel places together.
+        fields: Fields of one hashed or bucketed integer, which one kernel places together.
         names: Their names.
         integers: The same fields, for the kernel.
         text_names: The names of text fields.
         texts: The text fields, for their kernel.
-        others: Fields of several integers, and of integers with rows of their own.
+        others: Integer fields that are exact or have several values.
     """
 
     fields: tuple[tuple[Field, int, int], ...]
@@ -389,7 +389,7 @@ def _spec(field: Field) -> TensorSpec:
             shorter=several,
         )
     shape = (field.size,) if field.role == "vector" else ()
-    # As in training, where the stream has no number.
+    # Training, too, uses 0 where the stream has no number.
     return TensorSpec(field.name, _FLOAT, shape, field.context, absent=0.0)
 
 

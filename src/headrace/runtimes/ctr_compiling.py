@@ -1,4 +1,4 @@
-"""Program of the child process that compiles a click model's kernels and caches them: see `ctr_kernels`."""
+"""Compile and cache a click model's kernels, as the child process that `ctr_kernels` starts."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def main() -> None:
 
 @contextmanager
 def one_at_a_time(kept: Path | None) -> Iterator[None]:
-    """Wait while another process compiles, so that its kernels are found in the cache and not compiled again.
+    """Hold a lock while compiling, so that other processes wait and then find the kernels in the cache.
 
-    Workers of one server begin with the same kernels at the same time.
+    The workers of a server need the same kernels at the same time.
 
     Args:
         kept: The directory of cached kernels; None for none.
     """
     with ExitStack() as held:
         if kept is not None:
-            with suppress(OSError):  # without a lock this is only slower
+            with suppress(OSError):  # without a lock, some kernels are compiled twice
                 descriptor = os.open(kept / _LOCK_FILE, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
                 held.callback(os.close, descriptor)
                 _wait_for(descriptor)
@@ -74,7 +74,7 @@ def _locked(descriptor: int) -> bool:
 
 
 def servable_like(version: Path) -> CtrServable:
-    """Load a version, or its model's newest if it is gone: a trainer may have deleted it meanwhile.
+    """Load a version; if a trainer has deleted it meanwhile, load its model's newest one.
 
     Raises:
         LoadError: It is damaged, or no version is left.

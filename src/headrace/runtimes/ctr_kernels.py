@@ -1,8 +1,8 @@
 """Prepare a click model's kernels before its first request, from the disk cache or by a child process.
 
-Compiling takes ten seconds or more. Meanwhile it holds a lock that every other click model needs to load,
-and, for most of the time, the GIL, which requests need. So a serving process does not compile: a child
-process does it for the first version that needs a kernel which is not cached.
+Compiling takes ten seconds or more. It holds a lock that all click models need to load, and most of the time
+the GIL, which requests need. So a child process compiles the kernels that are not cached. This process
+compiles them itself only if no cache directory is writable, or if the child fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 def make_ready(servable: Servable, version: Path) -> None:
-    """Load the kernels that a version needs; if they are not cached, let another process compile them.
+    """Load the kernels that a version needs; a child process compiles them first if they are not cached.
 
     Args:
         servable: The loaded version.
@@ -39,7 +39,7 @@ def make_ready(servable: Servable, version: Path) -> None:
 
 
 def run_once(servable: Servable) -> None:
-    """Predict a row of zeros by each signature, so that every kernel is compiled or loaded.
+    """Predict a row of zeros and empty texts with each signature, to compile or load every kernel.
 
     Raises:
         NotKept: A kernel is not cached, and compiling is not allowed.
@@ -51,16 +51,16 @@ def run_once(servable: Servable) -> None:
             inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
         servable.predict(inputs, name)
         if any(spec.dtype == STRING for spec in signature.inputs):
-            packed_kernels.run_once()  # codecs locate the texts of messages with them
+            packed_kernels.run_once()  # codecs use them to locate texts in messages
 
 
 def _compile_elsewhere(version: Path) -> None:
-    """Let a child process compile and cache the kernels; if it cannot start, they are compiled here."""
+    """Let a child process compile and cache the kernels; if it fails, log a warning."""
     about = {"model": version.parent.name, "version": version.name}
     _log.info("compiling kernels in a separate process, once", extra=about)
     command = [sys.executable, "-m", "headrace.runtimes.ctr_compiling", str(version)]
     try:
-        # The child ends when its standard input is closed: at the latest, with this process.
+        # The child ends when its standard input is closed, at the latest when this process ends.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         ) as child:

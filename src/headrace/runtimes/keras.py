@@ -54,8 +54,8 @@ def _refused(file: Path, error: Exception) -> LoadError:
     said = " ".join(str(error).split())
     if "safe_mode" in said or "unsafe" in said:
         return NotLoadable(
-            f"{file.name} holds a Lambda layer or other code, which would run as the server. Start the server "
-            "with --allow-code if you trust it, or replace the layer by one of keras.ops"
+            f"{file.name} holds a Lambda layer or other code, which would run as the server. Start the "
+            "server with --allow-code if you trust it, or replace the layer by one of keras.ops"
         )
     return LoadError(
         f"Keras cannot load {file.name}: {type(error).__name__}: {said}",

@@ -86,7 +86,7 @@ class OwnModules:
                 self._give_back()
 
     def forget(self) -> None:
-        """Remove the modules from the interpreter; to be called once."""
+        """Remove the modules from the interpreter. Call it only once."""
         self._give_back()
         if self.names:
             _FINDER.leave()
@@ -94,7 +94,7 @@ class OwnModules:
         for name in [name for name in sys.modules if name == self._package or name.startswith(start)]:
             sys.modules.pop(name, None)
         sys.path_importer_cache.pop(self._directory, None)
-        # Code that adds its directory does so for modules that are found without it.
+        # The model's code may have added its directory, which it does not need.
         sys.path[:] = [one for one in sys.path if one != self._directory]
 
     def importing(
@@ -105,14 +105,13 @@ class OwnModules:
         wanted: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Replace ``__import__`` in the version's code."""
+        """Import as ``__import__`` does, but find the version's own modules first."""
         top = name.partition(".")[0]
         if level or top not in self.names:
             return __import__(name, of, local, wanted or (), level)
         module = self.submodule(name)
-        if isinstance(
-            wanted, list
-        ):  # not a statement, but C code such as pickle's, which looks in sys.modules next
+        # C code, such as pickle's, passes a list, unlike a statement, and then looks in sys.modules.
+        if isinstance(wanted, list):
             _lend(name, module)
             return module
         if not wanted:
@@ -135,11 +134,11 @@ def _lend(name: str, module: ModuleType) -> None:
     there = sys.modules.get(name)
     if there is not module:
         _plain[name] = module, _plain[name][1] if name in _plain else there
-        sys.modules[name] = module  # last, so that no other thread runs before the caller looks it up
+        sys.modules[name] = module  # last: no thread may run between this and the caller's lookup
 
 
 def _names_beside(file: Path) -> frozenset[str]:
-    """Return the module and package names; a folder without ``__init__.py`` hides no installed package."""
+    """Return the names of modules and packages; a folder without ``__init__.py`` hides no installed one."""
     folders = [one for one in file.parent.iterdir() if one.is_dir()]
     names = {one.stem for one in file.parent.iterdir() if one.suffix == ".py" and one != file}
     names |= {one.name for one in folders if (one / "__init__.py").is_file()}
@@ -178,14 +177,14 @@ class _Finder(MetaPathFinder):
         self._versions = 0
 
     def enter(self) -> None:
-        """Install the finder while a version with modules of its own is loaded."""
+        """Count a version that has modules of its own; the first one installs the finder."""
         with self._lock:
             self._versions += 1
             if self._versions == 1:
                 sys.meta_path.insert(0, self)
 
     def leave(self) -> None:
-        """Undo one ``enter``."""
+        """Undo one ``enter``; the last version removes the finder."""
         with self._lock:
             self._versions -= 1
             if not self._versions:
@@ -194,7 +193,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find a module; return None for modules that are not the version's."""
+        """Find a module; return None if the version has no such module."""
         own = _running.get()
         if own is None or name.partition(".")[0] not in own.names:
             return None
@@ -205,7 +204,7 @@ _FINDER = _Finder()
 
 
 class _Lender(Loader):
-    """Replaces a module of a plain name by the version's own."""
+    """Loads a plain name as the version's own module."""
 
     def __init__(self, own: OwnModules) -> None:
         self._own = own

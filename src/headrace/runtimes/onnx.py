@@ -1,8 +1,7 @@
 """ONNX Runtime: ``model.onnx``, with or without external data files beside it.
 
 The first axis of every input and output is rows. A model exported for a fixed number of rows is called with
-exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, with one column per class, in
-order.
+exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, with one column per class.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _OPTIMIZATION = {
 _FATAL_ONLY = 4  # Everything else that ONNX Runtime would print is also in the exceptions it raises.
 
 _FROM_MEMORY = "add_external_initializers_from_files_in_memory"
-_WHERE_THEY_LIE = "session.use_external_initializer_file_buffers_directly"  # older releases copy them
+_WHERE_THEY_LIE = "session.use_external_initializer_file_buffers_directly"  # older releases copy the data
 
 _NOT_PARSED = "Protobuf parsing failed"
 _LONG_TEXT_BYTES = 1024 * 1024
@@ -124,7 +123,7 @@ def _session(
         contents = list(external.values())
         getattr(settings, _FROM_MEMORY)(list(external), contents, [*map(len, contents)])
     providers = find_providers(options.options)
-    # Without fallback, which would print the error and fail again in the same way.
+    # No fallback: it would print the error, then fail in the same way.
     session = onnxruntime.InferenceSession(str(file), settings, providers=providers, enable_fallback=0)
     expect_providers(session, providers)
     return session
@@ -144,7 +143,7 @@ class OnnxServable:
     def __init__(
         self, session: onnxruntime.InferenceSession, signature: Signature, maps: Sequence[bool]
     ) -> None:
-        """Prepare whatever each call would otherwise repeat.
+        """Precompute everything that all calls share.
 
         Args:
             session: The session.
@@ -161,8 +160,8 @@ class OnnxServable:
             for spec, is_map in zip(signature.outputs, maps, strict=True)
             if is_map or spec.dtype == STRING
         ]
-        # The inner session computes the same without checking inputs again, which costs a tenth of a small
-        # model's call. They were checked when they arrived.
+        # The inner session does not check the inputs, which are checked on arrival. Checking them again would
+        # add a tenth to a small model's call.
         self._run: Callable[..., list[Any]] = getattr(session, "_sess", session).run
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
@@ -286,7 +285,7 @@ def _columns(maps: Sequence[Mapping[object, float]]) -> Array:
 
 
 def _text(error: Exception) -> str:
-    """Return the error text of ONNX Runtime without its prefix, its source files and the machine's paths."""
+    """Return ONNX Runtime's error text without its prefix and without paths."""
     said = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
     said = re.sub(r"^Load model from .*? failed: ?", "", said)
     said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+", "", said)

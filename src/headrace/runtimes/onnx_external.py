@@ -1,7 +1,7 @@
-"""External data of ONNX models, as sealed copies: by default, ONNX Runtime maps the files themselves.
+"""Copy the external data of ONNX models to sealed memory; by default, ONNX Runtime maps the files.
 
-A mapped file that is truncated kills the process, and one that is overwritten changes the answers. A sealed
-copy cannot change, and several processes may share it. ONNX Runtime uses it in place.
+Truncating a mapped file kills the process, and overwriting it changes the answers. A sealed copy cannot
+change, and several processes may share it. ONNX Runtime uses it in place.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def external_names(file: Path, least_bytes: int = 0) -> list[str]:
 
 
 def _beside(file: Path) -> Iterator[str]:
-    """Yield the files below the model's directory, under the names by which a model may refer to them."""
+    """Yield all names by which the model may refer to files below its directory."""
     for folder, _, names in os.walk(file.parent):
         for name in names:
             path = Path(folder, name)
@@ -71,7 +71,7 @@ def _beside(file: Path) -> Iterator[str]:
 
 
 def _named(file: Path, candidates: Iterable[str]) -> list[str]:
-    """Return the candidates that occur in a model's bytes as locations of data."""
+    """Return the candidates that the model's bytes name as locations of data."""
     wanted = {name: _KEY + _length(os.fsencode(name)) + os.fsencode(name) for name in candidates}
     longest = max(map(len, wanted.values()), default=0)
     found, before = set[str](), b""

@@ -1,4 +1,4 @@
-"""Options that every runtime receives for the version that it loads."""
+"""Settings that each runtime receives with the version to load."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SignatureSettings:
 
     Attributes:
         kind: The method that the model supports besides Predict.
-        scores: The output with the scores, or the regression's value; empty for the only possible one.
+        scores: The output with the scores or the regression's value; empty if only one output can be it.
         classes: The output with the names of the classes; empty for none.
         labels: The names of the classes, if no output holds them.
     """
@@ -33,7 +33,7 @@ class SignatureSettings:
 
 
 class RunGently(Protocol):
-    """Runs a part of loading with the least disturbance of requests."""
+    """Runs a part of loading in a way that delays requests as little as possible."""
 
     def __call__(self, call: Callable[[], ResultT], /) -> ResultT:
         """Run the call and return its result."""
@@ -51,7 +51,7 @@ class RuntimeOptions:
     Attributes:
         kind: The runtime; empty to infer it from the files.
         threads: Maximum number of threads per call.
-        trusted: Type names that a skops file may contain beyond those that skops trusts by itself.
+        trusted: Type names that a skops file may contain besides those that skops trusts.
         is_verified: Whether the version's signature was verified, so that it may trust types itself.
         allow_code: Whether code from version directories may run.
         options: Settings of the runtime, listed in docs/runtimes.md.
@@ -59,7 +59,7 @@ class RuntimeOptions:
         checksums: The SHA-256 of the version's files, by path below its directory, as its manifest lists
             them; None without a manifest.
         call: Calls another model by name, from a thread that may block; None if there are no other models.
-        native: Runs a part of loading that releases the GIL; may run two parts at the same time.
+        native: Runs a part of loading that releases the GIL; may run it twice at the same time.
         share: Runs a part of loading that holds the GIL.
     """
 

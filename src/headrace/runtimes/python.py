@@ -4,7 +4,7 @@ The file has a class ``Model``::
 
     class Model:
         inputs = [("text", "BYTES", [])]  # name, datatype of the Open Inference Protocol, shape of one row
-        outputs = [("length", "INT64", [])]  # None in a shape is a dimension that may differ
+        outputs = [("length", "INT64", [])]  # None in a shape is a dimension of any size
 
         def load(self, path, context):  # optional; path is the version directory
             ...
@@ -196,7 +196,7 @@ def _instance(module: ModuleType, file: Path, options: RuntimeOptions) -> Model:
 
 
 def _nothing(*_: object) -> None:
-    """Replace a method that a model does not have."""
+    """Stand in for an optional method that a model lacks."""
 
 
 def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]]) -> tuple[TensorSpec, ...]:
@@ -242,7 +242,7 @@ def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
 
 
 def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
-    """Return a list's integers; the given array if the list has other elements."""
+    """Return the integers of a list; the given array if the list has other elements."""
     if not objects.size or not all(isinstance(one, int | np.integer) for one in objects.flat):
         return array
     limits = np.iinfo(spec.dtype)

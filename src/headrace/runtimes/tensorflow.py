@@ -121,7 +121,7 @@ class TensorflowServable:
             answers = prepared.call(*[inputs[name] for name in prepared.inputs])
         except Exception as error:  # the boundary to TensorFlow, whose exceptions share no base class
             if self.signatures[signature].examples and isinstance(error, InvalidArgumentError):
-                # Only the model knows which features an Example must have: a wrong one is the caller's fault.
+                # Only the model knows which features an Example needs. A wrong Example is the caller's fault.
                 (name,) = prepared.inputs
                 raise InvalidRequest(f"the model cannot read it: {_text(error)}", field=name) from error
             raise ModelError(f"the model failed: {_text(error)}") from error
@@ -146,7 +146,7 @@ class TensorflowServable:
 
 
 def _tags(file: Path) -> list[str]:
-    """Return the tags of the graph for serving; of several graphs, those of the one with the fewest."""
+    """Return the tags of the graph for serving; of several such graphs, the one with the fewest tags."""
     model = saved_model_pb2.SavedModel()
     try:
         model.ParseFromString(file.read_bytes())
@@ -219,7 +219,7 @@ def _prepare(
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress messages about files, and that this loader is deprecated: no other loads into sessions."""
+    """Suppress messages about files, and about the loader's deprecation: no other one loads into sessions."""
     log = logging.getLogger("tensorflow")
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -258,7 +258,7 @@ def _prepared(session: _Session, signature: Signature, definition: _SignatureDef
     fetches = [definition.outputs[name].name for name in signature.output_names]
     make = getattr(session, "_make_callable_from_options", None)
     if make is None:
-        # The public one does the same, but then inspects each value again in Python: five times as slow.
+        # The public method then also inspects each value in Python, and takes five times as long.
         call = session.make_callable(fetches, feeds)
     else:
         call = make(config_pb2.CallableOptions(feed=feeds, fetch=fetches))
@@ -292,7 +292,7 @@ def _signature(name: str, definition: _SignatureDef, options: RuntimeOptions, gr
 def _parses_examples(graph: _MetaGraph) -> bool:
     """Whether an operation of the graph parses serialized Examples; if so, a lone text input holds Examples.
 
-    All signatures that TensorFlow 2 saves are marked as Predict's, whatever they are for.
+    TensorFlow 2 marks all signatures as Predict's, even those that take Examples.
     """
     functions = graph.graph_def.library.function
     nodes = chain(graph.graph_def.node, *(function.node_def for function in functions))
@@ -303,7 +303,7 @@ def _spec(side: str, name: str, info: _TensorInfo) -> TensorSpec:
     datatype = BY_TENSORFLOW.get(info.dtype)
     if datatype is None or not info.name:
         kind = tensorflow.dtypes.as_dtype(info.dtype).name if info.name else "composite"
-        raise NotLoadable(f"{side} {name!r} is {kind}, which no request can carry; make it a plain tensor")
+        raise NotLoadable(f"{side} {name!r} is {kind}, which no message can carry; make it a plain tensor")
     return TensorSpec(name, datatype.dtype, tuple(_sizes(side, name, info)[1:]))
 
 
@@ -318,7 +318,7 @@ def _sizes(side: str, name: str, info: _TensorInfo) -> list[int | None]:
 
 
 def _text(error: Exception) -> str:
-    """Return TensorFlow's error text without its graph stack, its source files and the machine's paths."""
+    """Return TensorFlow's error text without its graph stack, source files and paths."""
     said = str(getattr(error, "message", "") or error)
     said = re.sub(r"(?s)(Original stack trace|Errors may have originated).*", "", said)
     said = re.sub(r"\[\[\{?\{?[^\]]*\]\]|\d+ (?:root error|successful|derived error).*", "", said)

@@ -40,7 +40,7 @@ class Cells:
         return _grouped(self.home, len(self.centres))
 
     def visitors(self) -> tuple[Numbers, Numbers]:
-        """Return the visiting rows of each cell, for which it is among the nearest, and their starts."""
+        """Return the rows that have each cell among their nearest, by cell, and the start of each cell."""
         places, starts = _grouped(self.nearest.ravel(), len(self.centres))
         return places // self.nearest.shape[1], starts
 

@@ -3,7 +3,7 @@
 Equal vectors are found first, by a hash of their bytes. The other rows are compared within cells: each row
 with the rows of its nearest cells, in block products. That takes a fraction of the time to build any index
 (docs/decisions/0019). Comparisons are exact, but pairs whose cells are not near each other are missed. Each
-run measures the share of missed pairs on a sample that it compares with all rows.
+run measures the share of pairs found on a sample that it compares with all rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEED = 0x5EED
 
 
 def first_equal(rows: Rows) -> Numbers:
-    """Return for each row the first row with the same vector, ``[N]``; itself if there is none before it.
+    """Return the first row with the same vector as each row, ``[N]``: the row itself if none is earlier.
 
     int8 vectors that differ in their scales only are equal for ``cosine``, which ignores scales.
     """
@@ -39,7 +39,7 @@ def first_equal(rows: Rows) -> Numbers:
     repeated = np.flatnonzero(found != np.arange(rows.count))
     for start in range(0, len(repeated), rows.block):
         later = repeated[start : start + rows.block]
-        # Keep different vectors of one hash apart. Equal ones may then be missed; they are compared later.
+        # Keep different vectors of one hash apart. Some equal ones are then missed; ``_pairs`` finds them.
         different = ~_same(rows, later, found[later])
         found[later[different]] = later[different]
     return found
@@ -55,7 +55,7 @@ def _same(rows: Rows, one: Numbers, other: Numbers) -> npt.NDArray[np.bool_]:
 
 def _hashed(vectors: Array) -> npt.NDArray[np.uint64]:
     """Return a hash of each row: the dot product of its bits with random odd numbers, modulo 2**64."""
-    bits = np.ascontiguousarray(vectors + vectors.dtype.type(0))  # -0 is 0
+    bits = np.ascontiguousarray(vectors + vectors.dtype.type(0))  # turns -0 into 0
     words = bits.view(np.dtype(f"u{bits.itemsize}"))
     random = np.random.default_rng(_SEED)
     factors = random.integers(0, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
@@ -151,7 +151,7 @@ DEFAULT_EFFORT = Effort()
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows that similar pairs join: each row is similar to another one of the group, not necessarily to all.
+    """Rows joined by similar pairs: each row is similar to another one of the group, maybe not to all.
 
     Attributes:
         rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
@@ -173,7 +173,7 @@ class Duplicates:
         row_count: Number of rows compared.
         equal_rows: Number of rows that equal an earlier row exactly.
         extra_rows: Number of rows in groups, not counting one row of each.
-        pair_count: Number of similar pairs.
+        pair_count: Number of similar pairs found.
         recall: Share of similar pairs found, measured on a sample; 1 if all pairs were compared, None if the
             sample had no pair.
     """
@@ -321,7 +321,7 @@ def _pairs(rows: Rows, cells: Cells, cut: _Cut, progress: Progress) -> Iterator[
 
 
 def _once(cells: Cells, left: Numbers, right: Numbers) -> npt.NDArray[np.bool_]:
-    """Return which pairs (visitor, member) to keep, as a pair may also occur the other way round."""
+    """Return which pairs (visitor, member) to keep, so that a pair found in both directions counts once."""
     both_ways = _visits(cells, right, left)
     return np.asarray((left < right) | ~both_ways)
 

@@ -174,7 +174,7 @@ class Index:
             progress("indexing", some.stop, rows.count)
 
     def search(self, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
-        """Find approximately the nearest rows.
+        """Find the nearest rows, approximately.
 
         Args:
             queries: Queries, made by ``rows.like``.
@@ -197,7 +197,7 @@ class Index:
 
 
 INDEX_PAYS_QUERIES = 15_000
-"""Minimum number of queries to build an index for; for fewer, comparing all rows takes less time."""
+"""Minimum number of queries to build an index for; with fewer, comparing all rows is faster."""
 
 INDEX_PAYS_ROWS = 20_000
 """Minimum number of rows to build an index for; with fewer, comparing all rows is as fast."""

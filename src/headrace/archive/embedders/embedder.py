@@ -45,7 +45,7 @@ def _digest(file: Path) -> str:
         raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
 
 
-# Isolate failures of an encoder: a content that it fails on does not fail its batch.
+# Isolate failures of an encoder: a content that fails does not fail its batch.
 
 
 def embed_with_isolation(

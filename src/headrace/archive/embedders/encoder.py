@@ -1,4 +1,4 @@
-"""Encoder: a model of any runtime, and the output of it that is the vector."""
+"""Encoder: a model of any runtime, and the name of its output that holds the vectors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Encoder:
 
     Attributes:
         signature: Signature of the model.
-        output: Name of the output that is the vector.
+        output: Name of the output that holds the vectors.
         files: Files that the model was read from.
         metadata: Metadata from the model's file, by key.
     """
@@ -111,7 +111,7 @@ def open_encoder(path: Path, output: str, threads: int) -> Encoder:
 
 
 def chosen_output(names: tuple[str, ...], wanted: str) -> str:
-    """Choose the output of a model that is the vector.
+    """Choose the output of a model that holds the vectors.
 
     Args:
         names: Names of the outputs.

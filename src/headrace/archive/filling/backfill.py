@@ -119,7 +119,7 @@ class Backfill:
         self._name = _name(space, source, target)
         self._saved = archive.store.read(self._name)
         self.position = _decoded(self._saved, self._name)
-        if self.position.is_done:  # keys may have been added since; checking the others costs one read
+        if self.position.is_done:  # keys may have been added since; checking the rest costs a read per page
             self.position = Position()
         self.failed = 0
 
@@ -134,7 +134,7 @@ class Backfill:
         """Fill until all keys are done or ``stopping`` is set.
 
         Args:
-            told: Called now and then with the number of keys done.
+            told: Called at intervals with the number of keys done.
             stopping: Ends the run; keys in flight stay in the queue.
             keys_per_second: Largest rate; 0 for as fast as the fillers work.
 

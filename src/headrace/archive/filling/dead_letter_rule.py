@@ -12,7 +12,7 @@ from headrace.archive.lookup.miss_queue import Wanted
 from headrace.net.failures import Failure
 
 ATTEMPTS = 5
-"""Number of attempts at a content that may become available before it becomes a dead letter."""
+"""Number of attempts before a key whose content may become available becomes a dead letter."""
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 30.0
@@ -25,7 +25,7 @@ class EncoderFailed(Failure):
 
 
 def is_last(failure: Failure, attempts: int) -> bool:
-    """Return whether a failure makes a dead letter of a key.
+    """Return whether a failure turns a key into a dead letter.
 
     Args:
         failure: The failure.
@@ -54,7 +54,10 @@ def again(task: Task) -> Task:
 
 
 def aside(task: Task, away: Away) -> Task:
-    """Return a task whose embedder is away; an attempt counts only if it refused this content alone."""
+    """Return a task whose embedder is away.
+
+    An attempt counts only if the embedder refused this content alone, and answered others since it last did.
+    """
     attempts, answers = task.attempts, task.answers
     if away.refused == 1:
         attempts += 0 <= answers < away.answers
@@ -70,7 +73,7 @@ def aside(task: Task, away: Away) -> Task:
 
 
 def letter_of(wanted: Wanted, reason: str, attempts: int, *, is_final: bool) -> DeadLetter:
-    """Return the dead letter of a key, its reason within a length."""
+    """Return the dead letter of a key, with a reason of limited length."""
     return DeadLetter(
         space=wanted.space,
         version=wanted.version,

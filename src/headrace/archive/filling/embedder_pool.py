@@ -23,7 +23,7 @@ _TOLD_EVERY_SECONDS = 60.0
 _LONG_SECONDS = 10.0
 
 Where = tuple[str, int]
-"""Name and version of a space."""
+"""Name of a space, and number of its version."""
 
 
 class Call:
@@ -53,7 +53,7 @@ class Call:
         """Return the result of an ended call.
 
         Raises:
-            Away: The embedder could not be called.
+            Away: The embedder refused the call, or is unavailable.
             Exception: Any other error of the embedder.
         """
         if isinstance(self._came, Embedded):
@@ -197,7 +197,7 @@ class PooledEmbedder:
     # ---- opening -----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Have it opened in a thread if due, and log faults at intervals; to be called often."""
+        """Open it in a thread if due, and log faults at intervals; to be called often."""
         now = time.monotonic()
         with self._lock:
             outage = self._outage
@@ -229,7 +229,7 @@ class PooledEmbedder:
 
         Raises:
             Unavailable: It cannot be opened now, or not in time.
-            HeadraceError: It cannot be opened as the settings say.
+            HeadraceError: It cannot be opened with these settings.
         """
         self.look()
         if not self._was_waited_for:
@@ -280,7 +280,7 @@ class PooledEmbedder:
         """Start a call in a thread of its own.
 
         Args:
-            embedder: Embedder whose vectors are wanted, not those of one that has replaced it.
+            embedder: Embedder to call; refused if another has replaced it.
             where: Space version of the contents.
             contents: As for ``Embedder.embed``.
 
@@ -332,7 +332,7 @@ class PooledEmbedder:
             embedder.close()
 
     def close(self) -> None:
-        """Close the embedder; if a call is in flight, when that ends."""
+        """Close the embedder, once any call in flight has ended."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             embedder, self._embedder = self._embedder, None

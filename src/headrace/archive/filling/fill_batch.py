@@ -1,7 +1,7 @@
 """A filler's work on a batch of messages: embed missing keys, store their vectors, and record failures.
 
-Every step may be repeated. Keys that have a vector are dropped first, so that a batch delivered twice costs
-one read, and storing the same vector twice changes nothing.
+Every step may be repeated: keys that have a vector are dropped first, so a batch delivered twice costs one
+read. Storing the same vector twice changes nothing.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class BatchFiller:
         self.counts = counts
         self._stop = stop
         self._asking = EncoderCalls(filled, stop)
-        # Filled count of a space version at which its mean is tried again.
+        # Filled count at which to try the mean of a space version again.
         self._mean_at: dict[tuple[str, int], int] = {}
 
     def fill(self, tasks: Sequence[Task]) -> list[Task]:
@@ -141,7 +141,7 @@ class BatchFiller:
         ]
 
     def begin_anew(self) -> None:
-        """Record that all messages returned so far will be received again, if at all."""
+        """Record that the caller holds no messages any more; the queue delivers them again."""
         self._asking.nobody_waits()
 
     def put_back(self, tasks: Sequence[Task]) -> None:
@@ -167,7 +167,7 @@ class BatchFiller:
         return found
 
     def _forgotten(self, wanted: Asked) -> list[bool]:
-        # A message that was put back was first queued earlier, by at least the time that may take.
+        # A key may be forgotten while its message is put back: count it as queued before that.
         back = self._archive.config.queue.timeout_seconds + CLOCKS_APART_SECONDS
         queued = [
             (one.space, one.key, task.delivery.queued - (back if one.turn else 0.0)) for one, task in wanted
@@ -211,7 +211,7 @@ class BatchFiller:
         return list(groups.values()), away
 
     def _is_too_long(self, wanted: Wanted) -> bool:
-        """Return whether no lookup can ask for a key, by its length; if so, write a dead letter."""
+        """Return whether a key is too long or invalid for any lookup; if so, write a dead letter."""
         settings = self._archive.config.spaces.get(wanted.space)
         if settings is None or 0 < size_of(wanted.key, settings.max_key_bytes) <= settings.max_key_bytes:
             return False
@@ -264,11 +264,7 @@ class BatchFiller:
         return failed.keys() - final.keys()
 
     def _without_poison(self, group: _Group, keys: list[str]) -> list[str]:
-        """Return the keys except those with a final dead letter, for which a retry does not help.
-
-        Such a key is retried when it is replayed or invalidated, or when a vector of that age would have
-        expired.
-        """
+        """Return the keys except those that a dead letter keeps from retries; see ``is_poison``."""
         if not keys:
             return keys
         reader = group.reader
@@ -386,7 +382,7 @@ class BatchFiller:
         self.counts[reader.space].dead += len(letters)
 
     def _persist(self, call: Callable[[], _ResultT]) -> _ResultT:
-        """Call until the call is not refused; while the store is down, the batch stays where it is.
+        """Repeat a call while it is refused; while the store is down, the batch waits here.
 
         Raises:
             Stopped: The filler must end.

@@ -29,7 +29,7 @@ _WAIT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
 _AGAIN_SECONDS = 1.0
 _LAST_SECONDS = 5.0
-_RESTS = 4.0  # times the time taken to put messages back, which is then a fifth of a thread's time at most
+_RESTS = 4.0  # pause per second of putting messages back, which then takes a fifth of the time at most
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -117,7 +117,7 @@ class Filler:
         return *self._suppliers, *self._filled.texts.values()
 
     def _look(self) -> None:
-        """Have embedders opened, and report their faults."""
+        """Open embedders, find their space versions, and report faults, until stopped."""
         told = ""
         while not self._stop.event.wait(_AGAIN_SECONDS if told else _LOOK_SECONDS):
             trouble = ""
@@ -164,7 +164,7 @@ class Filler:
                 one.is_ready = True
 
     def _ways(self) -> list[Sequence[Askable]]:
-        """Return what filling each space needs: one of its embedders, and its table if it has one."""
+        """Return the needs of each way to fill a space: one of its embedders, and its table, if any."""
         texts = self._filled.texts
         return [
             (one, texts[space]) if space in texts else (one,)
@@ -283,7 +283,7 @@ class _Kept:
         self._thread.join()
 
     def check(self) -> None:
-        """Log an error that kept the queue from being told: the batch may be delivered twice."""
+        """Log a failure to tell the queue: the batch may be delivered twice."""
         if self._failure is not None:
             _log.warning("the visibility timeout of a batch could not be extended: %s", self._failure)
 

@@ -23,7 +23,7 @@ class Task(NamedTuple):
 
     Attributes:
         delivery: The message.
-        attempts: Number of times that its content was not available.
+        attempts: Number of failed attempts.
         due: Time of the next attempt, on the monotonic clock.
         awaits: Embedder or table that it waits for, if any; waiting counts as no attempt.
         call: Call whose answer it waits for.
@@ -67,7 +67,7 @@ class Held:
                 self._calls.setdefault(task.call, []).append(task)
             elif task.awaits is not None:
                 self._aside.setdefault(task.awaits, deque()).append((now, task))
-                if task.refused:  # one content may be the cause, and delay the others
+                if task.refused:  # one content may be the cause: try fewer together
                     self._sizes[task.awaits] = max(1, task.refused // 2)
                 self._count += 1
                 self._bytes += _size_of(task)
@@ -95,7 +95,7 @@ class Held:
         return due
 
     def excess(self, now: float) -> list[Task]:
-        """Take tasks set aside for embedders that can be called, except a few batches: others may do them."""
+        """Take all but a few batches of the tasks set aside for callable embedders; others may do them."""
         found: list[Task] = []
         for awaited, waiting in self._aside.items():
             more = len(waiting) - _MOST_LATER * self._batch
@@ -116,7 +116,7 @@ class Held:
         return found
 
     def wants_more(self, now: float) -> bool:
-        """Return whether to receive messages: not if none of them could be processed."""
+        """Return whether to receive messages: there is room, and some may be processed now."""
         if len(self._later) >= _MOST_LATER * self._batch:
             return False
         if now < self._rests_until:

@@ -1,4 +1,4 @@
-"""Contents from a feature table: the text that one of its columns has for each key.
+"""Contents from a feature table: the texts of one of its columns, by key.
 
 A table that was never loaded delays only the spaces whose contents come from it.
 """

@@ -98,7 +98,7 @@ class Past:
         self._space, self._number = space, version.number
         self._values = partition(space, version.number)
         self._entries = past_partition(space, version.number)
-        # An entry is written with its value and again when that is replaced: long enough after both.
+        # Each entry expires this long after its last write: with its value, or when the value is replaced.
         self._kept_seconds = settings.history_seconds + settings.ttl_seconds
 
     def keep(self, keys: Sequence[bytes], records: Array, *, is_told: bool) -> tuple[list[int], list[Item]]:
@@ -109,7 +109,7 @@ class Past:
             records: uint8 ``[N, record bytes]``. Write times that are not later than those of the replaced
                 values are moved forward in place.
             is_told: Whether the write times were given by the caller and must not change. Values earlier than
-                the present one are then only kept.
+                the present one are then only kept as past values.
 
         Returns:
             The rows to store, each key once, and the heads for ``point`` to write afterwards.
@@ -177,7 +177,7 @@ class Past:
         self._put(dict(heads))
 
     def forget(self, keys: Sequence[bytes]) -> None:
-        """Remove everything kept of keys; from the start of this call nothing of it is returned.
+        """Remove all past values of keys; lookups return none of them from the start of this call.
 
         Raises:
             Unavailable: The store does not answer; try again.
@@ -188,7 +188,7 @@ class Past:
                 continue
             one.forgotten = max(unix_milliseconds(), one.newest.time)
             self._put(dict([one.head()]))
-            # The oldest first: after a crash, what is left can still be reached from the newest.
+            # Oldest first: after a crash, the remaining entries can still be reached from the newest.
             for some in _pages(sorted(self._all(one))):
                 self._store.delete_many(self._entries, [one.entry(written) for written in some])
             one.newest = Node(one.forgotten)
@@ -247,7 +247,7 @@ class Past:
         return alive
 
     def _unknown(self, written: Array, current: Array, times: Array) -> Array:
-        """Return for which keys no value is known, but may have existed too long ago to be kept."""
+        """Return which keys have no known value, but may have had one too old to be kept."""
         settings = self._settings
         if settings.embedder and not settings.ttl_seconds:  # embedded vectors do not change
             return np.zeros(len(written), np.bool_)
@@ -293,7 +293,7 @@ class Past:
         return known
 
     def _renew(self, one: _Key, items: dict[bytes, bytes]) -> None:
-        """Write the entry of a value that is being replaced again, so that it is kept as long as others."""
+        """Rewrite the entry of a value that is being replaced, so that it is kept as long as others."""
         if one.written and one.written == one.newest.time:
             items[one.entry(one.written)] = one.newest.encode() + one.record
 
@@ -304,12 +304,12 @@ class Past:
             one: Their key.
             late: Records, by write time.
         """
-        nodes = {one.newest.time: one.newest}  # in their new state; those that were read or made
+        nodes = {one.newest.time: one.newest}  # nodes read or made, in their new state
         made: dict[int, bytes] = {}
         changed: dict[int, None] = {}
         for written, record in late.items():
             way = self._way(one, written, nodes)
-            if not way:  # the entry before it has expired, so this one has too
+            if not way:  # a later entry has expired, so this one has too
                 continue
             made[written] = record
             if way[-1].before == written:
@@ -331,7 +331,7 @@ class Past:
             self._put(dict([one.head()]))
 
     def _way(self, one: _Key, written: int, nodes: dict[int, Node]) -> list[Node]:
-        """Return the entries from the newest to the last one after a time; none if one has expired."""
+        """Return the path from the newest entry to the first after a time; [] if part of it has expired."""
         way = [nodes[one.newest.time]]
         while further := way[-1].towards(written):
             node = nodes.get(further) or self._node(one, further)

@@ -2,9 +2,9 @@
 
 Each entry has a height. It points at the entry before it, at the nearest earlier entry that is higher than
 that one, at the nearest earlier one that is higher still, and so on. The n-th entry of a key, counted from 0,
-is as high as n has trailing zeros. So its pointers lead to n - 1 and to the numbers left by clearing the
-lowest bits of that one after the other. They follow from those of the entry before it, so that a new entry
-needs no reads. A path from the newest entry to any other has at most as many hops as n has bits.
+is as high as n has trailing zeros. So its pointers lead to n - 1, and to n - 1 with its lowest set bits
+cleared, one after the other. They follow from those of the entry before it, so that a new entry needs no
+reads. A path from the newest entry to any other has at most as many hops as n has bits.
 
 An entry that arrives late, between others, gets a random height, with the same distribution. It takes over
 the pointers of the entry behind it. The entries on the path to it from the newest get a pointer at it, unless
@@ -13,10 +13,10 @@ without a pointer at a late one reach it with a few more hops.
 
 ::
 
-    0   uint64   heights of the entries it points at, a bit each; n if the second byte of the next field is 0
+    0   uint64   heights of the entries it points at, a bit each; n if byte 9 is 0, as in old entries
     8   uint8    number of pointers
     9   uint8    1 + its own height
-    10  uint48   n; for a late entry that of the entry behind it
+    10  uint48   n; for a late entry, n of the entry behind it
     16  uint64…  write times of the entries it points at, in milliseconds of Unix time, descending
         …        the record; empty if the key had no value from then on
 """
@@ -113,9 +113,9 @@ def decoded(time: int, entry: bytes) -> tuple[Node, bytes] | None:
     if count > _MOST_POINTERS or len(entry) < end or height > 1 + _HIGHEST:
         return None
     pointers = struct.unpack_from(f"<{count}Q", entry, _HEAD.size)
-    if any(one <= other for one, other in pairwise((time, *pointers))):  # would never end
+    if any(one <= other for one, other in pairwise((time, *pointers))):  # a walk would never end
         return None
-    if not height:  # from before heights were stored
+    if not height:  # written before heights were stored
         heights, height = _heights_before(number), 1 + _zeros(number)
         heights = heights if heights.bit_count() == count else (1 << count) - 1
     if heights.bit_count() != count:

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 _PUT_AT_ONCE = 1000
 _PUT_AT_ONCE_BYTES = 4 * 1024 * 1024
 DEFAULT_TIMEOUT_SECONDS = 1.0
-"""Longest wait for a remote store in a lookup whose caller gives no timeout."""
+"""Default timeout of a lookup in a remote store."""
 
 
 class Archive:
@@ -152,7 +152,7 @@ class Archive:
             space: Name of the space.
             keys: The keys, any number.
             times: Milliseconds of Unix time, uint64 ``[N]``. The last value written by then is returned.
-            version: Version number; 0 for the default.
+            version: Version number; 0 for the present default.
             written: Write times of the values that were answered, uint64 ``[N]``, 0 for none. If given,
                 exactly these values are returned and ``times`` is ignored.
 
@@ -293,7 +293,7 @@ class Archive:
     def forget(self, space: str, keys: Sequence[str]) -> int:
         """Remove keys with everything kept of them: vectors, past values, queued messages, dead letters.
 
-        A vector that is being made meanwhile is removed by its filler.
+        A filler that is making a vector of such a key removes it afterwards.
 
         Returns:
             Number of keys that had a value or a dead letter.
@@ -306,12 +306,12 @@ class Archive:
         texts = self._checked(space, keys)
         self.forgotten.add(space, texts)
         if not self.queue.remove([message_key(space, text) for text in texts]):
-            # Fillers drop queued keys by their queue time, which may be of another machine's clock.
+            # Fillers compare tombstones with queue times, maybe from another machine's clock.
             self.forgotten.add(space, texts, CLOCKS_APART_SECONDS)
         return self.forget_made(space, texts)
 
     def forget_made(self, space: str, keys: Sequence[str]) -> int:
-        """Remove vectors and dead letters that may have been made of forgotten keys.
+        """Remove vectors and dead letters that fillers may have made of forgotten keys.
 
         Returns:
             Number of keys that had any.

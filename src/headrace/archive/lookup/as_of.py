@@ -21,8 +21,8 @@ class PastLookup(Lookup):
     """Result of a lookup as of given times.
 
     Attributes:
-        lost: Whether there was, or may have been, a value that is not kept any more, bool ``[N]``; its vector
-            is the OOV vector.
+        lost: Whether there was, or may have been, a value that is no longer kept, bool ``[N]``; the vector is
+            then the OOV vector.
     """
 
     lost: Array = field(kw_only=True)

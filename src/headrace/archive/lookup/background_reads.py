@@ -31,7 +31,7 @@ Arrived = Callable[[Sequence[int], Values], None]
 
 
 class Place(NamedTuple):
-    """Place of one key's value.
+    """Where the value of a key will be.
 
     Attributes:
         read: The read that fetches it.
@@ -61,7 +61,7 @@ class Reads:
 
         Args:
             store: The store.
-            timeout_seconds: Longest duration of one of its calls.
+            timeout_seconds: Timeout of a call to the store.
         """
         self._store = store
         self.breaker = Breaker(timeout_seconds)
@@ -83,8 +83,8 @@ class Reads:
             partition: Store partition.
             missing: Value for a missing key.
             keys: The keys.
-            arrived: Called in another thread, before waiting callers continue, with the indices of the keys
-                that no one else was reading and with their values; not called if the store fails.
+            arrived: Called in another thread when the read ends, with the indices of the keys that no one
+                else was reading and with their values; not called if the store fails.
 
         Returns:
             Place of each value; empty if the store is not asked now.
@@ -108,7 +108,7 @@ class Reads:
         return [place for place in places if place is not None]
 
     def late(self, waits: Iterable[Future[Values]]) -> None:
-        """Report reads for which a caller waited as long as usual; each counts as a failure once."""
+        """Report reads that a caller gave up waiting for; each unfinished one counts as one failure."""
         with self._changed:
             late = {read for read in waits if not read.done()} - self._late
             self._late |= late
@@ -199,5 +199,5 @@ def _tell(done: Future[Values], places: Sequence[int], arrived: Arrived) -> None
     if not done.cancelled() and done.exception() is None:
         try:
             arrived(places, done.result())
-        except Exception:  # noqa: BLE001 - a future would swallow it; callers are answered all the same
+        except Exception:  # noqa: BLE001 - log it here; callers get the values anyway
             _log.exception("values returned by the store could not be processed")

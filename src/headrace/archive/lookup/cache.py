@@ -19,7 +19,7 @@ from headrace.jit.packed_arguments import Standing
 
 _MARKS_SHARE = 16
 _MARK_BYTES = 24
-_TAGS_A_ROW = 1.5  # keeps fewer than 1 in 100 sets full when all rows are in use
+_TAGS_A_ROW = 1.5  # leaves about 1 set in 5 full when all rows are in use
 
 
 class Found(NamedTuple):
@@ -28,8 +28,8 @@ class Found(NamedTuple):
     Attributes:
         vectors: ``[N, dimension]``, in the answers' dtype; the OOV vector for misses.
         written: Write times in milliseconds of Unix time, uint64 ``[N]``; 0 for misses.
-        asked: Indices of the keys to ask the store for, int32: those with neither a vector nor a mark that
-            they are absent and queued.
+        asked: Indices of the keys to ask the store for, int32: those without a vector, unless they are marked
+            as absent and as queued.
     """
 
     vectors: Array
@@ -40,7 +40,7 @@ class Found(NamedTuple):
 class Cache:
     """Vectors of one space version.
 
-    Its kernels hold the GIL: a call of one is atomic for other threads, and takes a few microseconds.
+    Its kernels hold the GIL, so each call is atomic for other threads; it takes a few microseconds.
     """
 
     def __init__(self, form: Form, size_bytes: int) -> None:
@@ -48,7 +48,7 @@ class Cache:
 
         Args:
             form: Layout of the records.
-            size_bytes: Largest size.
+            size_bytes: Maximum size.
         """
         _compiled()
         self._form = form
@@ -78,7 +78,7 @@ class Cache:
         self.oov = vector.astype(self._form.answered)
         scaled = np.zeros(self._form.record_bytes, np.uint8)
         none = scaled if self._is_scaled else self.oov.view(np.uint8)
-        # An int8 record is needed whole, for the scale in its head; of others only the numbers are.
+        # int8 needs the whole record, for the scale in its head; other types only need the numbers.
         skip = 0 if self._is_scaled else HEAD.itemsize
         self._held = Standing(kernels.Held(*self._table, *self._marks, none, skip))
 
@@ -143,8 +143,7 @@ class Cache:
             hashes: From ``hashes``.
             records: Addresses from ``check`` or ``where``; 0 for none.
             now: Monotonic time in milliseconds.
-            replaces: Whether to replace later records too: these were stored just now, whatever the clocks
-                say.
+            replaces: Whether to replace later records too: these were just stored, whatever the clocks say.
         """
         if len(hashes) != len(records):
             raise ValueError(f"expected {len(hashes)} records, got {len(records)}")

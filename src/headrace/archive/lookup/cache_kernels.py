@@ -4,8 +4,8 @@ The cache consists of sets of eight tags, and of rows. A key's hash selects its 
 cache line, so that a look-up reads one line. A tag holds the number of the key's row, and 31 bits of the
 hash. A row starts with 64 other bits of the hash and the time of caching (milliseconds); the record follows.
 Rows are allocated in order, so that memory is taken as vectors come. There are more tags than rows, so that
-few sets are ever full. When no row is left, the clock algorithm evicts a key that was not looked up since the
-hand last passed it.
+most sets have a free tag. When no row is left, the clock algorithm evicts a key that was not looked up since
+the hand last passed it.
 
 Memory latency dominates: keys, tags and rows are scattered. So a block of keys is prefetched, step by step,
 before it is read.
@@ -89,8 +89,8 @@ class Held(NamedTuple):
         tags: uint64 ``[sets, WAYS]``.
         rows: uint64 ``[rows, words]``.
         mark_tags: Hashes of marked keys, uint64 ``[sets, WAYS]``.
-        mark_times: Until when they count as absent from the store, and as queued, in milliseconds, int64
-            ``[sets, WAYS, 2]``.
+        mark_times: Times in milliseconds until which they count as absent from the store, and as queued,
+            int64 ``[sets, WAYS, 2]``.
         none: Bytes copied for a miss, uint8.
         skip: Offset in a record from which bytes are copied.
     """
@@ -116,7 +116,7 @@ def find(hashes: Array, held: Any, times: Any, vectors: Array, written: Array, a
         asked: Receives the indices of the keys to ask the store for, int32 ``[N]``.
 
     Returns:
-        Number of keys to ask for: those with neither a vector nor a mark that they are absent and queued.
+        Number of keys to ask for: those without a vector, unless marked as absent and as queued.
     """
     tags, rows, mark_tags, mark_times, oov, skip = given(held)
     written_since, put_since, now = times
@@ -286,7 +286,7 @@ def check(values: int, form: Any, written_since: int, records: Array) -> int:
 
 @cached()
 def check_in_place(values: Array, form: Any, written_since: int, records: Array) -> int:
-    """Do the same for values given by their addresses and sizes, int64 ``[N, 2]``, 0 for none."""
+    """Like ``check``, for the addresses and sizes of values, int64 ``[N, 2]``, 0 for none."""
     count = 0
     for place in range(len(records)):
         records[place] = _record(values[place, 0], values[place, 1], form, written_since)

@@ -1,4 +1,4 @@
-"""Circuit breaker of a remote store: whether to ask it, and how long to wait, from the times of its reads."""
+"""Circuit breaker of a remote store: decides from read times whether to ask it and how long to wait."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Breaker:
         """Start closed.
 
         Args:
-            longest_seconds: Longest wait; used as the patience until enough reads were timed.
+            longest_seconds: Maximum patience, used until enough reads were timed.
         """
         self._longest = longest_seconds
         self._times: deque[float] = deque(maxlen=_REMEMBERED)

@@ -27,7 +27,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
         reason: Reason, for people.
         attempts: Number of attempts.
         died: Time it was given up, in seconds of Unix time.
-        is_final: Whether a retry could not succeed; if so, the key is not retried when it is queued again.
+        is_final: Whether every retry would fail; the key is then not retried when it is queued again.
     """
 
     space: str

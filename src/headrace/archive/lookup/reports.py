@@ -29,7 +29,7 @@ SLICE_SECONDS = 10
 """Length of a slice."""
 
 SLICES = 7
-"""Number of slices in a report: the present one, and those of the minute before."""
+"""Maximum number of slices in a report: a minute and the present one. Slices without counts are left out."""
 
 RECENT_SECONDS = 60.0
 """Age of its last report after which a process counts as gone."""
@@ -37,7 +37,7 @@ RECENT_SECONDS = 60.0
 _EVERY_SECONDS = 1.0
 _QUIET_SECONDS = 5.0  # interval while nothing changes
 _KEPT_SECONDS = 300.0
-_ROOM_BYTES = 2**16  # about the size of a batch of vectors; a smaller value may still fit into a full file
+_ROOM_BYTES = 2**16  # about a batch of vectors; a smaller value may still fit into a full file
 
 _CountsT = TypeVar("_CountsT", Counts, FillCounts)
 

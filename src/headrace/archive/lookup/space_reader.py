@@ -49,7 +49,7 @@ class Counts:
         new: Number of keys passed on to be queued for the first time, as far as this process knows.
         again: Number of keys passed on again because they still had no vector when their mark expired.
         over_quota: Number of keys not passed on because the caller exceeded its quota.
-        late: Number of lookups that stopped waiting for the store, or did not ask it.
+        late: Number of lookups that stopped waiting for the store, did not ask it, or could not read it.
         damaged: Number of values in the store that are not vectors of the space version.
     """
 
@@ -234,7 +234,7 @@ class SpaceReader:
         return lookup
 
     def _tell(self, error: Unavailable) -> None:
-        """Log at most once a minute that the store cannot be read, so that its keys are missing."""
+        """Log, at most once a minute, that keys are missing because the store cannot be read."""
         if (now := time.monotonic()) - self._told >= _TOLD_EVERY_SECONDS:
             self._told = now
             _log.error("the store cannot be read, so keys of %s are missing: %s", self.space, error.message)
@@ -276,7 +276,7 @@ class SpaceReader:
     def lookup(
         self, keys: Sequence[str], timeout_seconds: float, caller: str = "", out: Array | None = None
     ) -> Lookup:
-        """Look keys up, waiting for the store at most as long as usual and as the timeout allows."""
+        """Look keys up; wait for the store up to the timeout or the breaker's patience, if shorter."""
         lookup = self.begin(keys, caller, out)
         if lookup.waits:
             patience = self.patience(timeout_seconds)
@@ -291,7 +291,7 @@ class SpaceReader:
 
     @property
     def epoch(self) -> int:
-        """Number of times that keys were forgotten here; read it before storing what ``took`` gets."""
+        """Number of times that keys were forgotten here; read it before storing records for ``took``."""
         return self._epoch
 
     def took(self, texts: Sequence[str], records: Array, epoch: int) -> None:
@@ -309,7 +309,7 @@ class SpaceReader:
             self.cache.remove(hashes)
 
     def forget(self, texts: Sequence[str]) -> None:
-        """Remove keys from memory; reads in flight are not kept either."""
+        """Remove keys from memory; discard reads in flight too."""
         self._epoch += 1
         self.cache.remove(self.cache.hashes(list(texts), self.settings.max_key_bytes))
 

@@ -82,7 +82,7 @@ class Spaces:
         self.catalog = Catalog(shared.store)
         self._config, self._shared = config, shared
         self._records: dict[str, SpaceRecord] = {}
-        self._generations: dict[str, int] = {}  # generations whose forgotten keys are removed from memory
+        self._generations: dict[str, int] = {}  # generation up to which memory is cleared
         self._quotas = {
             name: Quota(one.max_new_keys_per_second, one.max_new_keys_burst)
             for name, one in config.spaces.items()
@@ -218,7 +218,7 @@ class Spaces:
         return NotFound(f"no version {version} of the space {space!r}; {versions_told(record)}")
 
     def begin(self) -> None:
-        """Find or create the versions of all spaces; a store that is down is tried again later."""
+        """Find or create the versions of all spaces; if the store is down, ``look`` does it later."""
         unknown: dict[str, list[str]] = {}
         for space in self._config.spaces:
             try:
@@ -258,7 +258,7 @@ class Spaces:
         return made
 
     def apply(self, space: str, record: SpaceRecord) -> None:
-        """Have a reader for each version of a record; existing readers keep their caches."""
+        """Make the readers match a record, one per version; existing readers mostly keep their caches."""
         with self._turn:
             readers = {key: reader for key, reader in self._readers.items() if key[0] != space}
             readers.update(self._readers_of(space, record))
@@ -277,7 +277,7 @@ class Spaces:
         """Return the readers of a space: existing ones, updated, and new ones for new versions.
 
         The cache size of a version depends on the number of versions when it is added. Existing readers keep
-        theirs while all together have at most twice the size for the space.
+        theirs unless the total would exceed twice the size for the space; then all are replaced.
         """
         found = {
             (space, version.number): self._readers[space, version.number]

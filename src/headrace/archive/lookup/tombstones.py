@@ -21,8 +21,8 @@ CLOCKS_APART_SECONDS = 5.0
 class Forgotten:
     """Times at which keys were forgotten. Fillers check them before embedding a key and after storing it.
 
-    They are needed because a queue may be unable to drop a message, and a vector may be in the making. A
-    tombstone holds a digest, not the key, for 30 days.
+    A queue may be unable to drop a key's message, and a filler may be making its vector. A tombstone holds a
+    digest, not the key, for 30 days.
     """
 
     def __init__(self, store: Store) -> None:
@@ -35,7 +35,7 @@ class Forgotten:
         Args:
             space: Name of the space.
             keys: The keys.
-            margin_seconds: Time after now within which messages count as queued before.
+            margin_seconds: Messages queued up to this long after now also count as queued before.
 
         Raises:
             Unavailable: The store does not answer.

@@ -15,7 +15,7 @@ _PACKED_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
 def size_of(key: object, longest: int) -> int:
-    """Return a key's bytes of UTF-8, or more than ``longest``; 0 if it is not valid Unicode text."""
+    """Return a key's bytes of UTF-8; any number above ``longest`` if it is longer; 0 if it is not text."""
     if isinstance(key, str) and len(key) > longest:
         return len(key)
     try:

@@ -1,4 +1,4 @@
-"""Writes of the values that lookups find, keeping the replaced ones if the space's settings say so."""
+"""Writes values that lookups find; keeps the replaced ones if the space has a history."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Writes:
     def __init__(self, store: Store) -> None:
         """Write to a store."""
         self._store = store
-        self._turn = threading.Lock()  # so that a writer reads what another has written before replacing it
+        self._turn = threading.Lock()  # no write between reading a value and replacing it
 
     def past(self, reader: SpaceReader) -> Past:
         """Return the replaced values of a space version."""

@@ -22,11 +22,11 @@ from headrace.storage.stores.store_settings import AnyStore, LmdbStore
 SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """Pattern of a space's name, to be matched in full. Every store accepts such a name unchanged."""
 
-A_SPACE_NAME = "a space's name: a small letter, then up to 31 small letters, digits and _"
+A_SPACE_NAME = "a space's name: a lowercase letter, then up to 31 lowercase letters, digits and _"
 """The pattern in words."""
 
 LARGEST_DIMENSION = 65_536
-"""Maximum number of numbers in a vector."""
+"""Maximum length of a vector."""
 
 ZEROS, MEAN = "zeros", "mean"
 """Values of a space's ``oov``; anything else is the path of a file."""
@@ -222,7 +222,7 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def read_archive_config(file: Path) -> ArchiveConfig:
     """Read an archive's settings; relative paths start from the file's directory.
 
-    If the file does not set the size of the cache, that is at most an eighth of the available memory.
+    An unset cache size is limited to an eighth of the available memory.
 
     Raises:
         ConfigError: The file cannot be read, or a setting is unknown or wrong.
@@ -316,7 +316,7 @@ def _column(where: str, given: object) -> str | ColumnSettings:
 
 
 def _named(table: Table, kind: type[_SettingsT], name: str) -> _SettingsT:
-    """Return the settings of a table; errors have its name before the setting's."""
+    """Return the settings of a table; errors put its name before the setting's name."""
     try:
         return convert(table, kind, "")
     except ConfigError as error:
@@ -324,7 +324,7 @@ def _named(table: Table, kind: type[_SettingsT], name: str) -> _SettingsT:
 
 
 def _check_source(source: TableColumn, tables: dict[str, SpaceSettings], where: str) -> None:
-    """Refuse a source of contents that is not a table, or not a text column of a table with known columns.
+    """Refuse a source that is no table, or no text column of a table whose columns are known.
 
     Raises:
         ConfigError: The source is invalid.

@@ -82,11 +82,12 @@ class SpaceRecord(msgspec.Struct, frozen=True, kw_only=True):
         versions: Its versions, ascending.
         default: Version used by lookups that name none; 0 if there is none.
         last: Highest version number ever used.
-        generation: Number of times that keys were forgotten; processes that see a change clear their memory.
+        generation: Number of times that keys were invalidated or forgotten; after a change, processes clear
+            their memory of the space.
         dropped: Versions that were dropped and are not yet removed completely.
         moves: Times at which versions became the default, in seconds of Unix time, with their numbers,
             ascending; the last thousand.
-        format: Version of this format.
+        format: Format of the record; see ``FORMAT``.
     """
 
     versions: tuple[SpaceVersion, ...] = ()
@@ -190,12 +191,12 @@ def without(record: SpaceRecord, number: int) -> SpaceRecord:
 
 
 def without_rest(record: SpaceRecord, number: int) -> SpaceRecord:
-    """Return a record with a version removed from ``dropped``, once nothing is left of it."""
+    """Return a record without a version in ``dropped``, once nothing is left of it."""
     return msgspec.structs.replace(record, dropped=tuple(one for one in record.dropped if one != number))
 
 
 def with_forgotten(record: SpaceRecord) -> SpaceRecord:
-    """Return a record that makes all processes clear what they keep of the space in memory."""
+    """Return a record that makes all processes clear the space from their memory."""
     return msgspec.structs.replace(record, generation=record.generation + 1)
 
 

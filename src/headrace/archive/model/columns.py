@@ -168,7 +168,7 @@ def default_row(columns: Columns) -> Array:
 
 
 def fingerprint(columns: Iterable[Column]) -> str:
-    """Return a digest of a schema, which is equal for the same columns in any order."""
+    """Return a digest of a schema; the order of the columns does not change it."""
     content = msgspec.json.encode(sorted(columns, key=lambda column: column.name))
     return blake2b(content, digest_size=16).hexdigest()
 

@@ -28,7 +28,7 @@ class TableColumn(NamedTuple):
 
 
 def table_column(template: str) -> TableColumn | None:
-    """Return the column that contents come from; None if they come from no table."""
+    """Return the column of the contents; None if they come from no table."""
     if not template.startswith(TABLE):
         return None
     table, _, column = template[len(TABLE) :].partition(".")
@@ -53,7 +53,7 @@ def check_template(template: str) -> None:
 
 
 def content_of(template: str, key: str) -> bytes:
-    """Return the content of a key that comes from no table.
+    """Return the content of a key, for a template that names no table.
 
     Args:
         template: Text that contains ``{key}``. In a longer text, such as an address, the key is

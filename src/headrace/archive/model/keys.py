@@ -1,7 +1,7 @@
 """Keys: text for callers, bytes for stores.
 
-Stores take keys of up to ``LONGEST_KEY_BYTES``. A longer key is stored under its prefix and a digest, of
-exactly that length, so that no short key equals it. The whole key is then stored after the vector.
+Stores take keys of up to ``LONGEST_KEY_BYTES``. A key of that length or more is stored as a prefix and a
+digest, exactly that long, so that no shorter key equals it. The whole key then follows the vector.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from headrace.base.tensors import Array
 from headrace.storage.stores.store import Store, pages
 
 ENOUGH = 1000
-"""Minimum number of keys before the mean is taken, and the number of keys that it is taken of."""
+"""Number of keys that the mean is taken over; a space with fewer has no mean yet."""
 
 
 def oov_vector(setting: str, version: SpaceVersion) -> Array:
@@ -65,7 +65,7 @@ def oov_vector(setting: str, version: SpaceVersion) -> Array:
 def keep_mean(store: Store, catalog: Catalog, space: str, version: SpaceVersion) -> bool:
     """Compute the mean of a space version once it has enough vectors, and store it for good.
 
-    It does not change afterwards, so that models are trained with the vector that was served.
+    The mean never changes afterwards, so that models are trained with the vector that was served.
 
     Returns:
         Whether the mean has been stored.

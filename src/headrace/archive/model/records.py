@@ -8,7 +8,7 @@
     4   float32  scale that int8 numbers are multiplied by; else 1
     8   uint64   write time in milliseconds of Unix time
     16           the numbers, little-endian
-         …       the key, if it is so long that the store has it by a digest
+         …       the key, if the store has only its digest
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Form:
         return records
 
     def fits(self, vectors: Array) -> Array:
-        """Return which vectors can be stored, bool ``[N]``: those finite in the stored dtype too."""
+        """Return which vectors are finite in the stored dtype, bool ``[N]``."""
         with np.errstate(over="ignore", invalid="ignore"):
             stored = vectors.astype(np.float32 if self.dtype == "int8" else self.dtype)
         fits: Array = np.isfinite(stored).all(axis=1)

@@ -76,8 +76,8 @@ class FeedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         time: Column of the stream with the time of each row: times, or microseconds since 1970.
         every_seconds: Length of a bucket in seconds. At the end of each, changed rows are written; their
             values cover the events before that moment.
-        ahead_seconds: Largest step of a row's time beyond all earlier ones. A larger one is taken for a wrong
-            clock, until the rows after it agree.
+        ahead_seconds: Maximum time that a row may be ahead of all earlier ones. A row further ahead is held
+            until the next rows agree, as its clock may be wrong.
         max_cells: Maximum number of pairs of a key and a bucket in memory.
     """
 
@@ -102,7 +102,7 @@ def check_windows(windows: dict[str, Window], every_seconds: int) -> None:
     """Check that windows are made of whole buckets.
 
     Raises:
-        ConfigError: A window is not, or is too long for its buckets, or there are none or too many windows.
+        ConfigError: A window is not, or has too many buckets; or there are no windows, or too many.
     """
     whole("windows", len(windows), least=1, most=MOST_WINDOWS)
     for name, one in windows.items():

@@ -183,7 +183,7 @@ class ColumnFile:
         return Lines(content, WholeRows(self._delimiter)), raw
 
     def _bytes(self) -> tuple[pa.NativeFile, pa.NativeFile]:
-        """Return the decompressed bytes of the file, and the raw file, whose position tells the progress."""
+        """Return the decompressed bytes of the file, and the raw file, for its position."""
         raw = pa.OSFile(str(self.path))
         packed = _COMPRESSED.get(self.path.suffix)
         return (pa.CompressedInputStream(raw, packed) if packed else raw), raw
@@ -207,7 +207,7 @@ def _format_of(path: Path) -> Format:
     found = _SUFFIXES.get(suffixes[-1]) if suffixes else None
     if found is None:
         known = ", ".join(_SUFFIXES)
-        raise InvalidRequest(f"{path}: expected a name that ends with {known}; or say --format")
+        raise InvalidRequest(f"{path}: expected a name that ends with {known}; or give --format")
     return found
 
 

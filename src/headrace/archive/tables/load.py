@@ -86,12 +86,12 @@ _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
 
 Told = Callable[[int, float], object]
-"""Called with the number of rows done and the share of the file that this is."""
+"""Called with the number of rows done and the share of the file read."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the columns of a file go.
+    """The version and columns that a file is loaded into.
 
     Attributes:
         version: Version of the space; its number is 0 until the first rows of a new version are stored.
@@ -227,7 +227,7 @@ class Load:
         A new version is created once its first rows are known to be valid.
 
         Args:
-            target: Where the columns go.
+            target: Version and columns to load into.
             told: Called with the progress.
 
         Returns:
@@ -256,7 +256,7 @@ class Load:
         return target if target.version.number else self._made(target)
 
     def make_default(self, target: Target) -> Lacking:
-        """Make the loaded version of a table the default, unless lookups would lose keys by it.
+        """Make the loaded version of a table the default, unless lookups would lose keys.
 
         For vectors, the default is not changed, as the caller has chosen the version.
 
@@ -326,7 +326,7 @@ class Load:
                 told(done, self._file.share)
 
     def _key_doubts(self, key: str, told: Told) -> list[str]:
-        """Report keys in a form that programs write in place of another: ``1012.0``, ``1.2E+11``, ``NA``."""
+        """Report keys at the start that a program may have rewritten: ``1012.0``, ``1.2E+11``, ``NA``."""
         if self._file.format != "csv":
             return []
         with closing(self._batches([key], 1, told)) as batches:
@@ -392,7 +392,7 @@ class Load:
             if one.name not in others and (is_text(one.type) or is_whole(one.type))
         ]
         if not may_be:
-            raise InvalidRequest("expected a column of texts or whole numbers; say which", field="--key")
+            raise InvalidRequest("expected a column of texts or whole numbers; name it", field="--key")
         usual = ("key", "id", self._space, f"{self._space}_id", f"{self._space.removesuffix('s')}_id")
         return next((name for name in usual if name in may_be), may_be[0])
 

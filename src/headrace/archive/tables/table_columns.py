@@ -135,7 +135,7 @@ def _texts(column: Column, values: pa.Array, first_row: int) -> pa.Array:
 
 
 def _refuse_first(name: str, values: pa.Array, kind: pa.DataType, first_row: int, expected: str) -> NoReturn:
-    """Raise an error for the first value that cannot be cast; Arrow does not tell which, so try each."""
+    """Raise an error for the first value that cannot be cast; Arrow does not name it, so try each."""
     for row in range(len(values)):
         try:
             values.slice(row, 1).cast(kind)
@@ -156,7 +156,7 @@ def written_of(name: str, values: pa.Array, first_row: int) -> Array:
         first_row: Number of the first row.
 
     Raises:
-        InvalidRequest: A value is missing, or outside 1990 to 2100, as numbers in another unit are.
+        InvalidRequest: A value is missing, or outside 1990 to 2100, perhaps in another unit.
     """
     values, expected = plain(values), "milliseconds of Unix time, or times such as 2026-01-31T12:00:00Z"
     if not (is_text(values.type) or is_whole(values.type) or is_time(values.type)):
@@ -242,7 +242,7 @@ class Guess:
 
         Args:
             field: The column.
-            are_cells: Whether texts may be numbers, as in a text file, unless the table has texts there.
+            are_cells: Whether texts may be numbers: in a text file, if the table has no texts there.
         """
         self.name, self._type, self._are_cells = field.name, field.type, are_cells
         self._texts = Look()

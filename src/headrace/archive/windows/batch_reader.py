@@ -38,7 +38,7 @@ class Batches(NamedTuple):
 
 @contextmanager
 def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
-    """Read a stream ahead of its consumer, with all columns, whatever their use.
+    """Read all columns of a stream, ahead of its consumer.
 
     Args:
         file: Source of the stream.
@@ -83,7 +83,7 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
 
 
 def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Join small batches to large ones, so that a key is written once for several buckets."""
+    """Join small batches into large ones, so that a key is written once for several buckets."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
     try:

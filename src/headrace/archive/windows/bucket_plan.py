@@ -1,4 +1,4 @@
-"""Plans the data kept of a stream's rows for a set of windows, without duplicates."""
+"""Plans which counts and sums of a stream's rows to keep for a set of windows, each once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.base.tensors import Array
 
 
 class Measure(NamedTuple):
-    """Data taken of a row: that it exists, and mostly a number.
+    """Data taken from a row: a count, and the number in a column, if any.
 
     Attributes:
         column: Column of the stream that is added up; "" if rows are only counted.

@@ -1,4 +1,4 @@
-"""Counters by key over windows of event time; without I/O, and without a clock but the rows' own.
+"""Counters by key over windows of event time. They do no I/O, and the rows' times are their only clock.
 
 Time is divided into buckets. The clock is the bucket of the newest row so far, and only moves forward. When
 it moves on from a bucket, the bucket has ended, at a moment called the boundary. The totals then cover the
@@ -34,7 +34,7 @@ class Changed:
     """The changes at a boundary.
 
     Attributes:
-        boundary: First bucket that had not ended; the totals are as of its start.
+        boundary: First bucket that has not ended; the totals are those at its start.
         slots: Slots whose totals have changed, int32 ``[N]``.
     """
 

@@ -31,7 +31,7 @@ class _Meta(msgspec.Struct, kw_only=True):
         rows: Number of rows taken from the stream.
         measures: Measures of the plan.
         totals: Totals of the plan.
-        since: Bucket since which the version is fed, by version.
+        since: First bucket fed to each version, by version.
     """
 
     run: str
@@ -52,7 +52,7 @@ class Feed:
         counters: Counters of the table.
         maker: Converts record batches to rows.
         rows: Number of rows taken from the stream.
-        rows_before: Number of those rows that precede the row that errors call the first.
+        rows_before: Number of rows before the present source; errors number the rows after them.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Feed:
         """Count rows, and write the changes at the boundaries that they pass.
 
         Raises:
-            StreamError: A row is invalid. The first ``rows`` rows are counted, all of them before it.
+            StreamError: A row is invalid. Only rows before it are counted; ``rows`` is their number.
             FailedPrecondition: There are more pairs of a key and a bucket than allowed.
             Unavailable: The store does not answer, and the feed is stopping.
         """
@@ -123,7 +123,7 @@ class Feed:
 
     @property
     def clock_seconds(self) -> int:
-        """Last boundary that the clock has passed, in seconds of Unix time; 0 before the first row."""
+        """Last boundary that the clock has passed, in seconds of Unix time; 0 while the clock is unknown."""
         return self.counters.clock * self._settings.every_seconds
 
     # ---- State --------------------------------------------------------------------------------

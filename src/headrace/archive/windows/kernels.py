@@ -125,7 +125,7 @@ def put_back(places: Array, cells: Cells, count: int) -> None:
 
 @cached()
 def scan(rows: CountedRows, start: int, opened: Opened, refs: Array, held: CountedRows, state: Array) -> Any:
-    """Add rows to the open cells until the clock moves.
+    """Add rows to the open cells until the clock moves or the cells are full.
 
     Args:
         rows: Rows to add.
@@ -237,7 +237,7 @@ def enter(cells: Cells, totals: Totals, table: Array, boundary: int) -> None:
     Args:
         cells: Cells, all of buckets before the boundary.
         totals: Totals to add to.
-        table: Definition of the totals; see ``Plan.table``.
+        table: Definition of the totals; see ``BucketPlan.table``.
         boundary: First bucket that has not ended.
     """
     for at in range(len(cells.slots)):

@@ -32,18 +32,17 @@ _LONGEST_PAUSE_SECONDS = 2.0
 
 
 FORMAT = 1
-"""Version of the format of ``Done``; later versions are rejected."""
+"""Format of ``Done``; newer formats are rejected."""
 
 
 class Done(msgspec.Struct, kw_only=True):
     """The progress of a run, kept in the store.
 
     Attributes:
-        run: Id of the run, different for each run that feeds the table, before this one or by mistake at the
-            same time.
+        run: Id of the run, unique among all runs that feed the table, earlier or concurrent.
         written: Last boundary up to which all rows are written, in Unix milliseconds, by version.
-        since: Bucket since which the version is fed, by version.
-        format: Version of this format.
+        since: First bucket fed to each version, by version.
+        format: Format of the record; see ``FORMAT``.
     """
 
     run: str
@@ -78,7 +77,7 @@ class Fed:
         return max(one.seconds for one in self.windows.values())
 
     def taken(self, *, is_past_kept: bool) -> tuple[Array, Array, dict[str, Array]]:
-        """Return and clear the slots, boundaries and values to write, in order.
+        """Return and clear the slots, write times and values to write, in order.
 
         Args:
             is_past_kept: Whether to keep values that a later one of the same key replaces.
@@ -196,7 +195,7 @@ class Writer:
             self._persist(partial(self._archive.store_vectors, reader, keys[some], rows[some], written[some]))
 
     def _make_default(self, fed: Fed) -> None:
-        """Make the version of the current settings the default, as its windows are complete."""
+        """Make the version of the current settings the default, now that its windows are complete."""
         if not fed.is_newest or self._archive.record(self._table).default == fed.number:
             return
         self._persist(partial(self._archive.catalog.move_default, self._table, fed.number))

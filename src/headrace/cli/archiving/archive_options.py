@@ -88,7 +88,7 @@ def open_archive_of(options: argparse.Namespace) -> Archive:
 def open_embedders(
     options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
 ) -> dict[str, list[PooledEmbedder]]:
-    """Open the embedders of an archive's spaces; a remote one may be down, and is opened later.
+    """Open the embedders of an archive's spaces; a remote one that is down is opened later.
 
     Args:
         options: The verb's options.
@@ -97,10 +97,10 @@ def open_embedders(
         needed: A space whose embedder must be open; "" for none.
 
     Returns:
-        The Suppliers by space; spaces without an embedder are left out.
+        The embedders by space; spaces without one are left out.
 
     Raises:
-        ConfigError: An embedder cannot be opened as the settings say, or there is none.
+        ConfigError: An embedder cannot be opened with these settings, or there is none.
         LoadError: A model cannot be loaded.
         Unavailable: The needed embedder does not answer.
     """

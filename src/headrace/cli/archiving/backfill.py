@@ -117,7 +117,7 @@ def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: 
 
 
 def _start_filler(options: argparse.Namespace, archive: Archive, held: ExitStack) -> int:
-    """Start a Filler of all spaces, as the queue may hold keys of any; return this space's version."""
+    """Start a Filler of all spaces, as the queue may hold keys of any; return the version of this space."""
     from headrace.archive.filling.filler import Filler  # noqa: PLC0415 - not needed to list the verbs
 
     embedders = archive_options.open_embedders(options, archive, held, options.space)
@@ -152,7 +152,7 @@ class _Progress:
 
 
 def _nothing(options: argparse.Namespace, version: int) -> None:
-    """Print that the encoder's version is already the default, so that no backfill is needed."""
+    """Print that no backfill is needed: the encoder's version is already the default."""
     if options.json:
         found = {"space": options.space, "from_version": version, "to_version": version, "keys": 0, "dead": 0}
         verbs.print_json({**found, "is_done": True, "is_default": True})

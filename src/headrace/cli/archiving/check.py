@@ -1,4 +1,4 @@
-"""``headrace archive check``: check an archive's settings, and all that they name."""
+"""``headrace archive check``: check an archive's settings, and everything that they name."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class _Found:
 
 
 class _Made(NamedTuple):
-    """The kind of vectors that an embedder makes."""
+    """The dimension and fingerprint of an embedder's vectors."""
 
     dimension: int
     fingerprint: str
 
 
 def run(options: argparse.Namespace) -> int:
-    """Check all parts; a wrong part does not keep the others from being checked."""
+    """Check all parts, even after one is wrong."""
     config = archive_options.settings_of(options)
     found = list(_check(config, archive_options.base_of(options)))
     code = max(one.code for one in found)
@@ -207,7 +207,7 @@ def _space(settings: SpaceSettings, record: SpaceRecord, made: _Made | None) -> 
 
 
 def _check_version(settings: SpaceSettings, version: SpaceVersion) -> None:
-    """Refuse settings that describe other vectors than the version has."""
+    """Refuse settings whose dimension or dtype differs from the version's."""
     for name, got, there in (
         ("dimension", settings.dimension or version.dimension, version.dimension),
         ("dtype", settings.dtype, version.dtype),

@@ -12,7 +12,7 @@ Image = bytes | str | None
 """Bytes of an image file, its URL, or None if there is no image."""
 
 MOST_EMBEDDED_BYTES = 64 * 1024 * 1024
-"""Maximum number of image bytes embedded in a page; later images appear without a picture."""
+"""Maximum number of image bytes embedded in a page; an image beyond it appears without a picture."""
 
 _MOST_SHOWN = 24
 _LONGEST_KEY = 120
@@ -25,7 +25,7 @@ _KINDS: tuple[tuple[bytes, str], ...] = (
     (b"BM", "image/bmp"),
 )
 
-# The page runs no scripts and fetches nothing but images, as keys and files may come from anyone.
+# The page runs no scripts and fetches only images, because keys and files may come from anyone.
 _HEAD = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -114,7 +114,7 @@ def _source(image: Image, left: int) -> tuple[str, int]:
 
 
 def _kind(image: bytes) -> str:
-    """Return the media type of an image by its first bytes; "" for types not to be embedded, as SVG."""
+    """Return the media type of an image by its first bytes; "" for types not to embed, such as SVG."""
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "image/webp"
     return next((kind for start, kind in _KINDS if image.startswith(start)), "")

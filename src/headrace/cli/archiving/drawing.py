@@ -24,7 +24,7 @@ OTHER = "other"
 MOST_COLOURS = 9
 """Maximum number of labels with a colour of their own; more could not be distinguished."""
 
-# Tableau 10 without its grey, which is for other labels; most colour-blind people can distinguish them.
+# Tableau 10, which most colour-blind people can distinguish, without its grey, which is for other labels.
 _COLOURS = (
     "#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f", "#edc948", "#b07aa1", "#ff9da7", "#9c755f",
 )  # fmt: skip

@@ -149,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if checkpoint is not None:
             feed.restore(checkpoint.state, checkpoint.meta.get("feed"))
-        # Before opening the input, as a stream may begin much later.
+        # Before opening the input, which waits for a stream that may begin much later.
         held.enter_context(metrics(options, lambda: FeedMetrics(feed, options.table)))
         origin = held.enter_context(open_origin(asking, checkpoint))
         (names, batches), located = held.enter_context(_opened(asking, origin, feed.maker.columns))

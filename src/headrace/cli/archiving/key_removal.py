@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
 
 Remove = Callable[["Archive", argparse.Namespace], int]
-"""Removes data of the keys in the options; returns the number of keys that had some."""
+"""Removes data of the keys in the options; returns the number of keys that had data."""
 
 
 def add(

@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(f"{options.space}, version {lookup.version}")
         print(table(list(_rows(options, lookup)), indent="  "))
-    if not lookup.version:  # a server would answer nevertheless
+    if not lookup.version:  # a server would still answer, with OOV vectors
         print("headrace: the store does not answer, so it is not known which keys exist", file=sys.stderr)
         return verbs.FAILED
     return verbs.DONE

@@ -134,7 +134,7 @@ def _clusters(options: argparse.Namespace, rows: Rows, made: Layout) -> list[str
 def _labels(given: dict[str, str], names: list[str]) -> list[str]:
     labels = [given.get(name, _NO_LABEL) for name in names]
     if all(label is _NO_LABEL for label in labels):
-        raise ConfigError(f"--labels: none of its {len(given)} keys is drawn, such as {names[0]!r}")
+        raise ConfigError(f"--labels: it has none of the keys drawn, such as {names[0]!r}")
     return labels
 
 

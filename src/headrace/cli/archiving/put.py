@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check_there(what: str, file: Path) -> None:
-    """Refuse a name that is not a file's, as an error of the command rather than of the disk."""
+    """Raise InvalidRequest for a missing file or a directory: the command is wrong, not the disk."""
     if not file.exists() or file.is_dir():
         reason = "it is a directory" if file.is_dir() else "it does not exist"
         raise InvalidRequest(f"expected a file, got {file}: {reason}", field=what)

@@ -23,7 +23,7 @@ class Stopping:
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
-        """Install the signal handlers; no effect outside the main thread, which alone receives signals."""
+        """Install the signal handlers; no effect outside the main thread, the only one that can set them."""
         if threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGINT, signal.SIGTERM)
             self._previous = {number: signal.signal(number, self._note) for number in numbers}

@@ -34,7 +34,7 @@ class BatchSpan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no further request can arrive."""
+        """Whether all requests of the batch are linked, so that none can follow."""
         return len(self.links) >= self.timings.requests
 
 
@@ -67,7 +67,7 @@ class Batches:
         return batch
 
     def due(self, now: float, *, is_last: bool = False) -> list[BatchSpan]:
-        """Remove and return the batches that need not wait any longer, or all of them."""
+        """Remove and return the batches that need not wait any longer; all of them if ``is_last``."""
         too_many = len(self._held) - _MOST_HELD
         found = [
             batch

@@ -1,7 +1,7 @@
 """Send spans by OpenTelemetry's own exporters (the extra ``tracing``).
 
-An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, one of its methods is overridden, so
-that ``otlp_encoding`` encodes faster. If a later release does not call that method, it gets spans.
+An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, ``otlp_encoding`` overrides its
+encoding method, to be faster. A later release without that method still works: it reads ``Sent`` as spans.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _quick_exporter(encoder: Encoder, endpoint: str | None) -> SpanExporter:
 
 
 class _Remembered(logging.Handler):
-    """Collects the exporters' log messages, so that one of them is logged instead of one per attempt.
+    """Keeps the exporters' last log message, to log it once instead of at each attempt.
 
     Attributes:
         last: Last message.

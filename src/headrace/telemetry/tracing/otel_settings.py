@@ -30,7 +30,7 @@ class Settings:
     Attributes:
         endpoint: Endpoint of the collector; None if the exporter reads it from OpenTelemetry's variables.
         protocol: Protocol of the collector.
-        rate: Share of traces to record, of those that begin here.
+        rate: Share to record of the traces that begin here.
         follows_parent: Whether a caller's decision applies.
         most_per_second: Largest number of calls recorded per second.
         service_name: Name of the server; None if OpenTelemetry's variables give it.

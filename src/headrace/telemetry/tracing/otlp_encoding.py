@@ -1,7 +1,7 @@
 """Encode spans as OTLP messages directly, without the objects of the SDK.
 
 OpenTelemetry's encoder makes the same message from ``ReadableSpan`` objects, in eight times the processor
-time. Each part is created in place. Protobuf would copy a part made elsewhere, and the parts of spans twice.
+time. Each part is created in place, because protobuf copies parts made elsewhere, and parts of spans twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Encoder:
         del self._empty.resource_spans[0].scope_spans[0].spans[:]
 
     def message(self, spans: Iterable[SpanData], offset: int) -> ExportTraceServiceRequest:
-        """Return the message with some spans.
+        """Return the message for some spans.
 
         Args:
             spans: Spans to encode.

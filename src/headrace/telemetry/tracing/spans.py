@@ -51,7 +51,7 @@ class SpanData(NamedTuple):
 
 
 class Routes:
-    """Names REST calls by their routes, so that names do not differ between similar calls."""
+    """Names REST calls by their routes, so that similar calls have the same name."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         """Compile the routes.
@@ -145,7 +145,7 @@ class Describer:
 
 
 def _who(outcome: Outcome) -> dict[str, Value]:
-    """Return the attributes for the model requested, and for the origin of the answer."""
+    """Return the attributes of the requested model, and of the answer's origin."""
     found: dict[str, Value] = {}
     if outcome.asked is not None:
         found |= {"headrace.model.name": outcome.asked.model, "headrace.model.version": outcome.asked.version}

@@ -1,4 +1,4 @@
-"""Enqueue the Outcomes of recorded calls in the serving thread, and send their spans from another one."""
+"""Enqueue the Outcomes of recorded calls in the serving thread, and send their spans in another."""
 
 from __future__ import annotations
 
@@ -20,9 +20,6 @@ from headrace.telemetry.tracing.spans import Describer, SpanData, batch_span, pa
 _log = logging.getLogger(__name__)
 
 
-# Calls are sampled when they arrive, before anything is allocated for them.
-
-
 class ParentBased:
     """Selects calls that their caller records, and a share of the traces that begin here, up to a rate limit.
 
@@ -39,10 +36,10 @@ class ParentBased:
         now: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        """Start with the whole second's limit available.
+        """Start with a full token bucket.
 
         Args:
-            rate: Share of traces recorded if no caller has decided.
+            rate: Share of traces recorded where no caller's decision applies.
             most_per_second: Largest number of calls recorded per second.
             follows_parent: Whether the caller's decision applies.
             now: Monotonic clock.
@@ -65,7 +62,7 @@ class ParentBased:
         for name, _ in headers:
             if name == TRACEPARENT:
                 return self._decided(parent_in(headers), headers)
-        # `_decided`, inlined: this is on the path of each call that is not recorded.
+        # `_decided`, inlined: most calls take this path, and are not recorded.
         if self._draw() >= self._rate or not self._has_room():
             return None
         return TraceContext(None, is_recorded=True)

@@ -69,7 +69,7 @@ def looks_like_image(content: bytes) -> bool:
 
 
 def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
-    """Decode an image, rotate it to its EXIF orientation, and crop and resize its centre.
+    """Decode an image, rotate it by its EXIF orientation, and crop and resize its centre.
 
     An animation yields its first frame; transparent pixels become white.
 
@@ -82,7 +82,7 @@ def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
         uint8 ``[height, width, 3]``, red first.
 
     Raises:
-        Failing: The content is not an image of these formats, broken, or too large; final.
+        Failing: The content is no image of these formats, is broken, or is too large; always final.
     """
     import PIL.Image  # noqa: PLC0415 - an extra
     from PIL import UnidentifiedImageError  # noqa: PLC0415 - an extra
@@ -159,7 +159,7 @@ def _prepared(image: Image, recipe: Recipe) -> Array:
 
 
 def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, float]:
-    """Return the box of an image that becomes the encoder's input. Cropping first saves resizing the rest.
+    """Return the box of an image to resize for the encoder; cropping first saves resizing the rest.
 
     Args:
         size: Width and height of the image.
@@ -178,7 +178,7 @@ def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, 
 def _orientation(image: Image) -> int:
     try:
         found = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # noqa: BLE001 - Pillow may raise anything; bad EXIF data is no bad image
+    except Exception:  # noqa: BLE001 - Pillow may raise anything; bad EXIF data does not make a bad image
         return 1
     return found if isinstance(found, int) else 1
 

@@ -19,7 +19,7 @@ FILE = "encoder.toml"
 """File name of a recipe beside its encoder."""
 
 METADATA = "headrace.encoder"
-"""Metadata key of an ONNX file for a recipe with the same text."""
+"""Metadata key under which an ONNX file may hold the text of a recipe."""
 
 _LARGEST_SIDE = 4096
 _CHANNELS = 3
