@@ -63,6 +63,35 @@ def test_a_server_goes_on_in_a_new_file_when_the_old_one_is_moved_away(tmp_path:
     assert log.stat().st_mode & 0o777 & ~0o640 == 0
 
 
+def test_lines_go_on_to_the_open_file_while_the_path_cannot_be_opened(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    logs, moved = tmp_path / "logs", tmp_path / "moved"
+    logs.mkdir()
+    access = AccessLog(Settings(path=logs / "access.log"), Outcomes())
+
+    def log_one(count: int) -> None:
+        access.reopen()
+        access._hear(ended())
+        until(lambda: access.written + access.dropped == count)
+
+    with caplog.at_level(logging.INFO):
+        logs.rename(moved)
+        for count in (1, 2, 3):
+            log_one(count)
+        assert access.dropped == 0
+        logs.mkdir()
+        log_one(4)
+        assert access.close(30)
+    assert len(lines(moved / "access.log")) == 3
+    assert len(lines(logs / "access.log")) == 1
+    said = [record.message for record in caplog.records if "access log" in record.message]
+    assert said == [
+        "cannot reopen the access log; lines go to the file that is open",
+        "the access log can be reopened again",
+    ]
+
+
 def test_a_file_that_cannot_grow_costs_lines_and_no_calls(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.stores.cassandra import InCassandraStore
 from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store import Item
 from headrace.storage.stores.store_settings import CassandraStore
@@ -106,6 +108,26 @@ def test_a_keyspace_is_made_on_request_only(cassandra_server: Cassandra) -> None
     store.close()
     store = open_store(settings(cassandra_server.address, create_keyspace=False, **more))
     assert store.get_many("values", [b"a"]) == [b"1"]
+    store.close()
+
+
+def test_without_the_table_of_records_they_are_unavailable(cassandra_server: Cassandra) -> None:
+    more = {"timeout_seconds": 20.0, "keyspace": "without_records"}
+    store = InCassandraStore(settings(cassandra_server.address, **more))
+    assert store.swap("record", None, b"1")
+    session = store._session.ready(time.monotonic() + 20)
+    session.execute('DROP TABLE without_records."Records"', timeout=20)
+    calls: list[Callable[[], object]] = [
+        lambda: store.read("record"),
+        lambda: store.swap("record", None, b"2"),
+        lambda: store.swap("record", b"1", b"2"),
+    ]
+    for call in calls:
+        with pytest.raises(Unavailable, match="the table of records is missing; restart"):
+            call()
+    store.close()
+    store = InCassandraStore(settings(cassandra_server.address, **more))
+    assert store.read("record") is None
     store.close()
 
 

@@ -6,19 +6,23 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import redis
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item
 from headrace.storage.stores.store_settings import RedisStore
 from headrace.testing.stores import eventually
 from tests.faults.patience import ended
 from tests.faults.store_outages import TIMEOUT_SECONDS, check_outages
 from tests.services import Start
+from tests.waiting import until
 from tools.services.redis_server import Redis
 
 
@@ -50,6 +54,62 @@ def test_a_server_that_is_not_there_yet(own_redis: Start[Redis]) -> None:
     store.put_many("values", [Item(b"a", b"1")])
     assert store.get_many("values", [b"a"]) == [b"1"]
     store.close()
+
+
+@pytest.fixture
+def paused(own_redis: Start[Redis]) -> Iterator[tuple[InRedisStore, redis.Redis]]:
+    """A store with a partition, and a client of its server, on which all writes wait."""
+    server = own_redis()
+    store = InRedisStore(settings(server.address))
+    store.create("values")
+    with redis.Redis.from_url(server.url) as client:
+        client.client_pause(600_000, all=False)
+        yield store, client
+    store.close()
+
+
+def drop_connections(client: redis.Redis, count: int) -> None:
+    """Close the connections of so many calls in turn, each once its write waits on the server."""
+    for _ in range(count):
+        until(lambda: _waiting(client))
+        client.client_kill(_waiting(client)[0]["addr"])
+
+
+def _waiting(client: redis.Redis) -> list[dict[str, str]]:
+    return [one for one in client.client_list() if "b" in one["flags"]]
+
+
+@pytest.mark.parametrize(("dropped", "is_written"), [(1, True), (2, False)])
+def test_a_call_whose_connection_is_dropped_is_made_once_more(
+    paused: tuple[InRedisStore, redis.Redis], dropped: int, is_written: bool
+) -> None:
+    store, client = paused
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(store.put_many, "values", [Item(b"a", b"1")])
+        drop_connections(client, dropped)
+        until(lambda: call.done() or _waiting(client))
+        assert call.done() is not is_written
+        client.client_unpause()
+        if is_written:
+            call.result()
+        else:
+            with pytest.raises(Unavailable):
+                call.result()
+    assert store.get_many("values", [b"a"]) == [b"1" if is_written else b""]
+
+
+def test_a_swap_whose_connection_is_dropped_is_not_made_again(
+    paused: tuple[InRedisStore, redis.Redis],
+) -> None:
+    store, client = paused
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(store.swap, "record", None, b"1")
+        drop_connections(client, 1)
+        until(lambda: call.done() or _waiting(client))
+        client.client_unpause()
+        with pytest.raises(Unavailable):
+            call.result()
+    assert store.read("record") is None
 
 
 def say_nothing(connection: socket.socket) -> None:
@@ -208,8 +268,6 @@ def test_what_cannot_be_is_said_at_opening(tmp_path: Path) -> None:
 
 
 def test_what_was_dropped_is_removed(own_redis: Start[Redis]) -> None:
-    import redis
-
     server = own_redis()
     store = open_store(settings(server.address))
     store.create("values")

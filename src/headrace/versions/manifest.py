@@ -108,10 +108,11 @@ def write_manifest(
 
     Raises:
         FailedPrecondition: It would exceed the size limit for reading.
+        LoadError: A file changed while it was read.
     """
     manifest = Manifest(
         format=FORMAT,
-        files={name: _record(directory / name) for name in _names(directory) if name not in _ABOUT},
+        files={name: _record(directory, name) for name in _names(directory) if name not in _ABOUT},
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         signature=signature,
         parent=parent,
@@ -230,7 +231,7 @@ def check_manifest(
         if but(name):
             continue
         try:
-            found = _checksum(directory / name, between)
+            found = _checksum(directory, name, between)
         except OSError as error:
             raise _unreadable(name, error) from error
         if found != record.sha256:
@@ -264,7 +265,7 @@ def publish(
 
     Raises:
         Conflict: The number exists.
-        LoadError: There is nothing to publish.
+        LoadError: There is nothing to publish, or a file changed while it was read.
         FailedPrecondition: The manifest would exceed the size limit for reading.
         OSError: The version cannot be written; nothing is left behind.
     """
@@ -372,19 +373,24 @@ def _names(directory: Path) -> Iterator[str]:
             yield (Path(folder) / name).relative_to(directory).as_posix()
 
 
-def _record(file: Path) -> FileRecord:
-    return FileRecord(size_bytes=file.stat().st_size, sha256=_checksum(file))
+def _record(directory: Path, name: str) -> FileRecord:
+    return FileRecord(size_bytes=(directory / name).stat().st_size, sha256=_checksum(directory, name))
 
 
-def _checksum(file: Path, between: Callable[[], object] = lambda: None) -> str:
-    """Return a file's SHA-256, or a text that equals none if the file changes while a keeper reads it."""
+def _checksum(directory: Path, name: str, between: Callable[[], object] = lambda: None) -> str:
+    """Return a file's SHA-256 in hexadecimal digits.
+
+    Raises:
+        LoadError: The file changed while a keeper read it.
+        OSError: It cannot be read.
+    """
     made = hashlib.sha256()
-    with open_file(file) as stream:
+    with open_file(directory / name) as stream:
         size = os.fstat(stream.fileno()).st_size
         try:
             kept = kept_checksum(stream, size, between)
-        except NotCopied:
-            return "changed while it was read"
+        except NotCopied as error:
+            raise LoadError(f"{name} changed while it was read; publish the version again") from error
         if kept is not None:
             return kept
         # In long pieces: each acquisition of the GIL pauses the serving thread.

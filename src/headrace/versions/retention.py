@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.versions.layout import version_directories
@@ -103,9 +104,8 @@ def sweep(model_directory: Path) -> None:
         model_directory: The directory of the model's versions; must exist.
     """
     with os.scandir(model_directory) as entries:
-        names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for name in names:
-        path = model_directory / name
-        if name.startswith(_DELETING):
-            shutil.rmtree(path, ignore_errors=True)
+        hidden = [Path(entry) for entry in entries if entry.name.startswith(_DELETING)]
+    for place in hidden:
+        with suppress(OSError):
+            place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
     sweep_drafts(model_directory)

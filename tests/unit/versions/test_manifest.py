@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import Conflict, FailedPrecondition, LoadError
+from headrace.sealed_memory.file_copying import NotCopied, Refusal
+from headrace.versions import manifest as manifests
 from headrace.versions.layout import MANIFEST_FILE, version_directories, version_number
 from headrace.versions.manifest import (
     LARGEST_MANIFEST_BYTES,
@@ -85,6 +87,22 @@ def test_a_directory_that_is_not_what_its_manifest_says_is_corrupt(
         (source / "model.onnx").write_bytes(content)
     with pytest.raises(LoadError, match=f"^corrupt: {expected}; publish the version again$"):
         check_manifest(source)
+
+
+def test_a_file_that_changes_while_a_keeper_reads_it_gets_no_checksum(
+    source: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(*_: object) -> str:
+        raise NotCopied(Refusal("changed"))
+
+    write_manifest(source)
+    monkeypatch.setattr(manifests, "kept_checksum", changed)
+    expected = r"^(assets/words\.txt|model\.onnx) changed while it was read; publish the version again$"
+    with pytest.raises(LoadError, match=expected):
+        check_manifest(source)
+    with pytest.raises(LoadError, match=expected):
+        publish(source, model)
+    assert not model.exists()
 
 
 def test_a_check_can_be_ended_between_the_pieces_that_it_reads(source: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headrace.ctr.files.arrays import load_array, write_array
-from headrace.versions.retention import delete_versions, sweep, versions_to_delete
+from headrace.versions.retention import delete_versions, hide_versions, sweep, versions_to_delete
 
 WHOLE = dict.fromkeys(range(1, 8))
 
@@ -52,6 +52,16 @@ def test_of_a_version_that_is_a_link_only_the_link_goes(tmp_path: Path) -> None:
     (tmp_path / "2").symlink_to(tmp_path / "elsewhere")
     assert delete_versions(tmp_path, [2]) == [2]
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_a_hidden_link_that_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/file").touch()
+    (tmp_path / "7").symlink_to(tmp_path / "elsewhere")
+    assert list(hide_versions(tmp_path, [7])) == [7]
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    assert (tmp_path / "elsewhere/file").exists()
 
 
 def age(path: Path) -> None:

@@ -144,6 +144,8 @@ class KafkaMessages:
                 producer.produce(self._settings.topic, message[1], message[0], on_delivery=batch.delivered)
             except BufferError:
                 if time.monotonic() >= deadline:
+                    full = "the producer's buffer stayed full; publish again once brokers accept messages"
+                    batch.error = batch.error or KafkaError(KafkaError._QUEUE_FULL, full)
                     return False
                 producer.poll(_POLL_SECONDS)
             except KafkaException as error:

@@ -109,7 +109,7 @@ class KafkaReceiver:
         self._partitions: dict[int, _Partition] = {}
         self._again: deque[Delivery] = deque()  # released messages
         self._ahead: deque[KafkaMessage] = deque()  # messages that came while polling for something else
-        self._failed: KafkaError | None = None  # raised by the next ``receive``, unless that gets messages
+        self._failed: KafkaError | None = None  # raised by the next ``receive`` that gets no message
         self._commit_error: KafkaError | None = None
         self._commits_left = 0
         self._is_unreachable = False
@@ -122,9 +122,9 @@ class KafkaReceiver:
         while True:
             with self._lock:
                 found = self._received(limit, end)
+                if found:
+                    return found
                 failed, self._failed = self._failed, None
-            if found:
-                return found
             if failed is not None:
                 raise unavailable("cannot receive", failed.str())
             if time.monotonic() >= end:
@@ -288,9 +288,11 @@ class KafkaReceiver:
             except KafkaException as error:
                 raise unavailable("cannot commit", reason(error)) from error
             slice_seconds = _FIRST_COMMIT_SLICE_SECONDS
-            while self._commits_left and time.monotonic() < deadline:
+            while self._commits_left and self._consumer is consumer and time.monotonic() < deadline:
                 self._poll(consumer, slice_seconds)  # a confirmation alone does not end a poll early
                 slice_seconds = min(2 * slice_seconds, _LONGEST_COMMIT_SLICE_SECONDS)
+            if self._consumer is not consumer:  # closed by a fatal error, which the next ``receive`` raises
+                return
             error_told = self._commit_error
             if self._commits_left:
                 raise unavailable("cannot commit", "no broker answered in time")

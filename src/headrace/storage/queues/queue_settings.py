@@ -114,7 +114,9 @@ class KafkaQueue(QueueSettings, frozen=True, tag="kafka"):
         whole("queue.partitions", self.partitions, least=1, most=_MOST_PARTITIONS)
         whole("queue.replication", self.replication, least=1, most=_MOST_REPLICAS)
         if bool(self.user) != (self.password_file is not None):
-            raise wrong("queue.password_file", "a file if user is set, and none otherwise", self.user)
+            raise wrong(
+                "queue.password_file", "a file if user is set, and none otherwise", self.password_file
+            )
         if (self.certificate_file is None) != (self.key_file is None):
             raise wrong(
                 "queue.key_file", "a file if certificate_file is set, and none otherwise", self.key_file

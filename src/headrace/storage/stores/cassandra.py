@@ -69,7 +69,7 @@ class _NoPartition(Exception):
 def _in_time(
     call: Callable[Concatenate[InCassandraStore, float, _Args], _Result],
 ) -> Callable[Concatenate[InCassandraStore, _Args], _Result]:
-    """Pass a deadline to a call and raise driver errors as ``Unavailable``."""
+    """Pass a deadline to a call; raise driver errors and a missing table as ``Unavailable``."""
 
     @wraps(call)
     def timed(self: InCassandraStore, /, *args: _Args.args, **named: _Args.kwargs) -> _Result:
@@ -77,6 +77,9 @@ def _in_time(
             return call(self, time.monotonic() + self.timeout_seconds, *args, **named)
         except (DriverException, NoHostAvailable, ErrorMessage, ConnectionException, OSError) as error:
             said = f"Cassandra: {str(error) or type(error).__name__}"
+            raise Unavailable(said, told="the store does not answer") from error
+        except _NoPartition as error:  # other calls catch it: only records have a table that must exist
+            said = "Cassandra: the table of records is missing; restart the process, which creates it"
             raise Unavailable(said, told="the store does not answer") from error
 
     return timed

@@ -135,37 +135,33 @@ class InRedisStore:
     is_local = False
 
     def __init__(self, settings: RedisStore) -> None:
-        """Prepare the connection pool; the first call connects.
+        """Prepare the connection pools; the first call connects.
 
         Raises:
             ConfigError: The password or a certificate file is missing or invalid.
         """
         host, port = host_and_port(settings.address)
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {
+            "connection_class": TimedConnection,
+            "max_connections": _MOST_CONNECTIONS,
+            "host": host,
+            "port": port,
+            "db": settings.database,
+            "tls": tls_context(settings),
+            "socket_timeout": settings.timeout_seconds,
+            "protocol": 2,  # servers of all versions speak it
+            "driver_info": None,
+            # With TLS, redis-py considers a connection idle only after a read; this makes it read an answer.
+            "client_name": "headrace" if settings.tls else None,
+        }
         if password(settings) is not None:
             options["credential_provider"] = Credentials(settings)
         self.address = settings.address
         self.timeout_seconds = settings.timeout_seconds
-        pool = redis.ConnectionPool(
-            connection_class=TimedConnection,
-            max_connections=_MOST_CONNECTIONS,
-            host=host,
-            port=port,
-            db=settings.database,
-            tls=tls_context(settings),
-            socket_timeout=settings.timeout_seconds,
-            protocol=2,  # servers of all versions speak it
-            driver_info=None,
-            # With TLS, redis-py considers a connection idle only after a read; this makes it read an answer.
-            client_name="headrace" if settings.tls else None,
-            retry=Retry(NoBackoff(), 0),
-            **options,
-        )
         # Retry once: a connection that the server has closed fails only at its next call.
-        self._reading = redis.Redis(connection_pool=pool, retry=_once_more(1))
+        self._reading = _client(1, options)
         # Never retry a swap: the second try would see the value that the first one wrote.
-        self._swapping = redis.Redis(connection_pool=pool, retry=_once_more(0))
-        self._pool = pool
+        self._swapping = _client(0, options)
         self._prefix = settings.prefix.encode() + b":"
         self._numbers: dict[str, bytes] = {}
 
@@ -284,13 +280,14 @@ class InRedisStore:
     def _scan(self, cursor: bytes, pattern: bytes, limit: int) -> tuple[bytes, list[bytes]]:
         command = ("SCAN", cursor, "MATCH", pattern, "COUNT", limit)
         # Sent as a raw command: redis-py would convert the cursor to a number and invalid ones to text.
-        connection = self._pool.get_connection()
+        pool = self._reading.connection_pool
+        connection = pool.get_connection()
         try:
             now, keys = connection.retry.call_with_retry(
                 lambda: _ask(connection, command), lambda error: connection.disconnect(error=error)
             )
         finally:
-            self._pool.release(connection)
+            pool.release(connection)
         if not isinstance(now, bytes) or not now.isdigit():
             raise ValueError(f"unexpected SCAN cursor {now!r}")
         return now, keys
@@ -314,7 +311,8 @@ class InRedisStore:
 
     def close(self) -> None:
         """Close all connections."""
-        self._pool.disconnect()
+        for client in (self._reading, self._swapping):
+            client.connection_pool.disconnect()
 
     def _values(self, number: bytes) -> bytes:
         return self._prefix + b"v:" + number + b":"
@@ -335,8 +333,10 @@ def _ask(connection: Any, command: Sequence[object]) -> Any:
     return connection.read_response()
 
 
-def _once_more(times: int) -> Retry:
-    return Retry(NoBackoff(), times, supported_errors=(redis.ConnectionError,))
+def _client(retries: int, options: dict[str, Any]) -> redis.Redis:
+    """Return a client with a pool of its own: connections have the retries, and a client's are ignored."""
+    retry = Retry(NoBackoff(), retries, supported_errors=(redis.ConnectionError,))
+    return redis.Redis(connection_pool=redis.ConnectionPool(retry=retry, **options))
 
 
 def _is_done(written: object) -> bool:

@@ -53,7 +53,8 @@ class AccessLog:
         self.written = self._lost = 0
         self._sample, self._slow_seconds, self._draw = settings.sample, settings.slow_seconds, draw
         self._file = LineFile(settings.path)
-        self._works, self._reopen, self._looked = True, False, time.monotonic()
+        self._works = self._follows = True
+        self._reopen, self._looked = False, time.monotonic()
         self._queue = BackgroundQueue(
             "headrace-access-log",
             self._write,
@@ -97,12 +98,12 @@ class AccessLog:
     def _write(self, outcomes: list[Outcome]) -> None:
         offset = unix_offset_nanoseconds() / 1e9
         lines = b"".join([line(outcome, offset) for outcome in outcomes])
+        self._follow()
         try:
-            self._follow()
             self._file.write(lines)
         except OSError as error:
             self._lost += len(outcomes)
-            self._say(works=False, why=error.strerror or type(error).__name__)
+            self._say(works=False, why=_why(error))
         else:
             self.written += len(outcomes)
             if lines:
@@ -112,7 +113,23 @@ class AccessLog:
         now, always = time.monotonic(), self._reopen
         if always or now - self._looked >= _LOOKED_AFTER_SECONDS:
             self._looked, self._reopen = now, False
-            self._file.follow(always=always)
+            try:
+                self._file.follow(always=always)
+            except OSError as error:
+                self._say_follows(follows=False, why=_why(error))
+            else:
+                self._say_follows(follows=True)
+
+    def _say_follows(self, *, follows: bool, why: str = "") -> None:
+        if follows is self._follows:
+            return
+        self._follows = follows
+        if follows:
+            _log.info("the access log can be reopened again")
+        else:
+            _log.warning(
+                "cannot reopen the access log; lines go to the file that is open", extra={"why": why}
+            )
 
     def _say(self, *, works: bool, why: str = "") -> None:
         if works is self._works:
@@ -124,3 +141,7 @@ class AccessLog:
             _log.warning(
                 "cannot write the access log; lines are being dropped and counted", extra={"why": why}
             )
+
+
+def _why(error: OSError) -> str:
+    return error.strerror or type(error).__name__
