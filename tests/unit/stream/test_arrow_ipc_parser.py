@@ -47,7 +47,7 @@ def test_a_dictionary_ends_with_its_stream() -> None:
         one.serialize().to_pybytes() for one in pa.ipc.MessageReader.open_stream(stream_of(batch, CLICKS))
     )
     end = struct.pack("<Ii", 0xFFFFFFFF, 0)
-    with pytest.raises(StreamError, match="expected number .1. of dictionaries"):
+    with pytest.raises(StreamError, match=r"expected number \(1\) of dictionaries"):
         parsed(schema + dictionary + end + schema + rows)
 
 
