@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from headrace.stream.block_reader import Reader, ReadSettings
+from headrace.stream.kafka import topic_source
+from headrace.stream.kafka.topic_address import parse_topic
 from tests.faults.pausing import kill_paused, pausing
 from tools.services.kafka_server import Kafka
 
@@ -119,6 +122,29 @@ def test_a_broker_that_goes_is_waited_for(own_kafka: Any, tmp_path: Path) -> Non
         assert process.wait(SECONDS) == 0
         assert process.stdout is not None
         assert json.loads(process.stdout.read())["rows"] == 10_000
+
+
+def test_a_new_partition_is_found_while_others_are_busy(
+    kafka_server: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from confluent_kafka.admin import AdminClient, NewPartitions
+
+    address = f"kafka://{kafka_server.address}/growing"
+    run("stream", "publish", rows(tmp_path, 2000), address, "--partitions", 1, "--batch-rows", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(topic_source, "_LOOK_FOR_PARTITIONS_SECONDS", 0.0)
+        source = topic_source.KafkaSource(topic_source.Asked(topic=parse_topic(address, "input")))
+        with Reader(source, ReadSettings(batch_rows=100)) as reader:
+            blocks = iter(reader)
+            next(blocks)
+            admin = AdminClient(kafka_server.client_settings())
+            admin.create_partitions([NewPartitions("growing", 2)])["growing"].result(30)
+            deadline = time.monotonic() + SECONDS
+            while len(admin.list_topics("growing", timeout=10).topics["growing"].partitions) < 2:
+                assert time.monotonic() < deadline
+            for _ in range(10):
+                next(blocks)
+            assert [partition for partition, _ in source.position(1100).offsets] == [0, 1]
 
 
 def test_a_message_that_is_no_rows_is_named_and_can_be_left_out(kafka_server: Kafka, tmp_path: Path) -> None:

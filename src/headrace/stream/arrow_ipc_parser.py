@@ -172,6 +172,7 @@ class StreamParser:
         self._reader = None
         self._messages = Messages()
         self._dictionaries.clear()
+        self._new_dictionaries.clear()
 
     def _error(self, message: str) -> StreamError:
         return StreamError(f"{message} (byte {self._bytes})", row=self._rows)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.base.errors import ConfigError, StreamError, listed
+from headrace.base.errors import ConfigError, InvalidRequest, StreamError, listed
 from headrace.base.tensors import Array
 from headrace.stream.block import Block, Slice
 from headrace.stream.dictionaries import plain
@@ -263,6 +263,8 @@ def _sliced(name: str, row: int, kind: pa.DataType) -> Iterator[None]:
     """Raise a StreamError if metrics cannot be split by a column."""
     try:
         yield
+    except InvalidRequest as error:
+        raise StreamError(error.message, row=row, field=name) from error
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise StreamError(
             f"metrics can be split by text, numbers and times, got a column of type {kind}; convert it, "

@@ -252,9 +252,9 @@ class _Column:
         if not is_listed(values.type):
             raise self._error(0, f"expected a list or text, got {values.type}")
         lists = values.cast(pa.list_(values.type.value_type))
-        if not (lists.offset or lists.null_count):
+        if not (lists.offset or lists.null_count or (len(lists) and lists.offsets[0].as_py())):
             return lists
-        # A slice's offsets may start anywhere, and null rows may contain values, which are dropped.
+        # Offsets may start anywhere, and null rows may contain values, which are dropped.
         lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, lists.flatten(), mask=lists.is_null())

@@ -94,7 +94,11 @@ class Field(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(
                 f"field {self.name!r}: expected admit of 1 to {MOST_ADMIT}, and expire_rows of 0 or more"
             )
-
+        if self.role == "dense" and self.size != 1:
+            raise ConfigError(
+                f"field {self.name!r}: size: expected 1 for a dense field, which is one number, got "
+                f"{self.size}; make it a vector (role), or leave it out"
+            )
         if self.separator and not self.listed:
             raise ConfigError(
                 f"field {self.name!r}: separator: expected none for a field of one value, got "

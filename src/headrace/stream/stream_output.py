@@ -13,7 +13,7 @@ from typing import BinaryIO, TextIO
 
 import pyarrow as pa
 
-from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.errors import ConfigError
 from headrace.base.files import whole_file
 from headrace.base.terminal import Line
 
@@ -29,7 +29,7 @@ Progress = Callable[[int], None]
 def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
     """Write record batches as a stream.
 
-    Each batch is flushed before the next one is requested. If a ``HeadraceError`` ends the rows, the stream
+    Each batch is flushed before the next one is requested. If an error or Ctrl-C ends the rows, the stream
     ends within a message, so that no reader takes it for complete.
 
     Args:
@@ -44,18 +44,23 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
     Raises:
         BrokenPipeError: The reader has closed the pipe.
     """
-    rows = 0
+    rows, is_writing = 0, False
     writer = pa.ipc.new_stream(file, schema)
     file.flush()
     try:
         for batch in batches:
+            is_writing = True
             writer.write_batch(batch)
             file.flush()
+            is_writing = False
             rows += batch.num_rows
             told(rows)
-    except HeadraceError:
-        file.write(_MESSAGE_FOLLOWS)
-        file.flush()
+    except BaseException as error:
+        # Ctrl-C within a write has cut the message already, and writing more could block.
+        if isinstance(error, Exception) or not is_writing:
+            with contextlib.suppress(OSError):  # the reader may be gone
+                file.write(_MESSAGE_FOLLOWS)
+                file.flush()
         raise
     writer.close()
     file.flush()

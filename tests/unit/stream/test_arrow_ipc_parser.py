@@ -41,6 +41,16 @@ def test_dictionaries_may_grow_or_change_from_batch_to_batch() -> None:
     assert [batch.column(0).to_pylist() for batch in found] == [["x", "y", "x"], ["z", "z", "x"]]
 
 
+def test_a_dictionary_ends_with_its_stream() -> None:
+    batch = batch_of(a=pa.array(["x", "y"]).dictionary_encode())
+    schema, dictionary, rows = (
+        one.serialize().to_pybytes() for one in pa.ipc.MessageReader.open_stream(stream_of(batch, CLICKS))
+    )
+    end = struct.pack("<Ii", 0xFFFFFFFF, 0)
+    with pytest.raises(StreamError, match=r"expected number \(1\) of dictionaries"):
+        parsed(schema + dictionary + end + schema + rows)
+
+
 def test_the_schema_is_the_stream_s_unless_one_is_given() -> None:
     parser = StreamParser()
     parser.feed(stream_of(ROWS, CLICKS))

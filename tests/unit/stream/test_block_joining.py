@@ -266,6 +266,15 @@ def test_texts_that_somebody_was_to_cut_are_not_taken_for_one_value() -> None:
     assert Joiner(Features.of(schema)).join(batch_of(a=[["x", "y"]])).indices.all(axis=1).tolist() == [False]
 
 
+def test_a_slice_whose_values_take_too_much_is_the_stream_s_error() -> None:
+    texts = pa.array(["x" * 2**20, *map(str, range(999))])
+    codes = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), texts)
+    joiner = Joiner(Features.of(schema_of(a={})), ("site",))
+    with pytest.raises(StreamError, match=f"would take {300 * 2**20} bytes") as caught:
+        joiner.join(batch_of(a=[1] * 300, site=codes), 7)
+    assert (caught.value.row, caught.value.field) == (7, "site")
+
+
 def test_times_that_python_has_not_are_slices_too() -> None:
     times = pa.array([1, 2**62, None], pa.int64()).cast(pa.timestamp("ns"))
     cut = Joiner(Features.of(schema_of(a={})), ("at",)).join(batch_of(a=[1, 2, 3], at=times))

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, StreamError
 from headrace.stream.column_conversion import stream_column
-from headrace.stream.dictionaries import MOST_BYTES, plain
+from headrace.stream.dictionaries import MOST_BYTES, plain, plain_type
 from headrace.stream.schema import Field
 
 BOMB = pa.DictionaryArray.from_arrays(pa.array([0] * 60_000, pa.int8()), pa.array(["x" * 100_000]))
@@ -28,6 +28,42 @@ def test_lists_in_a_dictionary_count_too() -> None:
     values = pa.array([["x" * 100_000]])
     with pytest.raises(InvalidRequest, match="would take"):
         plain(pa.DictionaryArray.from_arrays(BOMB.indices, values))
+
+
+@pytest.mark.parametrize("kind", [pa.ListArray, pa.LargeListArray])
+def test_lists_of_what_is_in_a_dictionary_count_by_its_values(
+    kind: type[pa.ListArray] | type[pa.LargeListArray],
+) -> None:
+    indices, offsets = pa.array([0] * 4000, pa.int8()), [0, 1000, 4000]
+    large = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * 2**20]))
+    small = pa.DictionaryArray.from_arrays(indices, pa.array(["x"]))
+    with pytest.raises(InvalidRequest, match=f"would take {4000 * 2**20} bytes"):
+        plain(kind.from_arrays(offsets, large))
+    with pytest.raises(InvalidRequest, match=f"would take {4000 * 2**20} bytes"):
+        plain(pa.FixedSizeListArray.from_arrays(large, 4))
+    made = plain(kind.from_arrays(offsets, small))
+    assert made.type == plain_type(pa.list_(small.type)) == pa.list_(pa.string())
+    assert made.to_pylist() == [["x"] * 1000, ["x"] * 3000]
+
+
+def test_lists_keep_their_rows_wherever_they_begin() -> None:
+    values = pa.array(["a", "b", None, "", "c"])
+    for inner in (values.dictionary_encode(), values.cast(pa.string_view())):
+        lists = pa.ListArray.from_arrays([0, 1, 3, 3, 5], inner, mask=pa.array([False, False, True, False]))
+        assert plain(lists.slice(1)).to_pylist() == [["b", None], None, ["", "c"]]
+
+
+def test_each_value_counts_by_its_own_length() -> None:
+    """Two thousand short ones in eight thousand rows are little."""
+    for values in (
+        pa.array([f"value {number}" for number in range(2000)]).cast(pa.string_view()),
+        pa.array([[f"value {number}"] for number in range(2000)]),
+    ):
+        column = pa.DictionaryArray.from_arrays(pa.array([1999] * 8192, pa.int32()), values)
+        assert plain(column).to_pylist()[-1] == values[1999].as_py()
+    wide = pa.array([b"x" * 100_000], pa.binary(100_000))
+    with pytest.raises(InvalidRequest, match="would take 6000000000 bytes"):
+        plain(pa.DictionaryArray.from_arrays(BOMB.indices, wide))
 
 
 def test_what_nobody_names_does_not_count() -> None:

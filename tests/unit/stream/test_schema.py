@@ -59,6 +59,11 @@ def test_a_separator_without_several_values_is_refused() -> None:
         Field(name="a", role="categorical", separator="|")
 
 
+def test_a_dense_field_of_several_numbers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"size: expected 1 for a dense field.*got 3; make it a vector"):
+        Field(name="a", role="dense", size=3)
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(
     ("settings", "message"),

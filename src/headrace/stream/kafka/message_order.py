@@ -7,6 +7,7 @@ checkpoint needs are deleted.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -16,6 +17,7 @@ from typing import NamedTuple
 from headrace.base.files import saying
 
 _PICKED, _JOINED = "picked", "joined"
+_LONGEST_LINE_BYTES = 64
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +64,8 @@ class OrderLog:
         if directory is not None:
             with saying(f"the order of messages in {directory} cannot be read"):
                 for path in sorted(directory.glob(f"{self._name}[0-9]*.log"), key=_age):
-                    self._read(path, since)
+                    if path.stem.removeprefix(self._name).isdigit():  # else of a topic with a longer name
+                        self._read(path, since)
 
     def picked(self, number: int, partition: int) -> None:
         """Record the partition that a message was picked from."""
@@ -99,10 +102,14 @@ class OrderLog:
             try:
                 if self._descriptor < 0:
                     self._directory.mkdir(parents=True, exist_ok=True)
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+                    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
                     self._descriptor = os.open(path, flags, 0o644)
-                os.write(self._descriptor, f"{what} {number} {partition}\n".encode())
+                    _cut_torn_line(self._descriptor)
+                line = f"{what} {number} {partition}\n".encode()
+                if os.write(self._descriptor, line) < len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             except OSError as error:
+                self._close()  # opening it again cuts off what was written of the line
                 if not self._told:
                     self._told = True
                     _log.warning(
@@ -115,16 +122,25 @@ class OrderLog:
             self._last[path] = max(self._last.get(path, -1), number)
 
     def _read(self, path: Path, since: int) -> None:
-        for line in path.read_text("ascii", "replace").splitlines():
+        whole = path.read_text("ascii", "replace").rpartition("\n")[0]  # the last line may be torn
+        for line in whole.splitlines():
             what, _, rest = line.partition(" ")
             number, _, partition = rest.partition(" ")
             if what not in (_PICKED, _JOINED) or not (number.isdigit() and partition.isdigit()):
-                continue  # a line that was cut off, as on a full disk
+                continue
             self._last[path] = max(self._last.get(path, -1), int(number))
             if what == _JOINED:
                 self.known.joined[int(partition)] = int(number)
             elif int(number) >= since:
                 self.known.picked[int(number)] = int(partition)
+
+
+def _cut_torn_line(descriptor: int) -> None:
+    """Cut off a last line without an end, as left by a full disk."""
+    size = os.fstat(descriptor).st_size
+    tail = os.pread(descriptor, _LONGEST_LINE_BYTES, max(0, size - _LONGEST_LINE_BYTES))
+    if torn := len(tail) - tail.rfind(b"\n") - 1:
+        os.ftruncate(descriptor, size - torn)
 
 
 def _age(path: Path) -> int:

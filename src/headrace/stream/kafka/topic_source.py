@@ -340,7 +340,7 @@ class KafkaSource(Pieces):
             self._is_back()
         elif self._down and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look()
-        elif time.monotonic() - self._looked_for_partitions > _LOOK_FOR_PARTITIONS_SECONDS:
+        if time.monotonic() - self._looked_for_partitions > _LOOK_FOR_PARTITIONS_SECONDS:
             self._look_for_partitions()
 
     def _told(self, partition: int, error: Any) -> None:
