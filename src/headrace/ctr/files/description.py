@@ -154,7 +154,8 @@ def mismatch(description: FileDescription, features: Features) -> str:
     for name, shape in shapes.items():
         found = arrays[name]
         dtype = "uint64" if name.startswith("keys.") else "float32"
-        if found.shape != shape or (name not in _tables(tables) and found.dtype != dtype):
+        dtype = found.dtype if name in _tables(tables) else dtype
+        if (found.dtype, found.shape) != (dtype, shape):
             return f"{name}: expected {dtype} {list(shape)}, got {found.dtype} {list(found.shape)}"
         if found.stored != "whole" and description.base is None:
             return f"{name}: stored as {found.stored}, but base is missing"
