@@ -100,12 +100,13 @@ def run(options: argparse.Namespace) -> int:
                 print(f" failed: {problem}" if problem else f" {done[-1][1]:.1f} s", flush=True)
     if not done:
         print(f"{options.models} holds no click model: there is nothing to compile", file=sys.stderr)
-    kept = where.parent if where.name != "__pycache__" else where
+    is_beside = where.name == "__pycache__"  # each module's kernels are in the one beside it
+    kept = where.parents[1] if is_beside else where.parent
     if options.json:
         said = [{"name": name, "seconds": round(took, 3), "error": why} for name, took, why in done]
         verbs.print_json({"directory": str(kept), "compiled": said})
     else:
-        print(f"kernels are kept in {kept}")
+        print(f"kernels are kept in {kept}" + (", in __pycache__ beside each source" if is_beside else ""))
     return verbs.FAILED if any(why for _, _, why in done) else verbs.DONE
 
 

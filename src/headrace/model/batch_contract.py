@@ -147,6 +147,7 @@ class _Probe:
             yield _Pool(self._signature, self._random, {}, way)
 
     def _check(self, pool: _Pool, *, in_rows: bool) -> None:
+        self.draws = 0
         first = pool.draw(self._rows)
         answer = self._ask(first)
         if not in_rows:

@@ -67,8 +67,9 @@ def complete(spec: Input, rows: object, budget: Expansion) -> object:
     """
     if not isinstance(rows, list | tuple):
         return rows
-    completed = [_completed(spec, row, spec.shape, index, budget) for index, row in enumerate(rows)]
-    return rows if completed == list(rows) else completed
+    plain = [row.tolist() if isinstance(row, np.ndarray) else row for row in rows]
+    completed = [_completed(spec, row, spec.shape, index, budget) for index, row in enumerate(plain)]
+    return rows if completed == plain else completed
 
 
 def fitted(spec: Input, array: Array, budget: Expansion) -> Array:

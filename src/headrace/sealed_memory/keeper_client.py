@@ -119,7 +119,9 @@ class KeeperClient:
             return None
         except OSError as error:
             ours.close()
-            _say_away(f"it has ended ({error.strerror or error})")
+            without_room = error.errno in (errno.EMFILE, errno.ENFILE)
+            said = "no descriptor is left to ask it with" if without_room else "it has ended"
+            _say_away(f"{said} ({error.strerror or error})")
             return None
         except BaseException:
             ours.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from headrace.archive.lookup import cache_kernels
 from headrace.cli import compile as verb
 from headrace.cli.main import main
+from headrace.ctr.serving import scoring
 from headrace.storage.stores import lmdb_pages
 from tests.conformance.ctr_models import write
 
@@ -28,6 +30,14 @@ def test_the_models_of_a_directory_are_compiled(tmp_path: Path, capsys: pytest.C
     assert compiled.startswith("  clicks/3 … ")
     assert compiled.endswith(" s")
     assert where.startswith("kernels are kept in /")
+
+
+def test_kernels_are_where_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a model are kept beside their own sources, not beside those of the module that keeps them."""
+    assert main(["compile", "--json", str(tmp_path)]) == 0
+    directory = json.loads(capsys.readouterr().out)["directory"]
+    for kernel in (scoring._sigmoids, cache_kernels.find):
+        assert Path(kernel.stats.cache_path).is_relative_to(directory)
 
 
 def test_a_directory_without_click_models_is_said_to_be_one(

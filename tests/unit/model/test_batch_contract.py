@@ -7,11 +7,13 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from headrace.base.tensors import STRING, Array, Tensors
+from headrace.model import batch_contract
 from headrace.model.batch_contract import Findings, check_contract
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
@@ -307,3 +309,22 @@ def test_integers_of_a_small_vocabulary_are_found() -> None:
 def test_when_the_time_is_over_it_says_so() -> None:
     found = check_contract(lambda inputs: {"y": inputs["x"]}, signature(), (), (), -math.inf)
     assert "time" in found.unchecked[0]
+
+
+def test_the_pairs_that_were_compared_are_those_of_the_last_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that the model refuses are replaced by others, whose pairs are counted from the start."""
+    calls = itertools.count(1)
+    seconds = [0.0]
+
+    def answer(inputs: Tensors) -> Tensors:
+        number = next(calls)
+        if number == 11:  # after the first rows' four pairs
+            raise ValueError("refused")
+        seconds[0] += number == 17  # after two pairs of other rows
+        return {"y": inputs["x"]}
+
+    monkeypatch.setattr(batch_contract, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    found = check_contract(answer, signature(), (), (), 0.5)
+    assert found.unchecked == [
+        "the check reached its time limit: the rows of 2 of 4 pairs of batches were compared"
+    ]

@@ -124,3 +124,18 @@ def test_callers_in_the_same_process_leave_out_values_too() -> None:
     assert np.asarray(checked.columns[1]).tolist() == [0.0, 2.5]
     with pytest.raises(InvalidRequest, match=r"got shape \[1, 4\]"):
         signature.check({"x": [["a"] * 4], "age": [1.0]})
+
+
+def test_rows_that_are_arrays_are_filled_up_as_lists_are() -> None:
+    numbers = TensorSpec("x", BY_OIP["FP32"].dtype, (3,), absent=0.0, shorter=True)
+    rows = [np.array([1.0, 2.0], np.float32), np.array([3.0]), [4.0], np.zeros(0)]
+    checked = Signature("s", (numbers,), ()).check({"x": rows})
+    assert np.asarray(checked.columns[0]).tolist() == [[1, 2, 0], [3, 0, 0], [4, 0, 0], [0, 0, 0]]
+    texts = [np.array(["a", "b"]), np.array([b"c"], object)]
+    assert complete(TAGS, texts, Expanded()) == [["a", "b", ""], [b"c", "", ""]]
+
+
+@pytest.mark.parametrize("of", [spec("FP32", 1), spec("FP32", 3, absent=0.0, shorter=True), spec("FP32", 3)])
+def test_rows_that_are_arrays_of_wrong_sizes_are_refused(of: TensorSpec) -> None:
+    with pytest.raises(InvalidRequest, match="x: expected x FP32"):
+        Signature("s", (of,), ()).check({"x": [np.ones(4), np.ones(2)]})

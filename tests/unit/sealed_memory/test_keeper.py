@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import subprocess
+import sys
+import textwrap
 from contextlib import closing
 from pathlib import Path
 
@@ -34,3 +37,26 @@ def test_questions_that_make_no_sense_are_refused_and_others_are_answered(
 
 def test_a_keeper_that_waits_for_the_kernel_is_not_taken_for_one_that_hangs() -> None:
     assert 2 * _BUSY_SECONDS <= SILENT_SECONDS
+
+
+def test_a_process_without_descriptors_does_not_say_that_the_keeper_has_ended(tmp_path: Path) -> None:
+    program = """
+        import os, resource, socket, sys
+        from headrace.sealed_memory.keeper_client import KeeperClient
+        asking, keeping = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        client, file = KeeperClient(asking.fileno()), os.open(sys.argv[1], os.O_RDONLY)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+        held = []
+        try:
+            while True:
+                held.append(os.dup(file))
+        except OSError:
+            os.close(held.pop())
+            os.close(held.pop())  # two are enough for the connection, and not for asking
+        assert client.checksum(file, 4096) is None
+    """
+    (tmp_path / "table").write_bytes(bytes(4096))
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "table")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "no descriptor is left to ask it with (Too many open files)" in done.stderr

@@ -15,8 +15,8 @@ import numpy as np
 from headrace.base.errors import ConfigError, listed
 from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Weights
-from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
-from headrace.ctr.models.missing import flagged
+from headrace.ctr.model_settings import ModelSettings
+from headrace.ctr.models.array_shapes import expected_shapes
 from headrace.ctr.tables import NO_SHIFT, Table
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
@@ -134,30 +134,6 @@ def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
     return {name.removeprefix(prefix): one for name, one in named.items() if name.startswith(prefix)}
 
 
-def expected_shapes(settings: ModelSettings, features: Features) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each array of a model of these settings, by name, except the tables' scales."""
-    features = flagged(settings, features)
-    fields, inputs = len(features.categorical), features.dense_width
-    wide = settings.kind in FIELD_AWARE
-    shapes: dict[str, tuple[int, ...]] = {
-        "table.linear": (features.rows + sum(one.buckets for one in settings.interactions), 1),
-        "dense.bias": (1,),
-        "dense.dense": (features.dense_width,),
-    }
-    if settings.kind != "lr":
-        shapes["table.embeddings"] = (features.rows, settings.factors * (fields if wide else 1))
-    if settings.kind == "fwfm":
-        shapes["dense.pairs"] = (fields, fields)
-    if settings.kind in DEEP:
-        inputs += fields * (fields - 1) // 2 if wide else fields * settings.factors
-        for layer, units in enumerate((*settings.hidden, settings.heads)):
-            shapes[f"dense.layer{layer}.weights"] = (inputs, units)
-            shapes[f"dense.layer{layer}.bias"] = (units,)
-            inputs = units
-    exact = {field.table_name: field.buckets for field in features.categorical if field.keys == "exact"}
-    return shapes | {f"keys.{name}": (buckets,) for name, buckets in exact.items()}
-
-
 def mismatch(description: FileDescription, features: Features) -> str:
     """Return the first fault in the arrays that a description lists, or "" for none."""
     arrays, shapes = description.arrays, expected_shapes(description.settings, features)
@@ -178,7 +154,8 @@ def mismatch(description: FileDescription, features: Features) -> str:
     for name, shape in shapes.items():
         found = arrays[name]
         dtype = "uint64" if name.startswith("keys.") else "float32"
-        if found.shape != shape or (name not in _tables(tables) and found.dtype != dtype):
+        dtype = found.dtype if name in _tables(tables) else dtype
+        if (found.dtype, found.shape) != (dtype, shape):
             return f"{name}: expected {dtype} {list(shape)}, got {found.dtype} {list(found.shape)}"
         if found.stored != "whole" and description.base is None:
             return f"{name}: stored as {found.stored}, but base is missing"

@@ -121,7 +121,7 @@ class Pace:
         clock, doubled, evidence, spread = self._numbers.tolist()
         clock += rows
         factor = 1.0
-        if not clock % DECISION_ROWS:
+        if rows and not clock % DECISION_ROWS:  # a decision is taken once, even if an empty block follows
             doubled += doublings(evidence, spread)
             evidence, spread = evidence * _KEPT, spread * _KEPT
             if doubled > _SCALED_DOUBLINGS:

@@ -207,12 +207,12 @@ def _find_living(table: KeyTable, wanted: Array, now: int, expire_rows: int, out
 
 
 @cached(nogil=True)
-def _room(table: KeyTable, key: np.uint64, now: int, expire_rows: int) -> int:
-    """Return a row near a key's home that is unassigned or has expired; 0 if there is none."""
+def _room(table: KeyTable, key: np.uint64, oldest: int) -> int:
+    """Return a row near a key's home that is unassigned or was not seen since ``oldest``; 0 for none."""
     rows = len(table.keys)
     place: int = _home(key, rows)
     for _ in range(LONGEST_PROBE):
-        if table.keys[place] == 0 or now - table.seen[place] > expire_rows:
+        if table.keys[place] == 0 or table.seen[place] < oldest:
             return place
         place = place + 1 if place + 1 < rows else 1
     return 0
@@ -257,12 +257,14 @@ def _admit(table: KeyTable, wanted: Array, first_row: int, rule: tuple[int, int]
         out[row] = 0
         if key == 0:
             continue
+        # A value seen in this block keeps its row: the block is learnt with one assignment of rows.
+        oldest = min(now - expire_rows, first_row)
         place = _probe(table.keys, key)
-        if place == 0 or now - table.seen[place] > expire_rows:
+        if place == 0 or table.seen[place] < oldest:
             count = _counted(table, key)
             if count < admit:
                 continue
-            place = place if place else _room(table, key, now, expire_rows)
+            place = place if place else _room(table, key, oldest)
             if place == 0:
                 continue
             if table.keys[place] != 0:

@@ -20,6 +20,7 @@ from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.model_settings import DEEP, ModelSettings
 from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of
+from headrace.ctr.models.array_shapes import expected_shapes
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.linear import sigmoid
 from headrace.ctr.models.logit import logit, prefetch_coming
@@ -55,6 +56,7 @@ class WeightsScorer:
         Raises:
             ConfigError: The weights do not fit the settings and features.
         """
+        _check(settings, features, weights)
         self.settings, self.features, self.weights = settings, features, weights
         self._form = form_of(settings, features, weights)
 
@@ -93,7 +95,7 @@ class PlainForm:
         scaled = any(one.values.dtype != np.float32 for one in weights.tables.values())
         self._shape = shape_of(settings, features)._replace(scaled=scaled)
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
-        self._served = self._check(weights)
+        self._served = self._serve(weights)
         self._kernel = predictor(self._shape)
         self._own = threading.local()
 
@@ -114,17 +116,14 @@ class PlainForm:
         linear = explain_linear(*about, dense)
         return linear if self._settings.kind == "lr" else linear + explain_pairs(*about)
 
-    def _check(self, weights: Weights) -> Served:
-        features, fields = self._features, len(self._features.categorical)
-        linear = _table(weights, "linear", features.rows + self._crossing.rows, 1)
-        embeddings = linear
-        if self._settings.kind != "lr":
-            embeddings = _table(weights, "embeddings", features.rows, self._shape.width)
-        bias, dense = _array(weights, "bias", (1,)), _array(weights, "dense", (features.dense_width,))
+    def _serve(self, weights: Weights) -> Served:
+        linear = _plain(weights.tables["linear"])
+        embeddings = linear if self._settings.kind == "lr" else _plain(weights.tables["embeddings"])
         pairs = np.zeros((0, 0), np.float32)
         if self._settings.kind == "fwfm":
-            pairs = np.triu(_array(weights, "pairs", (fields, fields)), 1)
-        return Served(linear, embeddings, _line(bias), _line(dense), _line(pairs + pairs.T))
+            pairs = np.triu(weights.dense["pairs"], 1)
+        bias, dense = _line(weights.dense["bias"]), _line(weights.dense["dense"])
+        return Served(linear, embeddings, bias, dense, _line(pairs + pairs.T))
 
 
 @functools.cache
@@ -158,7 +157,21 @@ def _line(array: Array) -> Array:
     return fixed(np.array(array, np.float32).reshape(1, -1))
 
 
-def _table(weights: Weights, name: str, rows: int, width: int) -> Table:
+def _plain(table: Table) -> Table:
+    return Table(fixed(np.asarray(table.values)), fixed(np.asarray(table.scales)), int(table.shift))
+
+
+def _check(settings: ModelSettings, features: Features, weights: Weights) -> None:
+    """Check the shapes of all tables and dense arrays; scorers need no keys."""
+    for path, shape in expected_shapes(settings, features).items():
+        part, _, name = path.partition(".")
+        if part == "table":
+            _check_table(weights, name, *shape)
+        elif part == "dense":
+            _check_array(weights, name, shape)
+
+
+def _check_table(weights: Weights, name: str, rows: int, width: int) -> None:
     table = weights.tables.get(name)
     if table is None:
         raise ConfigError(f"weights: the table {name!r} is missing")
@@ -169,12 +182,10 @@ def _table(weights: Weights, name: str, rows: int, width: int) -> Table:
         raise ConfigError(
             f"weights: table {name!r}: expected float32, int16 or int8, got {table.values.dtype}"
         )
-    return Table(fixed(np.asarray(table.values)), fixed(np.asarray(table.scales)), int(table.shift))
 
 
-def _array(weights: Weights, name: str, shape: tuple[int, ...]) -> Array:
+def _check_array(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
     array = weights.dense.get(name)
     if array is None or array.shape != shape:
         got = "nothing" if array is None else f"{array.shape}"
         raise ConfigError(f"weights: {name!r}: expected an array of the shape {shape}, got {got}")
-    return array

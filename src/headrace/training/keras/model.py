@@ -234,7 +234,7 @@ class KerasModel:
             ) from error
         if shape not in ((1,), (1, 1)):
             raise ConfigError(f"keras: expected one probability a row, [rows, 1], got {list(shape)}")
-        self._twice = any(map(_learns_otherwise, _leaves(self.model)))
+        self._twice = any(map(_learns_otherwise, self.model._flatten_layers()))
 
     def _probabilities(self, inputs: Mapping[str, _Tensor]) -> _Tensor:
         return tensorflow.reshape(self.model(inputs, training=False), [-1])
@@ -276,15 +276,10 @@ def _refuse_exact(features: Features) -> None:
 
 
 def _learns_otherwise(layer: _Model) -> bool:
-    """Return whether a layer may behave differently in training; dense layers do so only with float8."""
-    if isinstance(layer, (keras.layers.Dense, keras.layers.EinsumDense)):
+    """Return whether a layer itself, apart from its inner layers, may behave differently in training."""
+    own = type(layer).call
+    if own in (keras.layers.Dense.call, keras.layers.EinsumDense.call):  # only with float8
         return False
-    return "training" in inspect.signature(layer.call).parameters
-
-
-def _leaves(layer: _Model) -> Iterator[_Model]:
-    inner = getattr(layer, "layers", ())
-    if not inner:
-        yield layer
-    for one in inner:
-        yield from _leaves(one)
+    if isinstance(layer, keras.Model) and own.__module__.startswith("keras."):  # only calls its layers
+        return False
+    return "training" in inspect.signature(own).parameters

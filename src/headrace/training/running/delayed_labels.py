@@ -167,7 +167,8 @@ class Pending:
 
 def _size(one: Waiting) -> int:
     arrays = (getattr(one.block, name) for name in _COLUMNS)
-    return sum(int(array.nbytes) for array in arrays if array is not None) + 2 * one.predictions.nbytes
+    own = (one.predictions, one.codes)
+    return sum(int(array.nbytes) for array in (*arrays, *own) if array is not None)
 
 
 def _timestamps(block: Block) -> Array:

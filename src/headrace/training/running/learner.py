@@ -178,7 +178,7 @@ def _check(predictions: Array, block: Block) -> None:
     # The sum is NaN if any prediction is; it cannot overflow, as probabilities are at most 1.
     if not np.isfinite(predictions.sum(dtype=np.float64)):
         raise ModelError(
-            f"the model has diverged: from row {block.first_row} to {block.first_row + len(block)} its "
-            "predictions are not finite; lower --learning-rate, and resume from the last checkpoint or "
+            f"the model has diverged: from row {block.first_row} to {block.first_row + len(block) - 1} "
+            "its predictions are not finite; lower --learning-rate, and resume from the last checkpoint or "
             "version"
         )

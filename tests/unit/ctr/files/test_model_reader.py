@@ -69,6 +69,8 @@ def test_weights_that_do_not_fit_are_not_written(tmp_path: Path) -> None:
         write(tmp_path, settings_for("fwfm"), FEATURES, weights)
     with pytest.raises(ConfigError, match=r"table.embeddings: expected float32 \[1001, 5\]"):
         write(tmp_path, settings_for("fm", factors=5), FEATURES, weights)
+    with pytest.raises(ConfigError, match=r"table.embeddings: expected int8 \[1001, 5\], got int8"):
+        write(tmp_path, settings_for("fm", factors=5), FEATURES, quantize(weights, 8))
     double = replace(weights, dense=weights.dense | {"bias": np.zeros(1)})
     with pytest.raises(ConfigError, match=r"dense.bias: expected float32 \[1\], got float64"):
         write(tmp_path, settings_for("fm"), FEATURES, double)

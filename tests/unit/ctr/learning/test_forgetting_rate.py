@@ -65,6 +65,16 @@ def test_an_absurd_number_is_survived_however_long_the_stream_has_lasted(
     assert all(np.isfinite(array).all() for array in model.state().values())
 
 
+def test_an_empty_block_decides_nothing() -> None:
+    """A decision that is due at the end of a block was taken with it."""
+    model = model_of("lr")
+    model.learn(block_of(SINGLE, DECISION_ROWS))
+    pace = model.state()["pace"].copy()
+    assert pace[forgetting_rate._EVIDENCE] != 0
+    assert not len(model.learn(block_of(SINGLE, 1).part(0, 0)))
+    assert model.state()["pace"].tolist() == pace.tolist()
+
+
 def test_the_sample_is_what_numpy_says() -> None:
     block = block_of(SINGLE, 900, weighted=True)
     model = model_of("lr")

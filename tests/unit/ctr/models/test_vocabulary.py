@@ -113,6 +113,19 @@ def test_an_expired_value_gives_its_row_to_another_which_is_reported() -> None:
     assert vocabulary.look_up(block_of(layout, [one]), 201).indices[0, 1] == first
 
 
+def test_a_value_keeps_its_row_until_the_end_of_its_block() -> None:
+    """Otherwise a value that took the row over would also learn the first one's labels."""
+    layout = features(buckets=2, admit=1, expire_rows=2)
+    vocabulary = Vocabulary(layout)
+    first, _ = layout.tables["user"]
+    one, two = hashes(2)
+    filled, taken = vocabulary.admit(block_of(layout, [one, 0, 0, 0, two, one], first_row=10))
+    assert filled.indices[:, 1].tolist() == [first + 1, first, first, first, first, first + 1]
+    assert not len(taken)
+    filled, taken = vocabulary.admit(block_of(layout, [0, 0, 0, two], first_row=16))
+    assert (filled.indices[3, 1], taken.tolist()) == (first + 1, [first + 1])
+
+
 def test_what_is_published_leaves_out_expired_values() -> None:
     layout = features(buckets=100, admit=1, expire_rows=100)
     vocabulary = Vocabulary(layout)

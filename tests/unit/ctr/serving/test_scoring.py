@@ -11,11 +11,13 @@ import pytest
 from headrace.base.errors import ConfigError
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.online import OnlineModel
-from headrace.ctr.model_settings import Interaction, ModelSettings
+from headrace.ctr.model_settings import DEEP, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 from tests.click_blocks import MANY, block_of
+from tests.click_weights import FEATURES as BY_HAND
+from tests.click_weights import settings_for, weights_for
 
 PAIR = Interaction(fields=("ad", "site"), buckets=50)
 SETTINGS = ModelSettings(kind="fwfm", factors=4, interactions=(PAIR,))
@@ -62,6 +64,21 @@ def test_weights_that_do_not_fit_are_refused(weights: Weights) -> None:
     wrong = replace(weights, dense={**weights.dense, "pairs": np.zeros((2, 2), np.float32)})
     with pytest.raises(ConfigError, match="'pairs': expected an array of the shape"):
         WeightsScorer(SETTINGS, FEATURES, wrong)
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_weights_that_do_not_fit_a_network_are_refused(kind: Kind) -> None:
+    """Kernels would read beyond the end of too short a table."""
+    settings = settings_for(kind)
+    fitting = weights_for(settings)
+    for name in fitting.tables:
+        short = {**fitting.tables, name: Table.of(fitting.tables[name].values[:3])}
+        with pytest.raises(ConfigError, match=f"table '{name}': expected .* rows of .*, got"):
+            WeightsScorer(settings, BY_HAND, replace(fitting, tables=short))
+    for name, array in fitting.dense.items():
+        less = {**fitting.dense, name: array[:-1]}
+        with pytest.raises(ConfigError, match=f"'{name}': expected an array of the shape"):
+            WeightsScorer(settings, BY_HAND, replace(fitting, dense=less))
 
 
 def test_explanations_name_what_they_are_of(weights: Weights) -> None:

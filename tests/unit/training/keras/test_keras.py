@@ -93,6 +93,51 @@ def test_predictions_are_those_of_inference_where_learning_differs_from_it() -> 
     np.testing.assert_allclose(model.learn(block(0)), expected, rtol=1e-6)
 
 
+class Scattered(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types
+    """Hands ``training`` on to its inner layer, as Keras does for it, without taking it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = keras.layers.Dropout(0.5)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dropout(inputs)
+
+
+class Turned(keras.Model):  # type: ignore[misc]  # as above
+    """Is another model in training, with layers that are the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1, activation="sigmoid")
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        answer = self.dense(inputs["image"])
+        return 1 - answer if training else answer
+
+
+def with_a_layer_of_its_own(schema: Schema) -> Any:
+    inputs = inputs_of(schema)
+    return keras.Model(inputs, keras.layers.Dense(1, "sigmoid")(Scattered()(inputs["image"])))
+
+
+@pytest.mark.parametrize("build", [with_a_layer_of_its_own, lambda _: Turned()])
+def test_predictions_are_those_of_inference_where_custom_code_learns_otherwise(build: Any) -> None:
+    model = KerasModel(build, FEATURES)
+    expected = model.predict(block(0))
+    np.testing.assert_allclose(model.learn(block(0)), expected, rtol=1e-6)
+
+
+def test_a_model_that_learns_as_it_predicts_is_called_once() -> None:
+    def nested(schema: Schema) -> Any:
+        inputs = inputs_of(schema)
+        inner = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1, activation="sigmoid")])
+        return keras.Model(inputs, inner(inputs["image"]))
+
+    assert not KerasModel(network, FEATURES)._twice
+    assert not KerasModel(nested, FEATURES)._twice
+
+
 def test_rows_count_by_their_weights() -> None:
     rows = block(0)
     weighty = Block(rows.indices, rows.dense, rows.labels, weights=np.zeros(len(rows), np.float32))

@@ -85,6 +85,16 @@ def test_memory_for_rows_that_wait_is_bounded() -> None:
     assert one.pending_rows == one.position.rows < 1000
 
 
+@pytest.mark.parametrize("slices", [0, 1, 3])
+def test_what_rows_that_wait_take_is_counted_with_their_codes(slices: int) -> None:
+    block, codes = make_block(100), np.zeros((slices, 100), np.int32)
+    arrays = (block.indices, block.dense, block.labels, block.timestamps, block.truth)
+    size = 400 * (1 + slices) + sum(array.nbytes for array in arrays if array is not None)
+    Pending(60.0, most_bytes=size).add(block, np.zeros(100, np.float32), codes)
+    with pytest.raises(FailedPrecondition, match="rows that wait for their labels would take"):
+        Pending(60.0, most_bytes=size - 1).add(block, np.zeros(100, np.float32), codes)
+
+
 def test_rows_of_the_last_moment_that_there_is_can_be_saved() -> None:
     pending, block = Pending(60.0), make_block(3)
     assert block.timestamps is not None
@@ -125,7 +135,7 @@ def test_a_state_with_another_kind_of_labels_is_refused(saved: float, now: float
 
 def test_a_model_that_diverges_says_where() -> None:
     one = learner(model=DivergingModel(60))
-    with pytest.raises(ModelError, match=r"from row 60 to 90 its predictions are not finite; lower"):
+    with pytest.raises(ModelError, match=r"from row 60 to 89 its predictions are not finite; lower"):
         run(one, 300)
     assert one.position.rows == 60
 
