@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import math
 import socket
 import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, cast
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from headrace.base.errors import (
     ConfigError,
@@ -25,6 +26,7 @@ from headrace.base.errors import (
 )
 from headrace.net.client_tls import client_context
 from headrace.net.deadline_connection import Connection, remaining
+from headrace.net.urls import KEPT_IN_PATHS
 
 _PIECE_BYTES = 2**20
 _LARGEST_ERROR_BYTES = 65_536
@@ -80,8 +82,11 @@ def read_address(url: str) -> Address:
         raise ConfigError(f"url: expected http://HOST:PORT, got {url!r}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise ConfigError(f"url: expected http://HOST:PORT or https://HOST:PORT, got {url!r}")
+    if not parts.hostname.isascii():
+        raise ConfigError(f"url: expected a host's name in ASCII, got {url!r}; write its form xn--…")
     is_secure = parts.scheme == "https"
-    return Address(parts.hostname, port or (443 if is_secure else 80), parts.path.rstrip("/"), is_secure)
+    prefix = quote(parts.path.rstrip("/"), safe=KEPT_IN_PATHS)
+    return Address(parts.hostname, port or (443 if is_secure else 80), prefix, is_secure)
 
 
 class RestClient:
@@ -227,6 +232,7 @@ def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
 
 def _seconds(text: str | None) -> float:
     try:
-        return min(max(float(text or 1), 0.0), _LONGEST_WAIT_SECONDS)
+        seconds = float(text or 1)
     except ValueError:  # an HTTP date
         return 1.0
+    return 1.0 if math.isnan(seconds) else min(max(seconds, 0.0), _LONGEST_WAIT_SECONDS)

@@ -31,7 +31,8 @@ def parse(text: str, where: str) -> dict[str, object]:
         ConfigError: The text is not TOML, nests deeper than any settings do, or has an integer of more than
             64 bits.
     """
-    if _TOO_DEEP.search(text):  # before parsing, whose cost grows with the square of a key's parts
+    # Before parsing, whose cost grows with the square of a key's parts.
+    if _TOO_DEEP.search(_TEXT.sub('""', text)):
         raise ConfigError(f"{where}: expected names of at most {_MOST_PARTS} parts, separated by dots")
     try:
         table = tomllib.loads(text)
@@ -63,7 +64,13 @@ def read_table(file: Path, where: str) -> dict[str, object]:
 _LARGEST_FILE_BYTES = 2**24
 _MOST_PARTS = 32
 _INTEGERS = 2**63
-_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+"""
+# Texts, to their end or to where the parser refuses them, and comments.
+_TEXT = re.compile(
+    r""""{3}(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|\\?\Z)|"(?:[^"\\\n]|\\[^\n])*+"?"""
+    r"""|'{3}(?:[^']|'(?!''))*+(?:'{3,5}|\Z)|'[^'\n]*+'?|\#[^\n]*+""",
+    re.DOTALL,
+)
+_PART = r"""(?:[\w-]++|"")[ \t]*+"""
 _TOO_DEEP = re.compile(rf"(?<![\w-])(?:{_PART}\.[ \t]*+){{{_MOST_PARTS}}}")
 
 

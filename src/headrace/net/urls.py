@@ -16,10 +16,12 @@ LONGEST_URL = 8192
 DEFAULT_PORTS = {"http": 80, "https": 443}
 """Allowed schemes with their default ports."""
 
+KEPT_IN_PATHS = "/%:;=@!$&'()*+,~?-._"
+"""Characters of paths and queries that are not percent-encoded, beside letters and digits."""
+
 # URL parsers disagree on these characters: another one could see another host.
 _NEVER_IN_URLS = re.compile(r"[\x00-\x20\x7f-\x9f\\]")
 _HOST = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]{2,45}\]")
-_KEPT_IN_PATHS = "/%:;=@!$&'()*+,~?-._"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,9 @@ def target(url: str, hosts: Sequence[str], ports: Sequence[int]) -> Target:
     port = DEFAULT_PORTS[scheme] if port is None else port
     if port not in ports:
         raise never(f"the port {port} is not among the allowed ports")
-    path = quote(parts.path or "/", safe=_KEPT_IN_PATHS)
+    path = quote(parts.path or "/", safe=KEPT_IN_PATHS)
     if parts.query:
-        path += "?" + quote(parts.query, safe=_KEPT_IN_PATHS)
+        path += "?" + quote(parts.query, safe=KEPT_IN_PATHS)
     return Target(scheme, host, port, path)
 
 

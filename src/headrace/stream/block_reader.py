@@ -118,7 +118,10 @@ class Reader:
             self._pieces.attach(self._parser)
         try:
             columns = read_schema(self._source, self._parser)
-            self._joiner = Joiner(self._laid_out(), self._settings.slices)
+            self._joiner = Joiner(
+                laid_out(self._parser.schema, is_given=self._settings.schema is not None),
+                self._settings.slices,
+            )
             self._joiner.check(columns)
             self._blocks = _Cutter(self._source, self._parser, self._joiner, self._settings).blocks()
         except BaseException as error:
@@ -131,18 +134,6 @@ class Reader:
 
     def _located(self, error: StreamError) -> StreamError:
         return error if self._pieces is None else self._pieces.located(error)
-
-    def _laid_out(self) -> Features:
-        if self._parser.schema is None:
-            raise StreamError("it has no schema; give one")
-        if self._settings.schema is not None:
-            return Features.of(self._parser.schema)
-        try:
-            features = Features.of(self._parser.schema)
-        except ConfigError as error:  # The stream's own schema is wrong, not a setting.
-            raise StreamError(error.message) from error
-        _check_size(features)
-        return features
 
     def __exit__(
         self,
@@ -182,6 +173,29 @@ class Reader:
         if self._blocks is None:
             raise _not_entered()
         return next(self._blocks, None)
+
+
+def laid_out(schema: Schema | None, *, is_given: bool) -> Features:
+    """Lay out the fields of a stream's Schema.
+
+    Args:
+        schema: The Schema; None if the stream has none.
+        is_given: Whether it was given beside the stream.
+
+    Raises:
+        StreamError: The stream's own schema is missing, wrong or too large.
+        ConfigError: The given schema is wrong.
+    """
+    if schema is None:
+        raise StreamError("it has no schema; give one")
+    if is_given:
+        return Features.of(schema)
+    try:
+        features = Features.of(schema)
+    except ConfigError as error:  # The stream's own schema is wrong, not a setting.
+        raise StreamError(error.message) from error
+    _check_size(features)
+    return features
 
 
 def _check_size(features: Features) -> None:

@@ -15,6 +15,7 @@ from headrace.base.tensors import Array
 from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block
 from headrace.stream.block_joining import Joiner
+from headrace.stream.block_reader import laid_out
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 
@@ -35,7 +36,7 @@ class FieldReport:
         field: The field.
         arrow_type: The type of its column.
         first_values: Its first values, as text.
-        missing: Number of nulls in its column.
+        missing: Number of rows that the learner reads as missing.
         distinct: Approximate number of distinct values; None unless it is categorical.
         minimum: Minimum of the numbers; None unless it is dense or a vector. Missing ones count as 0, as for
             the learner.
@@ -98,6 +99,9 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
 
     Returns:
         The statistics; ``problem`` is the error that the learner would raise.
+
+    Raises:
+        ConfigError: The given schema is wrong.
     """
     parser = StreamParser(schema)
     found = Inspection()
@@ -105,9 +109,10 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
     try:
         while count := file.readinto(parser.room()):  # type: ignore[attr-defined]  # Binary files have it.
             batch = parser.filled(count)
-            if tally is None and parser.schema is not None and parser.arrow_schema is not None:
+            if tally is None and parser.arrow_schema is not None:
                 found.schema = parser.schema
-                tally = _Tally(parser.schema, parser.arrow_schema)
+                features = laid_out(parser.schema, is_given=schema is not None)
+                tally = _Tally(features, parser.arrow_schema)
             if batch is not None and tally is not None:
                 tally.add(batch, found.rows)
                 found.rows += batch.num_rows
@@ -125,9 +130,9 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
 class _Tally:
     """Statistics that are updated with each batch."""
 
-    def __init__(self, schema: Schema, arrow_schema: pa.Schema) -> None:
-        self._features = Features.of(schema)
-        self._joiner = Joiner(self._features)
+    def __init__(self, features: Features, arrow_schema: pa.Schema) -> None:
+        self._features, schema = features, features.schema
+        self._joiner = Joiner(features)
         self._joiner.check(arrow_schema)
         names = [one for one in arrow_schema.names if one in schema.by_name]
         self.fields = {
@@ -148,7 +153,8 @@ class _Tally:
         block = self._joiner.join(batch, first_row)
         for name, report in self.fields.items():
             column = batch.column(name)
-            report.missing += column.null_count
+            if report.field.role not in ("categorical", "vector"):
+                report.missing += column.null_count
             if room := FIRST_VALUES - len(report.first_values):
                 report.first_values += _texts(column.slice(0, room))
         self._add_categories(block)
@@ -158,15 +164,19 @@ class _Tally:
     def _add_categories(self, block: Block) -> None:
         starts = self._features.slot_starts
         for number, one in enumerate(self._features.categorical):
+            report = self.fields[one.name]
             slots = range(starts[number], starts[number + 1])
             if one.keys == "exact" and block.keys is not None:
                 columns = [self._exact[slot] for slot in slots]
                 keys = block.keys[:, columns]
+                report.missing += int((keys == 0).all(axis=1).sum())
                 self._seen[one.name][keys[keys != 0] % np.uint64(_KEY_CELLS)] = True
                 continue
-            rows = block.indices[:, slots.start : slots.stop].ravel()
+            rows = block.indices[:, slots.start : slots.stop]
             # Row 0 of all tables stands for no value, row 0 of the table for a missing one.
-            rows = rows[rows > self._features.table_starts[number]] - self._features.table_starts[number]
+            there = rows > self._features.table_starts[number]
+            report.missing += int((~there).all(axis=1).sum())
+            rows = rows[there] - self._features.table_starts[number]
             seen = self._seen[one.name]
             seen[rows if len(seen) == one.buckets else rows % len(seen)] = True
 
@@ -178,6 +188,8 @@ class _Tally:
             if not numbers.size:
                 continue
             report = self.fields[one.name]
+            if one.role == "vector":
+                report.missing += int((numbers == 0).all(axis=1).sum())
             self._sums[one.name] += float(numbers.sum(dtype=np.float64))
             low, high = float(numbers.min()), float(numbers.max())
             report.minimum = low if report.minimum is None else min(low, report.minimum)

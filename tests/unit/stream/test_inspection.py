@@ -92,6 +92,52 @@ def test_missing_values_are_counted_and_not_learnt_as_values() -> None:
     assert (dense.minimum, dense.mean, dense.maximum) == (0.0, 2.0, 4.0)
 
 
+@pytest.mark.parametrize("keys", ["hash", "exact"])
+def test_what_the_learner_takes_for_missing_counts_as_missing(keys: str) -> None:
+    schema = Schema(
+        fields=(
+            Field(name="label", role="label"),
+            Field(name="t", role="categorical", text=True, keys=keys),
+            Field(name="i", role="categorical", keys=keys),
+            Field(name="m", role="categorical", keys=keys, values=2),
+            Field(name="b", role="categorical", keys="bucket"),
+            Field(name="v", role="vector", size=2),
+        )
+    )
+    found = look(
+        stream(
+            schema,
+            pa.record_batch(
+                {
+                    "label": [0, 1, 0, 1],
+                    "t": ["a", "", None, ""],
+                    "i": [-1, 1, None, 2],
+                    "m": pa.array([[], None, [-1, 5], [-1, None]], pa.list_(pa.int64())),
+                    "b": [0, 1, None, 2],
+                    "v": pa.array([[0, 0], [0, 1], None, [1, 0]], pa.list_(pa.float32(), 2)),
+                }
+            ),
+        )
+    )
+    missing = {one.field.name: one.missing for one in found.fields}
+    assert missing == {"label": 0, "t": 3, "i": 2, "m": 3, "b": 2, "v": 2}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ((Field(name="label", role="label"),), "no field is categorical"),
+        ((Field(name="c", role="categorical", buckets=2**27),), "at most 67108864 are allowed"),
+    ],
+)
+def test_a_stream_s_own_schema_that_the_trainer_refuses_is_a_problem(
+    fields: tuple[Field, ...], said: str
+) -> None:
+    found = look(stream(Schema(fields=fields), pa.record_batch({"label": [1.0], "c": [1]})))
+    assert found.problem is not None
+    assert said in found.problem.message
+
+
 def test_what_came_before_an_error_is_counted_and_the_error_kept() -> None:
     schema = Schema(fields=(Field(name="label", role="label"), Field(name="d", role="dense")))
     good = pa.record_batch({"label": [0.0, 1.0], "d": [1.0, 2.0]})
