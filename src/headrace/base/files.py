@@ -135,12 +135,13 @@ def read_text(file: Path, most_bytes: int, *, ordinary: bool = True) -> str:
     Raises:
         OSError: The file is missing, unreadable, too large, or not UTF-8.
     """
-    with open_file(file) if ordinary else open(file, "rb", buffering=0) as opened:
-        content = _read(opened, most_bytes)
     try:
-        return content.decode("utf-8")
+        with open_file(file) if ordinary else open(file, "rb", buffering=0) as opened:
+            return _read(opened, most_bytes).decode("utf-8")
     except UnicodeDecodeError as error:
         raise OSError(errno.EILSEQ, f"not UTF-8: {error.reason} at byte {error.start}") from error
+    except ValueError as error:  # the name contains a NUL
+        raise OSError(errno.EINVAL, str(error)) from error
 
 
 def _check_ordinary(status: os.stat_result) -> None:

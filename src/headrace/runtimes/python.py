@@ -108,11 +108,10 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             _specs("outputs", model.outputs),
             kind=options.signature.kind,
         )
-    except LoadError:
+    except BaseException as error:  # the boundary to the model's own code, which may also call sys.exit()
         own.forget()
-        raise
-    except Exception as error:  # the boundary to the model's own code
-        own.forget()
+        if isinstance(error, LoadError) or not isinstance(error, Exception):
+            raise
         _log.exception("loading %s failed", file)
         raise LoadError(
             f"{file.name} fails: {type(error).__name__}: {error}",

@@ -75,6 +75,9 @@ def test_names_that_cannot_be_are_not_there(tmp_path: Path) -> None:
     for name in ("a\0b", "a" * 5000):
         with pytest.raises(OSError, match=r"null|too long"):
             read_file(tmp_path / name, 100)
+        for ordinary in (True, False):
+            with pytest.raises(OSError, match=r"null|too long"):
+                read_text(tmp_path / name, 100, ordinary=ordinary)
 
 
 def test_text_must_be_utf8(tmp_path: Path) -> None:

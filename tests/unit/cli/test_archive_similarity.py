@@ -80,6 +80,10 @@ def test_duplicates_as_a_table_as_json_and_as_a_sheet(archive: Path, capsys: Sai
     assert (said["group_count"], said["pair_count"], said["recall"], len(said["groups"])) == (10, 10, 1.0, 3)
     names = {one["key"].split()[1] for one in said["groups"][0]["keys"]}
     assert len(names) == 1
+    assert run(archive, "duplicates", "digits", "--threshold", "0.999", "--groups", "3") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + 1 + 3 + 1
+    assert lines[-1] == "  … 7 more groups; --json --groups 10 lists them"
 
 
 def test_files_that_the_embedder_may_read_are_part_of_a_sheet(tmp_path: Path) -> None:

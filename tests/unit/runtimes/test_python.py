@@ -213,6 +213,14 @@ def test_a_failed_load_leaves_no_trace_either(tmp_path: Path) -> None:
     assert (set(sys.modules), set(sys.path_importer_cache)) == before
 
 
+def test_code_that_ends_the_process_leaves_no_trace_either(tmp_path: Path) -> None:
+    before = set(sys.modules), list(sys.meta_path), set(sys.path_importer_cache)
+    (tmp_path / "helper.py").write_text("")
+    with pytest.raises(SystemExit):
+        loaded(tmp_path, "", head="import sys, helper\nsys.exit(3)\n")
+    assert (set(sys.modules), list(sys.meta_path), set(sys.path_importer_cache)) == before
+
+
 def test_the_model_is_freed_when_its_version_closes(tmp_path: Path) -> None:
     servable = loaded(
         tmp_path,

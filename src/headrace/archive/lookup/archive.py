@@ -399,17 +399,19 @@ class Archive:
         self.close()
 
     def _remove(self, space: str, keys: Sequence[str], *, is_forgotten: bool) -> int:
-        texts = self._checked(space, keys)
+        texts, settings = self._checked(space, keys), self._spaces.settings(space)
         versions = list(self._spaces.versions(space))
         found = set[str]().union(
             *(self.dead_letters.among(space, texts, version.number) for version in versions)
         )
         self.dead_letters.drop(space, texts, [version.number for version in versions])
         for version in versions:
-            reader = self.reader(space, version.number)
-            for some in in_slices(texts, _PUT_AT_ONCE, reader.settings.max_key_bytes):
-                there = self.writes.remove(reader, texts[some], is_forgotten=is_forgotten)
+            reader = self._spaces.known(space, version.number)  # None for a version that is not served
+            for some in in_slices(texts, _PUT_AT_ONCE, settings.max_key_bytes):
+                there = self.writes.remove(space, version, settings, texts[some], is_forgotten=is_forgotten)
                 found.update(compress(texts[some], there))
+                if reader is not None:
+                    reader.forget(texts[some])
         self._spaces.apply(space, self.catalog.change(space, with_forgotten))
         return len(found)
 

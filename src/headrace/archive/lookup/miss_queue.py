@@ -108,6 +108,7 @@ class Publisher:
         self._changed = threading.Condition()
         self._closed = False
         self._bytes = 0
+        self._refused_since = 0.0  # time of the first refusal of the present outage
         self.dropped = 0
         self.published = 0
         self._thread = threading.Thread(target=self._work, name="archive-publish", daemon=True)
@@ -173,13 +174,13 @@ class Publisher:
             reason = error.message if isinstance(error, HeadraceError) else repr(error)
             self._troubles[self] = f"the queue does not accept missing keys: {reason}"
             if not pause:
+                self._refused_since = started
                 _log.warning("%s; later lookups will retry", self._troubles[self])
             return min(max(2 * pause, _PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
         self._troubles.pop(self, None)
         if pause:
-            _log.warning(
-                "the queue accepts missing keys again", extra={"seconds": time.monotonic() - started}
-            )
+            seconds = time.monotonic() - self._refused_since
+            _log.warning("the queue accepts missing keys again", extra={"seconds": seconds})
         self.published += len(batch)
         self._accepted(batch)
         return 0.0

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headrace.archive.lookup.space_reader import SpaceReader
-from headrace.archive.model.catalog import partition
+from headrace.archive.model.archive_toml import SpaceSettings
+from headrace.archive.model.catalog import SpaceVersion, partition
 from headrace.archive.model.keys import all_stored, is_digest
 from headrace.archive.model.records import Form, joined
 from headrace.base.tensors import Array
@@ -40,9 +41,12 @@ class Writes:
 
     def past(self, reader: SpaceReader) -> Past:
         """Return the replaced values of a space version."""
+        return self._past(reader.space, reader.version, reader.settings)
+
+    def _past(self, space: str, version: SpaceVersion, settings: SpaceSettings) -> Past:
         from headrace.archive.history.history import Past  # noqa: PLC0415 - only where a space keeps its past
 
-        return Past(self._store, reader.space, reader.version, reader.settings)
+        return Past(self._store, space, version, settings)
 
     def store(self, reader: SpaceReader, keys: Sequence[str], records: Array, *, is_told: bool) -> None:
         """Store a small number of records.
@@ -67,11 +71,21 @@ class Writes:
                 self._put(reader, [keys[row] for row in rows], records[rows])
             past.point(heads)
 
-    def remove(self, reader: SpaceReader, keys: Sequence[str], *, is_forgotten: bool) -> list[bool]:
-        """Remove keys.
+    def remove(
+        self,
+        space: str,
+        version: SpaceVersion,
+        settings: SpaceSettings,
+        keys: Sequence[str],
+        *,
+        is_forgotten: bool,
+    ) -> list[bool]:
+        """Remove keys from the store.
 
         Args:
-            reader: Reader of the space version.
+            space: Name of the space.
+            version: The space version; it need not be served.
+            settings: Settings of the space.
             keys: Checked keys.
             is_forgotten: Whether to remove their past values too.
 
@@ -81,16 +95,15 @@ class Writes:
         Raises:
             Unavailable: The store does not answer.
         """
-        stored, where = all_stored(keys), partition(reader.space, reader.version.number)
+        stored, where = all_stored(keys), partition(space, version.number)
         with self._turn:
-            were_there = are_stored(self._store, where, reader.version.form, stored)
+            were_there = are_stored(self._store, where, version.form, stored)
             if is_forgotten:
-                self.past(reader).forget(stored)
-            elif reader.settings.history_seconds:
-                past = self.past(reader)
+                self._past(space, version, settings).forget(stored)
+            elif settings.history_seconds:
+                past = self._past(space, version, settings)
                 past.point(past.end(stored))
             self._store.delete_many(where, stored)
-        reader.forget(keys)
         return were_there
 
     def _put(self, reader: SpaceReader, keys: Sequence[str], records: Array) -> None:

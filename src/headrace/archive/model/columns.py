@@ -281,10 +281,11 @@ def _numbers(column: Column, given: list[Any] | Array, field: str) -> Array:
         for row, value in enumerate(given):
             if not isinstance(value, allowed) or isinstance(value, bool):
                 _refuse(field, row, f"expected {expected}, got {_told(value)}")
+        widest = np.int64 if is_whole else np.float64
         try:
-            given = np.array(given, np.int64 if is_whole else np.float64)
+            given = np.array(given, widest)
         except OverflowError:
-            row = next(row for row, value in enumerate(given) if abs(value) >= 2**63)
+            row = next(row for row, value in enumerate(given) if _is_too_large(value, widest))
             _refuse(field, row, f"expected {expected}, got one that is too large")
     if given.dtype.kind not in ("iub" if is_whole else "iubf"):
         raise InvalidRequest(f"expected numbers of {column.dtype}, got {given.dtype}", field=field)
@@ -300,6 +301,14 @@ def _numbers(column: Column, given: list[Any] | Array, field: str) -> Array:
         row = int(np.argmin(fits))
         _refuse(field, row, f"expected {expected}, got {given[row]}")
     return packed
+
+
+def _is_too_large(value: object, dtype: type[np.generic]) -> bool:
+    try:
+        np.array([value], dtype)
+    except OverflowError:
+        return True
+    return False
 
 
 def _texts(column: Column, given: list[Any] | Array, field: str) -> Array:

@@ -118,8 +118,9 @@ class RowMaker:
         sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
         too_long = sizes > self._longest_key
         if too_long.any():
-            row = int(np.flatnonzero(codes == np.argmax(too_long))[0])
-            problem = f"expected a key of up to {self._longest_key} bytes of UTF-8, got {sizes.max()}"
+            code = int(np.argmax(too_long))
+            row = int(np.flatnonzero(codes == code)[0])
+            problem = f"expected a key of up to {self._longest_key} bytes of UTF-8, got {sizes[code]}"
             raise StreamError(problem, row=first_row + row, field=name)
         # The last slot is for rows without a key, which have the code -1.
         slots = np.append(np.full(len(sizes), -1, np.int32), np.int32(-1))

@@ -126,8 +126,9 @@ def run(options: argparse.Namespace) -> int:
         print(line)
     if found.groups:
         print(table(list(_lines(read, found)), right=(0, 1), indent="  "))
-    if found.group_count > _SHOWN_GROUPS:
-        print(f"  … {found.group_count - _SHOWN_GROUPS:,} more groups; --json lists them")
+    if more := found.group_count - len(found.groups[:_SHOWN_GROUPS]):
+        way = "--json" if len(found.groups) == found.group_count else f"--json --groups {found.group_count}"
+        print(f"  … {more:,} more groups; {way} lists them")
     if options.sheet is not None:
         print(f"wrote {options.sheet}")
     return verbs.DONE

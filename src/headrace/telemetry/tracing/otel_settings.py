@@ -65,7 +65,7 @@ def combined(config: Tracing, environment: Mapping[str, str]) -> Settings | None
     if said.get("OTEL_SDK_DISABLED", "").lower() == "true" or said.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     follows_parent, rate = _sampler(said)
-    is_named = "OTEL_SERVICE_NAME" in said or "service.name=" in said.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    is_named = said.get("OTEL_SERVICE_NAME") or "service.name=" in said.get("OTEL_RESOURCE_ATTRIBUTES", "")
     return Settings(
         endpoint=config.endpoint,
         protocol=config.protocol or _protocol(said),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.miss_queue import wanted_of
-from headrace.archive.model.catalog import partition
+from headrace.archive.model.catalog import partition, with_default
 from headrace.base.errors import ConfigError, InvalidRequest, NotFound, TooLarge
 from headrace.storage.stores.store import Item
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
@@ -160,6 +160,30 @@ def test_a_forgotten_key_is_nowhere(archive: Archive) -> None:
     archive.forget("texts", ["a", "waits"])
     assert archive.queue.depth().messages == 0
     assert archive.lookup("texts", ["a", "b"]).found.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("verb", [Archive.forget, Archive.invalidate])
+@pytest.mark.parametrize("history_seconds", [0.0, 60.0])
+def test_a_key_is_removed_from_a_version_that_is_not_served_too(
+    tmp_path: Path, verb: Callable[[Archive, str, list[str]], int], history_seconds: float
+) -> None:
+    space = {"embedder": "lengths", "history_seconds": history_seconds}
+    with open_parts(tmp_path, "lmdb", space) as archive:
+        archive.put("texts", ["old", "both"], np.ones((2, DIMENSION)))
+        longer = LengthEmbedder("lengths-2")
+        longer.dimension = DIMENSION + 1
+        archive.add_version("texts", longer)
+        archive.catalog.change("texts", lambda record: with_default(record, 2, 1.0))
+        archive.put("texts", ["both"], np.ones((1, DIMENSION + 1)), version=2)
+    np.save(tmp_path / "oov.npy", np.ones(DIMENSION + 1))
+    with open_parts(tmp_path, "lmdb", {**space, "oov": "oov.npy"}) as archive:
+        with pytest.raises(NotFound, match="no version 1"):
+            archive.lookup("texts", ["old"], version=1)
+        assert verb(archive, "texts", ["old", "both", "none"]) == 2
+        assert not archive.lookup("texts", ["both"]).found.any()
+    with open_parts(tmp_path, "lmdb", space) as archive:
+        for version in (1, 2):
+            assert not archive.lookup("texts", ["old", "both"], version=version).found.any()
 
 
 def test_two_processes_worth_of_archives_agree(tmp_path: Path) -> None:

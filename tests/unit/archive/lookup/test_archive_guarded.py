@@ -14,7 +14,7 @@ import pytest
 from headrace.archive.embedders.embedder import Embedded
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.miss_queue import Wanted, wanted_of
+from headrace.archive.lookup.miss_queue import Publisher, Wanted, wanted_of
 from headrace.archive.lookup.reports import Reporter
 from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings, archive_config
 from headrace.archive.model.catalog import SpaceVersion
@@ -290,6 +290,28 @@ def test_a_full_queue_is_a_trouble_as_long_as_there_are_missing_keys(tmp_path: P
         until(lambda: told.extend(archive.troubles.copy().values()) or told)
         assert told[0].startswith("the queue does not accept missing keys: the queue holds 1 of")
         until(lambda: not archive.troubles)
+
+
+def test_the_end_of_an_outage_of_the_queue_is_logged_with_its_length(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Away(MemoryMessages):
+        def publish(self, messages: Sequence[Message]) -> None:
+            asked.append(len(messages))
+            if len(asked) < 3:
+                raise Unavailable("no route")
+            super().publish(messages)
+
+    asked: list[int] = []
+    publisher = Publisher(Away(MemoryQueue()), lambda _: None, {})
+    for number in (1, 2, 3):
+        publisher.want([Wanted("films", 1, f"film {number}")])
+        until(lambda: len(asked) == number)  # noqa: B023 - called at once
+    until(lambda: publisher.published == 1)
+    publisher.close()
+    said = {record.message: vars(record) for record in caplog.records}
+    assert len(said) == 2
+    assert said["the queue accepts missing keys again"]["seconds"] > 0.5  # pauses of 0.2 s and 0.4 s
 
 
 def test_a_store_of_this_machine_that_cannot_be_read_is_told_in_the_log(

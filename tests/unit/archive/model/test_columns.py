@@ -90,6 +90,8 @@ def test_a_column_with_a_default_may_be_left_out_and_so_may_single_values() -> N
             r"columns.age\[1\]: expected a whole number of int64, got null; give the column a d",
         ),
         ("age", [1, 2**63], r"columns.age\[1\]: expected a whole number of int64, got one that is too large"),
+        ("age", [-(2**63), 2**64], r"columns.age\[1\]: .*got one that is too large"),
+        ("age", [1, -(2**63) - 1], r"columns.age\[1\]: .*got one that is too large"),
         ("age", [1.0, 2], r"columns.age\[0\]: expected a whole number of int64, got 1.0"),
         ("age", [True, 2], r"columns.age\[0\]: .*got true"),
         ("age", [1], r"columns.*: expected . values, as in the other columns, got ."),
@@ -115,6 +117,12 @@ def test_a_column_with_a_default_may_be_left_out_and_so_may_single_values() -> N
 def test_what_is_wrong_is_named(name: str, values: object, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         rows_of(USERS, {**GIVEN, name: values})  # type: ignore[dict-item]
+
+
+def test_a_whole_number_beyond_float64_is_named() -> None:
+    problem = r"columns\.price\[1\]: expected a finite number, got one that is too large"
+    with pytest.raises(InvalidRequest, match=problem):
+        rows_of(columns_of({"price": "float64"}), {"price": [2**63, 10**400]})
 
 
 def test_a_column_without_a_default_must_be_given() -> None:

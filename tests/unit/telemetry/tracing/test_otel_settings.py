@@ -46,6 +46,7 @@ def test_the_protocol_the_name_and_the_queue_are_too() -> None:
     assert found(**both).protocol == "grpc"
     assert found(Tracing(protocol="http"), **both).protocol == "http"
     assert found(OTEL_SERVICE_NAME="x").service_name is None, "the SDK reads it"
+    assert found(OTEL_SERVICE_NAME="").service_name == "headrace"
     assert found(OTEL_RESOURCE_ATTRIBUTES="a=b,service.name=x").service_name is None
     assert found(Tracing(service_name="mine"), OTEL_SERVICE_NAME="x").service_name == "mine"
     assert found(OTEL_BSP_MAX_QUEUE_SIZE="7", OTEL_BSP_SCHEDULE_DELAY="250").most_waiting == 7
