@@ -166,7 +166,7 @@ def test_what_cannot_be_done_is_one_line(
     [
         ("a,b,c\n", "line 1: expected key,label, got 3 cells"),
         ('"a', "expected CSV"),
-        ("x,1\n", "none of its 1 keys"),
+        ("x,1\n", "it has none of the keys drawn"),
     ],
 )
 def test_labels_that_are_none_are_refused(
