@@ -10,10 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 TIMES, SEED = 40, 1
 
 
+@pytest.mark.rest
 def test_no_damage_ends_the_process() -> None:
     command = [sys.executable, "-m", "tests.fuzz.trees", str(TIMES), str(SEED)]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)

@@ -75,6 +75,7 @@ def test_only_signed_versions_are_served(
         server.wait_for(lambda: answer(server) == [2.0], "the version that is signed now")
 
 
+@pytest.mark.rest
 @both_ways
 def test_a_signed_version_trusts_types_itself(
     tmp_path: Path, models: Path, keys: Path, more: tuple[str, ...]
