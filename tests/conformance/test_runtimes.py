@@ -21,6 +21,7 @@ from headrace.runtimes import registry
 from tests.conformance.ctr_models import CTR
 from tests.conformance.keras_models import KERAS
 from tests.conformance.lightgbm_models import LIGHTGBM
+from tests.conformance.litert_models import LITERT
 from tests.conformance.onnx_models import ONNX
 from tests.conformance.python_models import PYTHON
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
@@ -36,6 +37,7 @@ RUNTIMES = (
     PYTHON,
     TENSORFLOW,
     KERAS,
+    LITERT,
     CTR,
 )
 

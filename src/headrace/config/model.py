@@ -194,7 +194,9 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise wrong("warm_up.requests", "file names below the version or model directory", name)
 
 
-RuntimeKind = Literal["", "onnx", "sklearn", "lightgbm", "xgboost", "tensorflow", "keras", "ctr", "python"]
+RuntimeKind = Literal[
+    "", "onnx", "sklearn", "lightgbm", "xgboost", "tensorflow", "keras", "litert", "ctr", "python"
+]
 
 
 class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -71,6 +71,7 @@ RUNTIMES = (
         reads=("variables/*", "assets/*"),
     ),
     Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
+    Runtime("litert", "headrace.runtimes.litert", "model.tflite", "*.tflite", extra="litert"),
     # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )

@@ -29,6 +29,7 @@ from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSetting
         (["trees.ubj"], "", "xgboost", "trees.ubj"),
         (["model.json"], "", "xgboost", "model.json"),
         (["model.keras"], "", "keras", "model.keras"),
+        (["model.tflite"], "", "litert", "model.tflite"),
         (["model.json", "model.onnx"], "onnx", "onnx", "model.onnx"),
         # A runtime's own file name settles it, whatever lies beside it.
         (["encoder.onnx", "model.py"], "", "python", "model.py"),
