@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest, LoadError, ModelError
@@ -25,7 +24,6 @@ from tests.conformance.runtime_example import Example, RuntimeUnderTest
 from tests.conformance.test_runtimes import (
     RUNTIMES,
     assert_close,
-    signature_of,
     test_a_row_is_answered_the_same_alone_and_in_a_batch,
     test_as_many_rows_come_out_as_go_in_and_they_are_as_declared,
     test_four_threads_may_call_at_once,
@@ -34,6 +32,7 @@ from tests.conformance.test_runtimes import (
     test_outputs_stay_as_they_are_when_the_next_call_comes,
     test_the_same_inputs_give_the_same_outputs,
     test_the_signature_says_what_goes_in_and_out,
+    zeros_of,
 )
 from tests.model_directories import affine, write
 
@@ -98,7 +97,7 @@ def test_a_failing_call_has_the_error_of_a_model_in_process(failing: Example, tm
             servable.predict(failing.inputs(2))
         said.append((type(raised.value), raised.value.message, getattr(raised.value, "rows", None)))
     assert said[0] == said[1]
-    zeros = {spec.name: np.zeros((2, *spec.shape), spec.dtype) for spec in signature_of(there).inputs}
+    zeros = zeros_of(there, 2)
     assert_close(there.predict(zeros), here.predict(zeros), 1e-6)
     here.close()
     there.close()

@@ -18,6 +18,7 @@ from headrace.base.errors import InvalidRequest, LoadError, ModelError
 from headrace.base.tensors import STRING, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.runtimes import registry
+from tests.conformance.catboost_models import CATBOOST
 from tests.conformance.ctr_models import CTR
 from tests.conformance.keras_models import KERAS
 from tests.conformance.lightgbm_models import LIGHTGBM
@@ -34,6 +35,7 @@ RUNTIMES = (
     SKLEARN,
     LIGHTGBM,
     XGBOOST,
+    CATBOOST,
     PYTHON,
     TENSORFLOW,
     KERAS,
@@ -73,6 +75,14 @@ def servable(example: Example, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def signature_of(servable: Servable) -> Signature:
     return servable.signatures[DEFAULT_SIGNATURE]
+
+
+def zeros_of(servable: Servable, rows: int) -> Tensors:
+    """Zeros and empty texts."""
+    return {
+        spec.name: np.full((rows, *spec.shape), b"" if spec.dtype == STRING else 0, spec.dtype)
+        for spec in signature_of(servable).inputs
+    }
 
 
 def row(tensors: Tensors, index: int) -> Tensors:
@@ -195,8 +205,7 @@ def test_a_failing_call_is_an_error_without_paths_and_the_next_call_works(
         servable.predict(failing.inputs(2))
     assert str(tmp_path) not in raised.value.message
     assert ".cc" not in raised.value.message
-    zeros = {spec.name: np.zeros((2, *spec.shape), spec.dtype) for spec in signature_of(servable).inputs}
-    assert servable.predict(zeros)
+    assert servable.predict(zeros_of(servable, 2))
     servable.close()
 
 

@@ -59,6 +59,7 @@ RUNTIMES = (
     Runtime("lightgbm", "headrace.runtimes.lightgbm", "model.txt", "model.txt", extra="lightgbm"),
     Runtime("xgboost", "headrace.runtimes.xgboost", "model.ubj", "*.ubj", extra="xgboost"),
     Runtime("xgboost", "headrace.runtimes.xgboost", "model.json", "model.json", extra="xgboost"),
+    Runtime("catboost", "headrace.runtimes.catboost", "model.cbm", "*.cbm", extra="catboost"),
     Runtime(
         "ctr", "headrace.runtimes.ctr", "model.ctr", "model.ctr", extra="ctr", checks=("model.ctr", "*.npy")
     ),

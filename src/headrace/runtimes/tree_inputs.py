@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headrace.base.errors import NotLoadable
+from headrace.base.errors import InvalidRequest, NotLoadable
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
@@ -30,11 +30,13 @@ class Columns(NamedTuple):
         width: Number of columns.
         names: The columns' names; None if the model was fitted without.
         categories: The values of each column of categories by its index; a value's position is its code.
+        texts: The indices of columns whose texts the model takes as they are.
     """
 
     width: int
     names: tuple[str, ...] | None
     categories: Mapping[int, Sequence[object]]
+    texts: frozenset[int] = frozenset()
 
 
 class TreeInputs:
@@ -59,16 +61,16 @@ class TreeInputs:
         datatype = str(options.options.get("datatype", "FP64"))
         if datatype not in ("FP32", "FP64"):
             raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
-        self.width, names, categories = columns
+        self.width, names, categories, self._texts = columns
         apart = bool(options.options.get("columns", names is not None))
         if apart and names is None:
             raise NotLoadable(
                 "runtime.options.columns: the model was fitted without column names; fit it on a data frame, "
                 "or leave the option out and send 'features'"
             )
-        if categories and not apart:
+        if (categories or self._texts) and not apart:
             raise NotLoadable(
-                "runtime.options.columns: the model has columns of categories, whose values differ in type; "
+                "runtime.options.columns: the model has columns of categories or texts, whose types differ; "
                 "leave the option out and send one input per column"
             )
         self.dtype = BY_OIP[datatype].dtype
@@ -81,9 +83,12 @@ class TreeInputs:
             return
         _check_unique(names or ())
         self._codes = [_codes(categories.get(index)) for index in range(self.width)]
-        self.specs = tuple(map(self._spec, names or (), self._codes))
+        self.specs = tuple(self._spec(index, name) for index, name in enumerate(names or ()))
 
-    def _spec(self, name: str, codes: _Codes | None) -> TensorSpec:
+    def _spec(self, index: int, name: str) -> TensorSpec:
+        codes = self._codes[index]
+        if index in self._texts:
+            return TensorSpec(name, STRING, ())
         if codes is None:
             return TensorSpec(name, self.dtype, (), absent=np.nan)
         if all(isinstance(value, bytes) for value in codes):
@@ -91,14 +96,18 @@ class TreeInputs:
         return TensorSpec(name, np.dtype(np.float64), (), absent=np.nan)
 
     def join(self, inputs: Tensors) -> Array:
-        """Return the matrix ``[rows, columns]`` of ``dtype``, C-contiguous.
+        """Return the C-contiguous matrix ``[rows, columns]`` of ``dtype``, or of objects if there are texts.
 
         Args:
             inputs: The inputs, checked.
+
+        Raises:
+            InvalidRequest: A text is not UTF-8.
         """
         if self._whole:
             return np.ascontiguousarray(inputs["features"])
-        matrix = np.empty((len(inputs[self.specs[0].name]), self.width), self.dtype)
+        dtype = STRING if self._texts else self.dtype
+        matrix = np.empty((len(inputs[self.specs[0].name]), self.width), dtype)
         self.fill(matrix, inputs)
         return matrix
 
@@ -114,9 +123,12 @@ class TreeInputs:
             return
         for index, (spec, codes) in enumerate(zip(self.specs, self._codes, strict=True)):
             column = inputs[spec.name]
-            matrix[:, index] = (
-                column if codes is None else [codes.get(value, np.nan) for value in column.tolist()]
-            )
+            if index in self._texts:
+                matrix[:, index] = _decoded(spec.name, column)
+            elif codes is None:
+                matrix[:, index] = column
+            else:
+                matrix[:, index] = [codes.get(value, np.nan) for value in column.tolist()]
 
 
 def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions) -> Signature:
@@ -131,6 +143,13 @@ def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions
     if kind == "predict":
         kind = "classify" if output.shape else "regress"
     return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind)
+
+
+def _decoded(name: str, column: Array) -> list[str]:
+    try:
+        return [text.decode() for text in column.tolist()]
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"expected UTF-8 text, got {error.object[:40]!r}", field=name) from error
 
 
 def _codes(values: Sequence[object] | None) -> _Codes | None:

@@ -28,6 +28,7 @@ from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSetting
         (["model.ubj", "columns.json"], "", "xgboost", "model.ubj"),
         (["trees.ubj"], "", "xgboost", "trees.ubj"),
         (["model.json"], "", "xgboost", "model.json"),
+        (["model.cbm"], "", "catboost", "model.cbm"),
         (["model.keras"], "", "keras", "model.keras"),
         (["model.tflite"], "", "litert", "model.tflite"),
         (["model.json", "model.onnx"], "onnx", "onnx", "model.onnx"),
