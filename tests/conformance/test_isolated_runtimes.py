@@ -53,8 +53,8 @@ def isolated(directory: Path, options: registry.RuntimeOptions) -> IsolatedServa
 
 
 def marks_of(runtime: RuntimeUnderTest) -> list[pytest.MarkDecorator]:
-    """These take two seconds or more to import, in each process."""
-    return [pytest.mark.rest] if runtime.kind in ("tensorflow", "keras", "sklearn") else []
+    """These, or what their models are made with, take two seconds or more to import."""
+    return [pytest.mark.rest] if runtime.kind in ("tensorflow", "keras", "sklearn", "catboost", "litert") else []
 
 
 # What differs by the model and not by the runtime is tested in process: a process takes a second to start.
