@@ -169,8 +169,6 @@ class Application:
             return live(receive, send)
         raise NotImplementedError(f"headrace answers http, not {scope['type']}")
 
-    # --- gRPC ---
-
     async def _unary(self, handler: UnaryHandler, scope: Scope, receive: Receive, send: Send) -> None:
         bodies, outcomes = self.bodies, self.outcomes
         held = 0
@@ -350,6 +348,8 @@ class Application:
     async def _send_grpc_error(self, send: Send, call: GrpcCall, error: HeadraceError) -> None:
         """Send an error as a trailers-only response."""
         headers = [*_GRPC_HEADERS, _GRPC_ENCODINGS, *self._error_trailers(call, error)]
+        if self._holding is not None:
+            await self._holding.wait()
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send(_NO_BODY)
 
