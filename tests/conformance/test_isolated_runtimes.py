@@ -54,7 +54,8 @@ def isolated(directory: Path, options: registry.RuntimeOptions) -> IsolatedServa
 
 def marks_of(runtime: RuntimeUnderTest) -> list[pytest.MarkDecorator]:
     """These, or what their models are made with, take two seconds or more to import."""
-    return [pytest.mark.rest] if runtime.kind in ("tensorflow", "keras", "sklearn", "catboost", "litert") else []
+    slow = ("tensorflow", "keras", "sklearn", "catboost", "litert")
+    return [pytest.mark.rest] if runtime.kind in slow else []
 
 
 # What differs by the model and not by the runtime is tested in process: a process takes a second to start.
