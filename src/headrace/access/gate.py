@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Pairs = Iterable[tuple[bytes, bytes]]
 
 _REMEMBERED = 4096
-"""Number of credentials whose callers are cached; a key may be written in many ways."""
+"""Maximum number of cached credentials; a key may be written in many ways."""
 
 _LOOK_SECONDS = 1.0
 _BEARER = b"bearer "
@@ -199,7 +199,7 @@ def credential(headers: Pairs) -> tuple[bytes, bytes]:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise Unauthenticated(f"this server requires a key; {_WAY_OUT}")
+        raise Unauthenticated(f"this server requires a key, or a token if it accepts them; {_WAY_OUT}")
     raise Unauthenticated(f"expected one key, got {len(found)}; {_WAY_OUT}")
 
 
@@ -216,5 +216,5 @@ def presented(name: bytes, value: bytes) -> bytes:
     if name == b"x-api-key":
         return value
     if value[: len(_BEARER)].lower() != _BEARER:
-        raise Unauthenticated(f"authorization: expected Bearer and a key; {_WAY_OUT}")
+        raise Unauthenticated(f"authorization: expected Bearer and a key or token; {_WAY_OUT}")
     return value[len(_BEARER) :].strip(b" ")

@@ -5,19 +5,20 @@ Requests cross threads only here and in ``calling_threads``.
 Its laws:
 
 1. An item is answered exactly once.
-2. Nothing overtakes an item that did not fit. With ``share_fairly``, the queue is in fair order rather than
-   in order of arrival; an item's place is fixed when it is enqueued.
+2. Within a queue, nothing overtakes a request that did not fit. With ``share_fairly``, the queue is in fair
+   order rather than in order of arrival; a request's place is fixed when it is enqueued.
 3. An item that nobody waits for is never run.
 4. One item's failure or cancellation does not affect its neighbours: a batch that fails is retried without
    the requests whose rows the model named (``InvalidRows``), or else request by request. Only the end of
    the model's process (``ModelDied``) fails the whole batch.
-5. If requests are merged, a batch whose rows out differ from its rows in fails with an error.
+5. With batching enabled, a call must return as many rows as it got, or it fails.
 
 A Batcher belongs to the serving thread and has no lock. It applies the decisions of ``plan``. A batch
 predicted to take less than ``inline_seconds`` runs in the serving thread, because handing it to another
-thread would cost more than it gains. Any other batch goes to an instance's thread and returns by one
-``call_soon_threadsafe``. Dispatching is scheduled behind the callbacks already due (``call_soon``), so
-requests that arrive together share a batch, yet a lone one never waits.
+thread would cost more than it gains. The cost must be known, the rows must not exceed ``proven_rows``, and no
+texts may be long. Any other batch goes to an instance's thread and returns by one ``call_soon_threadsafe``.
+Dispatching is scheduled behind the callbacks already due (``call_soon``), so requests that arrive together
+share a batch, yet a lone one waits only if ``max_wait_seconds`` says so.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class Batcher:
 
     Attributes:
         statistics: Counts of requests, rows and batches.
-        outstanding: Number of requests that are queued or running.
-        queued_rows: Number of rows in the queue.
+        outstanding: Number of requests that are queued or running; a split one counts once per part.
+        queued_rows: Number of rows in the queue, including later parts of split requests.
         cost: Predicts the duration of a batch.
         instances: The threads for batches that the serving thread does not compute itself.
-        on_idle: Called once when no request is outstanding any more; then reset to None.
+        on_idle: Called once when no request is outstanding any more; reset to None before the call.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Batcher:
             policy: The limits.
             clock: The serving thread's clock.
             instances: The most batches that may run in threads concurrently.
-            inline_seconds: Batches predicted to take less run in the serving thread; 0 for never.
+            inline_seconds: Batches predicted to take less may run in the serving thread; 0 for none.
             origin: The Origin of its answers.
         """
         self.statistics = VersionStatistics()
@@ -165,9 +166,8 @@ class Batcher:
     def _refusal(self, request: Request, now: float) -> HeadraceError | None:
         """Return the error that refuses a request; None if it is admitted.
 
-        If nothing is queued or running, every request that has not expired and fits the queue is admitted,
-        whatever its predicted cost. Otherwise one wrong estimate could refuse everything and never be
-        corrected.
+        If nothing is queued or running, only requests that have expired or do not fit the queue are refused:
+        one wrong estimate of the cost could otherwise refuse every request, and would never be corrected.
         """
         if self._closed:
             return Unavailable("the model version is being unloaded; try again")

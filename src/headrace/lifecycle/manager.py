@@ -82,8 +82,9 @@ class Manager(Generic[LoadedT]):
 
         Raises:
             NotFound: There is no such model, version or label.
-            Unavailable: The version is loading, or the server is stopping.
-            FailedPrecondition: The version failed to load.
+            Unavailable: The version is loading, the label's version is not ready yet, or the server is
+                stopping.
+            FailedPrecondition: The version failed to load, or a problem keeps the model from serving any.
             InvalidRequest: Both a version and a label are given.
         """
         if version is None and label is None:
@@ -166,7 +167,7 @@ class Manager(Generic[LoadedT]):
         return self._started and not self._closing
 
     def serving(self) -> bool:
-        """Return whether loads give way: after start-up, until ``close``, while a model serves."""
+        """Return whether loading must yield to requests: from start-up to ``close``, while a model serves."""
         return self._started and not self._closing and bool(self._defaults)
 
     @property
@@ -184,7 +185,7 @@ class Manager(Generic[LoadedT]):
         Args:
             models: Wanted state by model name.
             unusable: Names that cannot be used as models, with the reasons.
-            is_all: Whether this includes all models wanted at start-up.
+            is_all: Whether ``models`` is complete; start-up does not end before.
         """
         if self._closing:
             return
@@ -268,7 +269,7 @@ class Manager(Generic[LoadedT]):
     # ---- Moving towards the wanted state ----
 
     def _settle(self, model: ModelRecord[LoadedT]) -> None:
-        """Apply the policy's actions to a model until none is left."""
+        """Apply the policy's actions to a model; stop at the first load, which waits for its turn."""
         now = self._clock.now()
         for number in model.match(now):
             _log.warning("%s version %d: %s", model.name, number, OVERWRITTEN)
@@ -436,7 +437,7 @@ class Manager(Generic[LoadedT]):
     def _plan_retry(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> float | None:
-        """Schedule a retry of a failed version, unless its thread hangs; return the pause, None for none."""
+        """Schedule a retry unless the version's thread hangs; return the pause, None if it is not retried."""
         pause = pause_before_retry(error, version.attempts, version.place.config.versions)
         if pause is not None and not version.hanging:
             version.timer = self._clock.call_later(pause, self._retry, model, version)

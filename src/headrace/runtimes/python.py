@@ -9,7 +9,7 @@ The file has a class ``Model``::
         def load(self, path, context):  # optional; path is the version directory
             ...
 
-        def predict(self, inputs):  # name -> array, first axis rows, read-only; called by several threads
+        def predict(self, inputs):  # name -> array, first axis rows, read-only; one call at a time by default
             return {"length": [len(text) for text in inputs["text"]]}
 
         def close(self):  # optional

@@ -1,4 +1,4 @@
-"""Read Blocks of one size from a file, a pipe or a socket, synchronously or by a thread that reads ahead.
+"""Read Blocks from a file, a pipe or a socket, synchronously or by a thread that reads ahead.
 
 An error in a stream is raised in its place: all good rows before it are delivered first. Row numbers count
 from the stream's first row, however its record batches and Blocks are cut.
@@ -44,7 +44,7 @@ class ReadSettings:
     """Settings for reading a stream.
 
     Attributes:
-        batch_rows: Number of rows per Block.
+        batch_rows: Maximum rows of a Block.
         skip_rows: Number of rows to skip, to resume after them.
         most_rows: Number of rows wanted, skipped ones included; None for all. Once they have arrived, no
             Block waits for more.
@@ -75,7 +75,7 @@ class Reader:
     A context manager: entering reads the stream's schema, leaving stops reading. It never closes the file.
 
     Attributes:
-        rows: The number of the row after the last returned Block, from the stream's start.
+        rows: Number of rows of the stream up to the end of the last returned Block, skipped ones included.
         idle_seconds: Total time that the consumer has waited for Blocks.
         stream_bytes: Number of bytes read, which may include bytes of later rows.
     """
@@ -187,7 +187,7 @@ def laid_out(schema: Schema | None, *, is_given: bool) -> Features:
         ConfigError: The given schema is wrong.
     """
     if schema is None:
-        raise StreamError("it has no schema; give one")
+        raise StreamError("it has no schema; give one with --schema FILE")
     if is_given:
         return Features.of(schema)
     try:
@@ -235,7 +235,7 @@ class BackgroundReader(Reader):
 
 
 class _Cutter:
-    """Cuts record batches of any size into Blocks of one size."""
+    """Cuts record batches of any size into Blocks of at most ``batch_rows`` rows."""
 
     def __init__(self, source: Source, parser: StreamParser, joiner: Joiner, settings: ReadSettings) -> None:
         self._source, self._parser, self._joiner, self._settings = source, parser, joiner, settings

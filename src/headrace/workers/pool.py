@@ -49,7 +49,7 @@ class Start(NamedTuple):
         config: The settings.
         json: Whether the served models are printed as JSON.
         begun: Start of the command on the monotonic clock.
-        command: Command line that starts a worker; a descriptor's number and the release are appended.
+        command: Command line that starts a worker; a descriptor's number and headrace's version are added.
     """
 
     models: Path | None
@@ -167,7 +167,8 @@ class WorkerPool:
         """Make the workers end each connection with its next answer; new connections are still accepted.
 
         Args:
-            is_followed: Whether another server accepts new connections, so that the workers stay ready.
+            is_followed: Whether another server accepts new connections; the workers then
+                keep reporting ready.
         """
         self._stopping.set()
         self._commons.stop()
@@ -416,7 +417,7 @@ async def run(start: Start, workers: int) -> int:
 
     manager = service_manager(start.config)
     if manager is not None:
-        manager.inherited(start.config)  # raises if there are inherited sockets: workers open their own
+        manager.inherited(start.config)  # raises if sockets were inherited: a pool opens its own
     handing: Handover | None = None
 
     async def started() -> bool:

@@ -59,8 +59,8 @@ class Archive:
         catalog: Versions and defaults of the spaces.
         counts: Lookup counts, by space.
         fills: Filling counts of this process, by space.
-        troubles: Reasons why parts of this process currently wait, by the waiting object; shown by
-            ``headrace archive status``.
+        troubles: Current problems of this process, by the object that waits or the name of an unusable
+            record; shown by ``headrace archive status``.
         of_models: Totals of the models' inputs, by model and input.
     """
 
@@ -129,8 +129,8 @@ class Archive:
         Raises:
             NotFound: There is no such space or version.
             InvalidRequest: A key is not text, empty or too long; there are too many; or ``out`` does not fit.
-            Unavailable: The store has not been reached since the start, and a version is named or the
-                settings give neither a dimension nor columns.
+            Unavailable: The store has not been reached since the start. The default version is answered even
+                then if the settings give a dimension or columns.
         """
         reader = self.answering(space, version)
         if out is not None:
@@ -146,12 +146,12 @@ class Archive:
         version: int = 0,
         written: Array | None = None,
     ) -> PastLookup:
-        """Return what lookups answered at given times, as far back as ``history_seconds``.
+        """Return the last values written by given times, as far back as ``history_seconds``.
 
         Args:
             space: Name of the space.
             keys: The keys, any number.
-            times: Milliseconds of Unix time, uint64 ``[N]``. The last value written by then is returned.
+            times: Milliseconds of Unix time, uint64 ``[N]``.
             version: Version number; 0 for the present default.
             written: Write times of the values that were answered, uint64 ``[N]``, 0 for none. If given,
                 exactly these values are returned and ``times`` is ignored.
@@ -444,7 +444,7 @@ class Archive:
                     _log.exception("the record of the space %s could not be checked for changes", space)
 
     def _look(self, space: str) -> None:
-        """Apply what other processes have decided about a space; log an unusable record once."""
+        """Apply what other processes have decided about a space; log an error when its text changes."""
         here = f"record {space}"
         try:
             self._spaces.look(space)

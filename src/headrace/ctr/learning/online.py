@@ -1,9 +1,9 @@
-"""Online learning: lr, fm, fwfm and ffm that learn from each row before they predict the next.
+"""Online learning: lr, fm, fwfm and ffm that predict and learn row by row.
 
-With one thread, results are reproducible to the bit. With several (``threads``), each takes a part of each
-block, and all change the same tables without locks, as in Hogwild. If two threads change a weight at once,
-one change may be lost, which costs little where rows rarely share values. The result then depends on the
-scheduling of the threads.
+A thread learns from each row before it predicts its next. With one thread, results are reproducible to the
+bit. With several (``threads``), each takes a part of each block, and all change the same tables without
+locks, as in Hogwild. If two threads change a weight at once, one change may be lost, which costs little where
+rows rarely share values. The result then depends on the scheduling of the threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST_ROWS_A_THREAD = 64
 
 
 class OnlineModel(LearningModel):
-    """A model that learns from each row before it predicts the next."""
+    """A model that learns row by row: a thread learns from each row before it predicts its next."""
 
     def __init__(self, settings: ModelSettings, features: Features) -> None:
         """Create an untrained model.
@@ -73,7 +73,7 @@ class OnlineModel(LearningModel):
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
 
     def learn(self, block: Block) -> Array:
-        """Predict each row of a block, and learn from it before the next one is predicted."""
+        """Predict each row of a block, and learn from it before its thread predicts the next one."""
         block = block.averaged()
         rows = BlockRows(
             fixed(block.indices),
@@ -121,7 +121,7 @@ class OnlineModel(LearningModel):
         return scorer.predict(block.indices, block.dense)
 
     def forget(self, rows: Array) -> None:
-        """Reinitialise rows of the tables; interactions of their values keep their weights."""
+        """Give rows of the tables their initial values; the weights of interactions are kept."""
         self._groups.forget(rows)
         if self._pace is not None:
             self._pace.forget(rows)
@@ -142,7 +142,7 @@ class OnlineModel(LearningModel):
             self._pace.restore(state)
 
     def _rules(self, weight: float) -> Rules:
-        """Return the update rules with a given weight of new squares."""
+        """Return the update rules that add new squares with a given weight."""
         if self._weight != weight:
             self._weight = weight
             self._weighed = Rules._make(weighed(one, weight) for one in self._weighed)

@@ -2,7 +2,7 @@
 
 The codecs handle only bytes and metadata; this module exchanges those with the ASGI server. Any ASGI server
 can run it; gRPC needs one with HTTP/2 and the ``http.response.trailers`` extension (h2corn). Mounted in
-another application, it serves the paths below its ``root_path``.
+another application, it serves REST below its ``root_path``, but no gRPC: those paths are matched whole.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
-# The per-call charge covers parsed small bodies.
+# Up to here, ``call_bytes`` pays for a parsed body.
 _COUNTED_FROM_BYTES = 16_384
 # On HTTP/2 the server sends GOAWAY and drops this header.
 _CLOSE = ((b"connection", b"close"),)

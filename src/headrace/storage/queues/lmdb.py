@@ -57,7 +57,7 @@ class LmdbWriter:
 
         Args:
             file: File to write to.
-            timeout_seconds: Timeout of one change in seconds.
+            timeout_seconds: Longest wait of a change for other writers, in seconds; commits may take longer.
         """
         self._file = file
         self._timeout_seconds = timeout_seconds
@@ -287,7 +287,7 @@ class LmdbMessages:
             seen: Number of the transaction that the receiver saw last; negative for none.
 
         Returns:
-            Number of the current transaction, and the outlook if that differs from ``seen``, else None.
+            Number of the current transaction, and the outlook; None for it if that number is still ``seen``.
         """
         self._check_process()
         if self._environment.info()["last_txnid"] == seen:
@@ -305,7 +305,7 @@ class LmdbMessages:
         """
         with self._changed:
             is_known = self._environment.info()["last_txnid"] == seen
-            # After an unseen transaction, poll soon but with a pause; its writer may be suspended.
+            # A newer transaction is not visible yet: check soon, but pause, as its writer may be suspended.
             self._changed.wait(seconds if is_known else min(seconds, _FIRST_PAUSE_SECONDS))
 
     def _tell_receivers(self) -> None:

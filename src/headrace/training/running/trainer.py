@@ -54,7 +54,8 @@ class RunPlan:
 
     Attributes:
         release: Function that releases a version; None to publish nothing.
-        publish_every: How often to publish; a final version is published as well.
+        publish_every: How often to publish. A final version is published as well if rows were learnt since
+            the last one, unless learning failed.
         checkpoint: Directory of checkpoints; None for none.
         checkpoint_every: How often to save a checkpoint; a final one is saved as well.
         most_rows: Number of rows of the stream after which the run ends; None for all.
@@ -231,7 +232,10 @@ class Trainer:
         return error.message if isinstance(error, HeadraceError) else self._unexpected(error)
 
     def _end(self, stopped: str) -> None:
-        """Publish and save the final state, unless the model has diverged."""
+        """Publish and save the final state if it is new, unless the model has diverged.
+
+        After an unfinished block it is only saved.
+        """
         ended = self.progress
         self._await_version()
         if stopped == "diverged":
