@@ -42,22 +42,23 @@ def check(text: bytes) -> Columns:
     names = _value(header, "feature_names").decode().split(" ")
     if len(names) != count:
         raise ValueError(f"feature_names has {len(names)} names, expected {count}")
-    _check_groups(header)
-    after = _check_trees(text, start, _numbers(header, "tree_sizes", None, _INDEX), count)
+    sizes = _numbers(header, "tree_sizes", None, _INDEX)
+    _check_groups(header, len(sizes))
+    after = _check_trees(text, start, sizes, count)
     if b"parameters:" in text[after:] and b"end of parameters" not in text[after:]:
         raise ValueError("its end is missing")
     unnamed = all(name == f"Column_{index}" for index, name in enumerate(names))
     return Columns(count, None if unnamed else tuple(names), _categories(text[after:], header))
 
 
-def _check_groups(header: _Section) -> None:
+def _check_groups(header: _Section, trees: int) -> None:
     """Check the numbers of classes, which bound the memory that predictions are written to."""
     classes, per_iteration = _whole(header, "num_class"), _whole(header, "num_tree_per_iteration")
     objective = header.get("objective", b"").decode().split(" ")
     named = [word.partition(":")[2] for word in objective if word.startswith("num_class:")]
     if classes < 1 or per_iteration != classes or any(word != str(classes) for word in named):
         raise ValueError("num_class, num_tree_per_iteration and objective contradict each other")
-    if len(_numbers(header, "tree_sizes", None, _INDEX)) % per_iteration:
+    if trees % per_iteration:
         raise ValueError(f"tree_sizes does not have a multiple of {per_iteration} sizes")
 
 

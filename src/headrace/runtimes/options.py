@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from headrace.base.errors import NotLoadable
-from headrace.base.tensors import Tensors
+from headrace.base.tensors import BY_OIP, Tensors
 from headrace.model.servable import Kind
 
 ResultT = TypeVar("ResultT")
@@ -74,6 +76,18 @@ class RuntimeOptions:
     call: Callable[[str, Tensors], Tensors] | None = None
     native: RunGently = at_once
     share: RunGently = at_once
+
+    @property
+    def floats(self) -> np.dtype[Any]:
+        """The dtype that the option ``datatype`` names for inputs of numbers: FP64, unless it says FP32.
+
+        Raises:
+            NotLoadable: It names another one.
+        """
+        datatype = str(self.options.get("datatype", "FP64"))
+        if datatype not in ("FP32", "FP64"):
+            raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
+        return BY_OIP[datatype].dtype
 
     def check_known(self, known: Mapping[str, type]) -> None:
         """Refuse options that the runtime does not have, or whose type is wrong.

@@ -14,7 +14,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 
 from headrace.base.errors import InvalidRequest, NotLoadable
-from headrace.base.tensors import BY_OIP, STRING, Array, Tensors
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model.servable import TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_parts import Estimator, positions
@@ -96,12 +96,10 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
     Raises:
         NotLoadable: A setting is invalid, or named columns are wanted and the columns have no names.
     """
-    datatype = str(options.options.get("datatype", "FP64"))
-    if datatype not in ("FP32", "FP64"):
-        raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
+    floats = options.floats
     count = _count(estimator)
     if count is None:
-        return _probed(estimator, BY_OIP[datatype].dtype)
+        return _probed(estimator, floats)
     names = getattr(estimator, "feature_names_in_", None)
     if names is None and options.options.get("columns", False):
         raise NotLoadable(
@@ -110,7 +108,7 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
         )
     known = _known(estimator)
     values = [known.get(index, (0.0,)) for index in range(count)]
-    dtypes = [STRING if isinstance(some[0], str) else BY_OIP[datatype].dtype for some in values]
+    dtypes = [STRING if isinstance(some[0], str) else floats for some in values]
     rows = max((len(some) for some in values), default=1)
     if not options.options.get("columns", names is not None) and len(set(dtypes)) == 1:
         spec = TensorSpec("features", dtypes[0], (int(count),))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, NotLoadable
-from headrace.base.tensors import BY_OIP, STRING, Array, Tensors
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 
@@ -58,9 +58,6 @@ class TreeInputs:
         Raises:
             NotLoadable: A setting is invalid, or does not fit the model.
         """
-        datatype = str(options.options.get("datatype", "FP64"))
-        if datatype not in ("FP32", "FP64"):
-            raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
         self.width, names, categories, self._texts = columns
         apart = bool(options.options.get("columns", names is not None))
         if apart and names is None:
@@ -73,7 +70,7 @@ class TreeInputs:
                 "runtime.options.columns: the model has columns of categories or texts, whose types differ; "
                 "leave the option out and send one input per column"
             )
-        self.dtype = BY_OIP[datatype].dtype
+        self.dtype = options.floats
         self._whole = not apart
         self._codes: list[_Codes | None] = [None] * self.width
         if self._whole:
