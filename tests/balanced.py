@@ -30,7 +30,7 @@ from tests.faults.still_serves import MODEL, Response, infer_message
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
 from tests.stopped_processes import stop
-from tests.waiting import until
+from tests.waiting import seconds_left, until
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 CALLERS = 8
@@ -105,7 +105,7 @@ class Load:
     def wait_for_calls(self, more: int) -> None:
         """Wait until each protocol has had so many more answers."""
         wanted = {name: len(self.of(name)) + more for name in ("REST", "gRPC")}
-        until = time.monotonic() + _SECONDS
+        until = time.monotonic() + seconds_left()
         while any(len(self.of(name)) < many for name, many in wanted.items()):
             assert time.monotonic() < until, f"there are not {more} more answers in {_SECONDS:g} s"
             time.sleep(0.02)
@@ -190,7 +190,7 @@ class Balancer:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> Self:
-        until = time.monotonic() + _SECONDS
+        until = time.monotonic() + seconds_left()
         while not all(_answers(port) for port in (self.http_port, self.grpc_port)):
             if self._process.poll() is not None or time.monotonic() > until:
                 self.__exit__(None, None, None)

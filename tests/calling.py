@@ -19,8 +19,9 @@ from headrace.config import BatchingPolicy
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 from tests.models import Doubling
+from tests.waiting import seconds_left
 
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 POISON = -1.0
 
 
@@ -101,7 +102,7 @@ def of(engine: Engine) -> LoadedVersion:
 
 
 def wait_for(come_true: Callable[[], bool]) -> None:
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + seconds_left()
     while not come_true():
         assert time.monotonic() < until, "it did not come true"
         time.sleep(0.001)

@@ -68,7 +68,6 @@ class EarlierRelease:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
             check=False,
         )
         assert (ran.returncode != 0) == fails, ran.stdout

@@ -100,5 +100,5 @@ class HostileServer:
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         for thread in self._threads:
-            thread.join(timeout=30)
+            thread.join(timeout=120)
             assert not thread.is_alive()

@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.waiting import set_time_limit
 from tools.gate import LEFT_RUNNING, NOT_RUN
 
 LANES = ("fast", "processes", "services", "rest", "timing")
@@ -201,7 +202,8 @@ def after_ending(left: Callable[[], list[str]]) -> list[str]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Count the tests that ran to their end in this process, and note the threads that they leave."""
+    """Limit the test's waits, count the tests that ran to their end, and note the threads that they leave."""
+    set_time_limit(limit_of(item, lane_of(item)))
     result = yield
     item.config.stash[RAN] += 1
     for thread in threading.enumerate():

@@ -70,7 +70,6 @@ def trailed(port: int, path: str, message: bytes = b"") -> dict[str, float] | No
         input=framed,
         capture_output=True,
         check=True,
-        timeout=30,
     )
     values = re.findall(rb"^endpoint-load-metrics-bin: (\S+)\r$", done.stdout, re.MULTILINE)
     assert len(values) <= 1, done.stdout

@@ -87,4 +87,4 @@ def scraping(folder: Path, *scrapes: dict[str, object], rules: str = "groups: []
         yield prometheus
     finally:
         prometheus.process.terminate()
-        prometheus.process.wait(30)
+        prometheus.process.wait()

@@ -18,8 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-START_SECONDS = 90.0
-"""More than a crowded machine needs that compiles kernels meanwhile; benchmarks tell how fast starts are."""
+from tests.waiting import seconds_left
 
 
 class RunningServer:
@@ -42,7 +41,6 @@ class RunningServer:
         *options: str,
         prefix: tuple[str, ...] = (),
         environment: Mapping[str, str] | None = None,
-        seconds: float = START_SECONDS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Start a server; use it as a context manager.
@@ -52,7 +50,6 @@ class RunningServer:
             options: More options of ``headrace serve``.
             prefix: Words before the command, for example ``("taskset", "-c", "0")``.
             environment: Its environment; this process's if left out.
-            seconds: How long it may take to be ready.
             tls: What it is asked with, if its connections are encrypted.
         """
         command = [*prefix, sys.executable, "-m", "headrace", "serve", str(models)]
@@ -60,7 +57,6 @@ class RunningServer:
         self.output: list[str] = []
         self.errors: list[str] = []
         self._ports: queue.Queue[int] = queue.Queue()
-        self._seconds = seconds
         self.tls = tls
         self.process = subprocess.Popen(
             command,
@@ -79,11 +75,9 @@ class RunningServer:
     def __enter__(self) -> Self:
         """Wait until the ports are open and the models are loaded, or have failed to."""
         try:
-            self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed", self._seconds)
+            self.wait_for(lambda: self._ports.qsize() == 2, "the ports to be printed")
             self.http_port, self.grpc_port = self._ports.get(), self._ports.get()
-            self.wait_for(
-                lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready", self._seconds
-            )
+            self.wait_for(lambda: self.get("/v2/health/ready")[0] == 200, "the server to be ready")
         except BaseException:
             self.kill()
             print("--- the server did not start ---", *self.output, *self.errors[-60:], sep="\n")
@@ -99,7 +93,7 @@ class RunningServer:
         if kind is not None:
             print("--- the server's standard error ---", *self.errors[-60:], sep="\n")
 
-    def stop(self, timeout_seconds: float = 40.0) -> int:
+    def stop(self, timeout_seconds: float | None = None) -> int:
         """Ask it to end, and wait for that.
 
         Returns:
@@ -113,14 +107,14 @@ class RunningServer:
         self.process.kill()
         return self.wait_until_ended()
 
-    def wait_until_ended(self, timeout_seconds: float = 40.0) -> int:
+    def wait_until_ended(self, timeout_seconds: float | None = None) -> int:
         """Wait for the process to end by itself; it is killed, and the test fails, if it does not.
 
         Returns:
             The exit code.
         """
         try:
-            code = self.process.wait(timeout_seconds)
+            code = self.process.wait(seconds_left() if timeout_seconds is None else timeout_seconds)
         except BaseException:  # the time limit of a test may end this wait, too
             self.process.kill()
             self.process.wait()
@@ -133,9 +127,9 @@ class RunningServer:
                     stream.close()
         return code
 
-    def wait_for(self, condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
+    def wait_for(self, condition: Callable[[], bool], what: str) -> None:
         """Poll until a condition holds; fail loudly if it does not come true in time."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds_left()
         while True:
             try:
                 if condition():
@@ -144,7 +138,7 @@ class RunningServer:
                 pass
             if time.monotonic() > until or self.process.poll() is not None:
                 said = "\n".join(self.errors[-40:])
-                raise AssertionError(f"waited {seconds:g} s for {what}; the server wrote:\n{said}")
+                raise AssertionError(f"waited in vain for {what}; the server wrote:\n{said}")
             time.sleep(0.02)
 
     def request(

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-PATIENCE_SECONDS = 60.0
+from tests.waiting import seconds_left
 
 
 def stop(process: int) -> None:
     """Stop a process and wait until all of its threads stand still: the signal alone returns before that."""
     os.kill(process, signal.SIGSTOP)
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + seconds_left()
     while not stands_still(process):
         assert time.monotonic() < until, f"process {process} does not stop"
         time.sleep(0.002)

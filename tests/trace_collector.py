@@ -14,6 +14,8 @@ from typing import Any
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
+from tests.waiting import seconds_left
+
 
 class Span:
     """One span that came, in Python's own types.
@@ -77,7 +79,7 @@ class Collector:
         """Keep a request's spans."""
         self.requests += 1
         self.headers = headers
-        until = time.monotonic() + 60
+        until = time.monotonic() + seconds_left()
         while self.silent.is_set() and time.monotonic() < until:
             time.sleep(0.01)
         if not self.refuses:
@@ -90,7 +92,7 @@ class Collector:
 
     def until(self, condition: Callable[[], bool], seconds: float = 30.0) -> None:
         """Wait until something holds."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + seconds_left()
         while not condition():
             assert time.monotonic() < until, [span.name for span in self.spans]
             time.sleep(0.01)

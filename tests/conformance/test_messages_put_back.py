@@ -94,13 +94,13 @@ def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
     filler = Filler(archive, {"films": [well], "texts": [ill]}, threads=1, batch=16)
     filler.start()
     try:
-        until(lambda: bool(archive.lookup("films", FILMS).found.all()), 60)
-        until(lambda: len(queue.put_back) >= len(TEXTS) - MOST_ASIDE, 60)
+        until(lambda: bool(archive.lookup("films", FILMS).found.all()))
+        until(lambda: len(queue.put_back) >= len(TEXTS) - MOST_ASIDE)
         assert not queue.put_back.keys() & set(FILMS)
         archive.forget("texts", TEXTS[:50])  # of which some are held, and some were put back
         ill.busy.clear()
-        until(lambda: bool(archive.lookup("texts", TEXTS[50:]).found.all()), 60)
-        until(lambda: archive.queue.depth().messages == 0, 60)
+        until(lambda: bool(archive.lookup("texts", TEXTS[50:]).found.all()))
+        until(lambda: archive.queue.depth().messages == 0)
     finally:
         filler.stop()
     assert not ill.embedded.keys() & set(TEXTS[:50])

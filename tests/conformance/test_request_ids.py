@@ -218,7 +218,7 @@ class Failing(Doubling):
         if not self.is_asked:  # it is being warmed up
             return super().predict(inputs, signature)
         self.begun.set()
-        assert self.gate.wait(30)
+        assert self.gate.wait(120)
         self.threads.add(threading.get_ident())
         self.seen.append((len(inputs["x"]) > 1, name_in_force()))
         raise RuntimeError("no matter what is asked")

@@ -20,6 +20,7 @@ import numpy as np
 
 from headrace.frontends.wire import protos
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 
 HEADRACE = (sys.executable, "-m", "headrace")
 PAUSE_SECONDS = 0.005
@@ -66,7 +67,7 @@ class LiveTrainer:
             if process is not None and process.poll() is None:
                 process.kill()
             if process is not None:
-                process.wait(30)
+                process.wait()
                 for stream in (process.stdin, process.stdout, process.stderr):
                     if stream is not None:
                         stream.close()
@@ -74,7 +75,7 @@ class LiveTrainer:
     def end(self) -> int:
         """Ask it to end, as an operator would; the exit code."""
         self.process.send_signal(signal.SIGTERM)
-        output, errors = self.process.communicate(timeout=60)
+        output, errors = self.process.communicate()
         lines = output.splitlines()
         assert lines, errors.decode()
         self.summary = json.loads(lines[-1])
@@ -122,7 +123,7 @@ class Callers:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(120)
 
     def seen(self, model: str) -> int:
         """How many versions of a model have answered over both protocols."""
@@ -182,9 +183,9 @@ class Callers:
                 known.append(version)
 
 
-def wait_for_version(directory: Path, trainer: LiveTrainer, seconds: float = 90.0) -> None:
+def wait_for_version(directory: Path, trainer: LiveTrainer) -> None:
     """Wait until a trainer has published something."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds_left()
     while not (directory.is_dir() and any(path.name.isdigit() for path in directory.iterdir())):
         assert trainer.process.poll() is None, "the trainer has ended"
         assert time.monotonic() < deadline, "no version came"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import seconds_left
 from tools.services.cassandra_server import Cassandra
 from tools.services.kafka_server import Kafka
 from tools.services.redis_server import Redis
@@ -117,7 +118,7 @@ class KafkaClient(Client):
         admin = AdminClient({**settings, **quiet})
         try:
             made = admin.create_topics([NewTopic("proof", 1, 1)], request_timeout=20)["proof"]
-            deadline = time.monotonic() + 40
+            deadline = time.monotonic() + seconds_left()
             while not made.done():
                 assert time.monotonic() < deadline, "the topic is not created"
                 admin.poll(0.1)

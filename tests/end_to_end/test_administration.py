@@ -89,9 +89,9 @@ def test_models_are_unloaded_and_loaded_there_and_nowhere_else(server: tuple[Run
         assert status == refused, body
         assert b"this port does not serve administration" in body
         assert asked(connect(), "POST", UNLOAD)[0] == 200
-        running.wait_for(lambda: running.get(ready)[0] != 200, "the model to go", SECONDS)
+        running.wait_for(lambda: running.get(ready)[0] != 200, "the model to go")
         assert asked(connect(), "POST", LOAD)[0] == 200
-        running.wait_for(lambda: running.get(ready)[0] == 200, "the model to come back", SECONDS)
+        running.wait_for(lambda: running.get(ready)[0] == 200, "the model to come back")
         assert running.post("/v1/models/half_plus_two:predict", {"instances": [1.0]})[0] == 200
 
 
@@ -143,7 +143,7 @@ def test_the_port_is_encrypted_where_the_others_are(models: Path, tmp_path: Path
 
 def ended(models: Path, *options: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "headrace", "serve", str(models), "--http-port", "0", "--grpc-port", "0"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     return done.returncode, done.stderr
 
 
@@ -187,7 +187,7 @@ def test_where_it_is_stands_in_the_json(models: Path, tmp_path: Path) -> None:
             assert json.loads(process.stdout.readline())["administration"] == [f"unix:{path}"]
         finally:
             process.terminate()
-            process.wait(SECONDS)
+            process.wait()
 
 
 FAILS = """

@@ -46,7 +46,6 @@ content = "table:films.story"
 story = { dtype = "text", bytes = 200 }
 year = { dtype = "int32", default = -1 }
 """
-SECONDS = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -241,7 +240,7 @@ def test_the_archive_alone_serves_stops_and_keeps_what_was_put(tmp_path: Path) -
             with urllib.request.urlopen(f"{address}:lookup", b'{"keys": ["a"]}', timeout=30) as answer:
                 assert json.loads(answer.read())["vectors"] == [[1.0, 2.0]]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(SECONDS) == 0
+            assert process.wait() == 0
 
 
 @pytest.mark.rest
@@ -250,7 +249,7 @@ def test_an_archive_that_is_wrong_keeps_the_server_from_starting(tmp_path: Path)
     example.write(tmp_path / "models")
     command = [sys.executable, "-m", "headrace", "serve", str(tmp_path / "models")]
     command += ["--archive", str(tmp_path / "archive.toml"), "--http-port", "0", "--grpc-port", "0"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert "embedder" in ran.stderr.splitlines()[-1]
 

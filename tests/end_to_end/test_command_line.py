@@ -21,7 +21,7 @@ from tests.running_server import RunningServer
 def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", *map(str, words)]
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_running_server_follows_a_rollback_without_a_failed_request(tmp_path: 
             server.wait_for(lambda: answered_by(2), "the newest version again")
         finally:
             ended.set()
-            asking.join(20)
+            asking.join(120)
     fine = [(200, {"predictions": [1.0]}), (200, {"predictions": [2.0]})]
     assert [answer for answer in answers if answer not in fine] == []
 
@@ -223,8 +223,8 @@ def test_sigterm_answers_what_was_accepted_and_ends_with_zero(tmp_path: Path) ->
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
         gate.touch()
-        assert server.wait_until_ended(60) == 0
-        asking.join(30)
+        assert server.wait_until_ended() == 0
+        asking.join(120)
         assert answers == [(200, {"predictions": [1]})]
         assert not any("Traceback" in line or "ERROR" in line for line in server.errors), server.errors
 
@@ -253,8 +253,8 @@ def test_readiness_goes_while_a_stopping_server_drains(tmp_path: Path) -> None:
             connection.close()
         assert status in {0, 503}
         gate.touch()
-        assert server.wait_until_ended(60) == 0
-        asking.join(30)
+        assert server.wait_until_ended() == 0
+        asking.join(120)
         assert answers == [(200, {"predictions": [1]})]
 
 
@@ -267,8 +267,8 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         server.process.send_signal(signal.SIGTERM)
         server.wait_for(lambda: any("draining" in line for line in server.errors), "draining to begin")
         server.process.send_signal(signal.SIGTERM)
-        assert server.wait_until_ended(40) != 0
-        asking.join(30)
+        assert server.wait_until_ended() != 0
+        asking.join(120)
         assert isinstance(answers[0], OSError)
 
 

@@ -25,7 +25,7 @@ def curl(server: RunningServer, path: str, *options: str) -> tuple[int, Any]:
 def curl_bytes(server: RunningServer, path: str, *options: str) -> tuple[int, bytes]:
     command = ["curl", "--silent", "--show-error", "--max-time", "20", "--write-out", "\n%{http_code}"]
     command += [*options, f"http://127.0.0.1:{server.http_port}{path}"]
-    printed = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
     body, _, status = printed.rpartition(b"\n")
     return int(status), body
 
@@ -192,5 +192,5 @@ def test_the_line_that_the_server_prints_works_as_it_is(server: RunningServer) -
     )
     line = next(line for line in server.output if line.strip().startswith("curl "))
     command = [*shlex.split(line), "--silent", "--max-time", "20"]
-    printed = subprocess.run(command, capture_output=True, check=True, timeout=30).stdout
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
     assert "predictions" in json.loads(printed)

@@ -49,14 +49,14 @@ def test_new_versions_appear_by_themselves_and_no_request_fails(tmp_path: Path) 
     with LiveTrainer(directory, *OPTIONS, source=SOURCE) as first:
         wait_for_version(directory, first)
         with RunningServer(directory.parent) as server, Callers(server, ("ctr",)) as callers:
-            server.wait_for(lambda: callers.seen("ctr") >= 4, "four versions to answer", 90)
-            server.wait_for(lambda: is_fresh(server), "a version that is fresh", 60)
+            server.wait_for(lambda: callers.seen("ctr") >= 4, "four versions to answer")
+            server.wait_for(lambda: is_fresh(server), "a version that is fresh")
             assert first.end() == 143
-            server.wait_for(lambda: is_stale(server), "the last version to become stale", 90)
+            server.wait_for(lambda: is_stale(server), "the last version to become stale")
             seen = callers.seen("ctr")
             with LiveTrainer(directory, *OPTIONS, source=SOURCE) as second:
-                server.wait_for(lambda: is_fresh(server), "a fresh version", 90)
-                server.wait_for(lambda: callers.seen("ctr") >= seen + 2, "two more versions to answer", 90)
+                server.wait_for(lambda: is_fresh(server), "a fresh version")
+                server.wait_for(lambda: callers.seen("ctr") >= seen + 2, "two more versions to answer")
                 assert second.end() == 143
         assert callers.failed == []
         assert first.summary["versions"]
@@ -73,7 +73,7 @@ def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> 
     """Rows are drawn and learnt from by one thread, so that these numbers are the same at each run."""
     file, directory = tmp_path / "rows.arrows", tmp_path / "ctr"
     drift = ("--drift", "4", "--rows", str(ROWS), "--seed", "3", "--out", str(file))
-    subprocess.run([*HEADRACE, "stream", "generate", "--shape", "small", *drift], check=True, timeout=60)
+    subprocess.run([*HEADRACE, "stream", "generate", "--shape", "small", *drift], check=True)
     options = (
         "--model",
         "fm",
@@ -87,7 +87,7 @@ def test_on_drifting_data_the_newest_version_beats_the_first(tmp_path: Path) -> 
         "0.1",
     )
     learn = [*HEADRACE, "train", str(file), *options, "--publish", str(directory)]
-    subprocess.run(learn, check=True, timeout=200, stdout=subprocess.DEVNULL)
+    subprocess.run(learn, check=True, stdout=subprocess.DEVNULL)
     versions = [
         factory.scorer(*read_model(path)) for _, path in sorted(version_directories(directory).items())
     ]

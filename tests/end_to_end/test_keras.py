@@ -32,7 +32,7 @@ def build(schema):
 
 def headrace(*words: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def last_line(ran: subprocess.CompletedProcess[str]) -> dict[str, object]:

@@ -17,6 +17,7 @@ from tests.faults.worker_processes import connections_of, workers_of
 from tests.model_directories import UNPROBED, affine, write
 from tests.running_server import RunningServer
 from tests.unit.access.keys_of_tests import key_of
+from tests.waiting import seconds_left
 
 CHANNELS = 24
 """So many that each worker gets some."""
@@ -45,7 +46,7 @@ Call = grpc.UnaryUnaryMultiCallable
 @contextmanager
 def channels(server: RunningServer) -> Iterator[list[Call]]:
     """gRPC channels with connections of their own, some to each worker."""
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds_left()
     while True:  # new connections go to one worker until both have said that they have loaded their models
         with ExitStack() as held:
             made = [held.enter_context(grpc_calls(server)) for _ in range(CHANNELS)]

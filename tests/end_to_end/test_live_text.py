@@ -29,7 +29,7 @@ def headrace(*words: object, **options: object) -> Iterator[subprocess.Popen[byt
         yield process
     finally:
         process.kill()
-        process.wait(30)
+        process.wait()
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -58,7 +58,7 @@ def test_rows_are_encoded_while_the_source_goes_on(name: str, given: bool, tmp_p
             assert stream.read_next_batch().num_rows == 2
         encode.stdin.close()
         assert list(stream) == []
-        assert encode.wait(30) == 0
+        assert encode.wait() == 0
         assert encode.stderr is not None
         assert (b"guessed from 2 rows" in encode.stderr.read()) == (not given)
 

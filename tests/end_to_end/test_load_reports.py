@@ -21,6 +21,7 @@ from tests.balanced import envoy
 from tests.faults.still_serves import MODEL, Response, infer_message
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 
 pytestmark = pytest.mark.rest
 
@@ -44,7 +45,6 @@ class Model:
 """
 SETTINGS = "[batching]\ninstances = 1\nmax_batch_rows = 4\n"
 REQUESTS = 100
-PATIENCE_SECONDS = 60.0
 OPTIONS = {
     "h2corn": (),
     "grpcio and uvicorn": ("--grpc-server", "grpcio", "--http-server", "uvicorn"),
@@ -106,7 +106,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningS
 
 def expect_less_for_the_slow_one(ask: Callable[[], float]) -> None:
     """Ask one request after the other until the slow server gets less than half as many as the other one."""
-    until = time.monotonic() + PATIENCE_SECONDS
+    until = time.monotonic() + seconds_left()
     while True:
         answered = Counter(ask() for _ in range(REQUESTS))
         if 2 * answered[SLOW] < answered[FAST]:

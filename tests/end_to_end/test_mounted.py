@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import seconds_left
+
 APPLICATIONS = {
     "FastAPI": """
 from fastapi import FastAPI
@@ -76,7 +78,7 @@ def port(request: pytest.FixtureRequest, menagerie: Path) -> Iterator[int]:
             yield int(line)
         finally:
             process.terminate()
-            assert process.wait(20) in {0, -15, 143}
+            assert process.wait() in {0, -15, 143}
 
 
 def ask(port: int, method: str, path: str, value: object = None) -> tuple[int, Any]:
@@ -106,7 +108,7 @@ def test_the_applications_own_routes_go_on(port: int) -> None:
 
 
 def test_health_tells_that_the_models_are_ready(port: int) -> None:
-    until = time.monotonic() + 40
+    until = time.monotonic() + seconds_left()
     while ask(port, "GET", "/ml/v2/health/ready")[0] != 200:
         assert time.monotonic() < until
         time.sleep(0.05)

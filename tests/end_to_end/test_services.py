@@ -91,7 +91,6 @@ def command(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "HEADRACE_SERVICES": str(home)},
         capture_output=True,
         text=True,
-        timeout=200,
         check=False,
     )
 

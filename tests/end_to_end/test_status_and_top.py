@@ -22,9 +22,9 @@ from headrace.cli.main import main
 from tests.certificates import Authority
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 from tools.services.ports import free_ports
 
-PATIENCE_SECONDS = 60.0
 OBJECTIVE = "[objective]\nlatency_seconds = 1e-9\ntarget = 0.5\n"  # which nobody keeps
 
 
@@ -64,7 +64,7 @@ class Screen:
 
     def wait_for(self, pattern: str) -> None:
         """Read until a pattern comes; what came before it is forgotten."""
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + seconds_left()
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < until, f"{pattern!r} is not on the screen: {self.shown[-2000:]!r}"
             assert self.process.poll() is None, self.shown
@@ -74,14 +74,14 @@ class Screen:
 
     def end(self) -> int:
         self.process.send_signal(signal.SIGINT)
-        until = time.monotonic() + PATIENCE_SECONDS
+        until = time.monotonic() + seconds_left()
         while self.process.poll() is None and time.monotonic() < until:
             if select.select([self._master], [], [], 0.1)[0]:
                 try:
                     self.shown += os.read(self._master, 65536).decode(errors="replace")
                 except OSError:  # its other side has closed
                     break
-        code = self.process.wait(PATIENCE_SECONDS)
+        code = self.process.wait()
         with suppress(OSError):  # its other side has closed, and nothing is left
             while select.select([self._master], [], [], 0)[0] and (more := os.read(self._master, 65536)):
                 self.shown += more.decode(errors="replace")

@@ -43,7 +43,6 @@ def run(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Co
         cwd=folder,
         env={**kept, "NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", ""), **environment},
         capture_output=True,
-        timeout=60,
         check=False,
     )
 

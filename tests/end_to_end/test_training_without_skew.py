@@ -127,7 +127,6 @@ def joined(folder: Path, rows: list[dict[str, Any]], *words: str) -> list[tuple[
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ SIZE = 64 * 2**20
 def test_large_tables_are_in_memory_once(tmp_path: Path) -> None:
     publish_clicks(tmp_path, 2**10)
     publish_lookup(tmp_path, 2**10)
-    with RunningServer(tmp_path, "--workers", str(WORKERS), seconds=300) as server:
+    with RunningServer(tmp_path, "--workers", str(WORKERS)) as server:
         server.wait_for(lambda: server.count_in_log("version is ready") == 2 * WORKERS, "small models")
         workers = workers_of(server)
         before = pss_bytes(workers)

@@ -140,7 +140,7 @@ def check_concurrent_misses(folder: Path, encoder: Encoder, key: str) -> None:
 
         def ask(number: int) -> None:
             if number < 20:
-                asked.wait(60)
+                asked.wait(120)
             lookup((one, other)[number % 2], key)
 
         with ThreadPoolExecutor(20) as pool:

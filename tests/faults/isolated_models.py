@@ -152,6 +152,6 @@ def neighbours(server: RunningServer) -> Iterator[None]:
         server.wait_for(lambda: len(answered) > 20, "the neighbour to be answered")
     finally:
         ended.set()
-        thread.join(60)
+        thread.join(120)
     assert not thread.is_alive()
     assert wrong == []

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 from headrace.base.errors import Unavailable
 
-SLACK_SECONDS = 20.0
+SLACK_SECONDS = 100.0
 """Slack for a busy machine, beyond a call's own timeout."""
 
 

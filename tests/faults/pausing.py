@@ -18,6 +18,7 @@ from pathlib import Path
 
 from headrace.evaluation.windows import Windows
 from headrace.versions import manifest
+from tests.waiting import seconds_left
 
 ROOT = Path(__file__).resolve().parents[2]
 COME_SECONDS = 120.0
@@ -44,7 +45,7 @@ def kill_paused(command: Sequence[str], marker: Path) -> None:
     """Run a command that pauses, and kill it when it does."""
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + COME_SECONDS
+        deadline = time.monotonic() + seconds_left()
         while not marker.exists():
             assert process.poll() is None, f"the program ended with {process.returncode} before its pause"
             assert time.monotonic() < deadline, f"the program did not reach its pause in {COME_SECONDS} s"

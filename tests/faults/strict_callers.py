@@ -19,9 +19,9 @@ import grpc
 
 from tests.faults.still_serves import MODEL, grpc_calls, infer, predict_request
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 
 _SECONDS = 30.0
-_LONGEST_SECONDS = 300.0
 _EXPECTED = b'"predictions":[2.0]'
 
 
@@ -177,7 +177,7 @@ class _Http2:
         """Ask until the server says that it goes, and read the answers to what it has taken."""
         try:
             self._connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0))
-            deadline = time.monotonic() + _LONGEST_SECONDS
+            deadline = time.monotonic() + seconds_left()
             while True:
                 if time.monotonic() > deadline:
                     raise TimeoutError("the server neither answers nor closes the connection")
@@ -237,7 +237,7 @@ class _Http2:
 
     def _read_the_rest(self) -> None:
         """What had arrived before writing failed."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + seconds_left()
         with suppress(OSError, ValueError):
             while self._open and time.monotonic() < deadline:
                 self._read()

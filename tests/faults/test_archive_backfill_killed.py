@@ -84,7 +84,7 @@ def test_a_backfill_that_is_killed_is_run_again_and_repeats_a_batch_a_thread_at_
         assert len(set(KEYS) & set(encoder.embedded())) < len(KEYS)
         with backfill(toml) as process:
             until(lambda: check_answers(archive) == 2)
-            assert process.wait(60) == 0
+            assert process.wait() == 0
         assert [version.number for version in archive.record("texts").versions] == [1, 2]
         assert not list(archive.dead_letters.all())
     times = encoder.embedded()

@@ -48,7 +48,6 @@ def dead_letters(folder: Path, *words: str) -> str:
         [*command, "--archive", str(folder / "archive.toml")],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=120,
         check=True,
     ).stdout
 

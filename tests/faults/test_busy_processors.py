@@ -19,7 +19,6 @@ from tests.running_server import RunningServer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processors are chosen as on Linux")
 
-END_SECONDS = 40.0
 ARRIVAL_SECONDS = 90.0
 """Ten on a machine that does nothing else; a busy one has been seen to take more than thirty."""
 
@@ -63,7 +62,7 @@ def test_a_server_starts_and_ends_beside_busy_processes(models: Path) -> None:
     core = str(min(os.sched_getaffinity(0)))
     with busy_loops(core, 2), RunningServer(models, prefix=("taskset", "-c", core)) as server:
         does_it_still_serve(server)
-        assert server.stop(END_SECONDS) == 0
+        assert server.stop() == 0
     assert MODEL in "".join(server.output)
 
 

@@ -16,6 +16,7 @@ from tests.certificates import Authority
 from tests.faults.hostile import _frame, grpc_opening
 from tests.faults.still_serves import MODEL, connect, does_it_still_serve, infer_message, predict_request
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 
 PAIRS = {"h2corn": (), "uvicorn and grpcio": ("--http-server", "uvicorn", "--grpc-server", "grpcio")}
 
@@ -29,7 +30,7 @@ def send_each(connection: socket.socket, content: bytes) -> None:
 def until(connection: socket.socket, is_whole: Callable[[bytes], bool]) -> bytes:
     """Read one byte at a time, too."""
     said = b""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + seconds_left()
     while not is_whole(said):
         assert time.monotonic() < deadline, said
         byte = connection.recv(1)

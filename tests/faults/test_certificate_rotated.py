@@ -64,5 +64,5 @@ def test_no_request_is_lost_when_certificates_change(models: Path, tmp_path: Pat
         finally:
             ended.set()
             for thread in threads:
-                thread.join(30)
+                thread.join(120)
     assert lost == []

@@ -61,7 +61,7 @@ class Neighbours:
 
     def wait(self) -> None:
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
 
 
 @pytest.mark.parametrize("leave", ["REST", "gRPC"])

@@ -39,7 +39,7 @@ def test_no_request_is_lost_when_connections_end_for_their_age(
     many = 10 if options else GENERATIONS
     with RunningServer(models, *AGE, *options) as server, Callers(caller, server, CALLERS) as tally:
         first = begun(server)
-        server.wait_for(lambda: begun(server) >= first + many, "connections to end", 120)
+        server.wait_for(lambda: begun(server) >= first + many, "connections to end")
         tally.ended.set()
     with capsys.disabled():
         print(f"\n[{way}: {tally}] ", end="")

@@ -21,7 +21,7 @@ FLAG = "headrace-answered-by"
 AFTER_SECONDS = 3.0  # until the default comes; mostly time enough to be told to stop before
 HELD = 1.0  # has the model wait for ever; the calls behind it wait in the queue
 DRAIN_SECONDS = 300.0  # far longer than anybody waits here
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 140.0
 FAST = SLOW.replace("time.sleep(float(seconds.max()))", "pass").replace("[len(seconds)]", "[7]")
 BEGIN = "    def predict(self, inputs):\n"
 NOTED = (
@@ -117,5 +117,5 @@ def _stop_when_all_wait(server: RunningServer, calls: dict[str, list[Future[Told
             f'headrace_outstanding_requests{{model="{one}",version="1"}} {CALLS}' in text for one in calls
         ) or all(call.done() for several in calls.values() for call in several)
 
-    server.wait_for(waiting, "all calls to wait", PATIENCE_SECONDS)
+    server.wait_for(waiting, "all calls to wait")
     server.process.send_signal(signal.SIGTERM)

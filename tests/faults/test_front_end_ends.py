@@ -45,7 +45,7 @@ def test_a_server_whose_front_end_ends_by_itself_says_so_and_ends(tmp_path: Path
     script = SCRIPT.format(module=module, kind=kind, server=server, ends=ends)
     command = [sys.executable, "-c", script, str(tmp_path)]
     command += ["--http-port", "0", "--grpc-port", "0", "--drain-lead-seconds", "0", *options]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1, ended.stderr
     assert f"the front end {kind} ended unexpectedly; no more requests can be accepted" in ended.stderr
     assert "stopped" in ended.stderr.splitlines()[-1]

@@ -41,7 +41,7 @@ def ended(models: Path, *options: str) -> tuple[int, str]:
     """Start a server that gives up: its code, and its last words."""
     process = started(models, *options)
     try:
-        _, said = process.communicate(timeout=SECONDS)
+        _, said = process.communicate()
     finally:
         process.kill()
         process.wait()
@@ -110,7 +110,7 @@ def test_a_new_server_that_is_killed_while_it_loads_costs_nothing(models: Path, 
             )
             for number in signals:
                 process.send_signal(number)
-            process.communicate(timeout=SECONDS)
+            process.communicate()
             server.wait_for(
                 lambda before=before: (
                     server.count_in_log("the handover to a new server was aborted") > before
@@ -233,7 +233,7 @@ def test_a_path_that_cannot_be_had_any_more(models: Path, place: Path, tmp_path:
             in_the_way.mkdir()
             server.wait_for(lambda: server.count_in_log("about to take over") > 0, "it to begin")
             gate.touch()
-            _, said = process.communicate(timeout=SECONDS)
+            _, said = process.communicate()
         finally:
             process.kill()
             process.wait()

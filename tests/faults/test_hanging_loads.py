@@ -13,7 +13,7 @@ DRAIN_SECONDS = 300
 """How long a server waits for requests that it has accepted: far longer than these tests wait for its end."""
 
 DRAIN = ("--drain-seconds", str(DRAIN_SECONDS))
-END_SECONDS = 40.0
+END_SECONDS = 140.0
 
 MODEL = """
 import threading

@@ -43,7 +43,7 @@ class Neighbour:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(120)
 
     def _ask(self) -> None:
         with grpc_calls(self._server) as call:

@@ -221,7 +221,7 @@ def test_ten_gigabytes_without_a_length_end_at_the_limit(door: Door, server: Hos
 def test_a_length_that_is_too_large_is_refused_before_the_body(door: Door, server: HostileServer) -> None:
     def declared(connection: socket.socket, head: str) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")
-        server.ended.wait(30)
+        server.ended.wait(120)
 
     server.handlers["/large"] = declared
     failure = door.allowed(server.url("/large"))
@@ -243,7 +243,7 @@ def test_a_slow_drip_ends_at_the_time_limit(door: Door, server: HostileServer) -
     whole = b"HTTP/1.1 200 OK\r\nContent-Length: 90000\r\n\r\n"
     chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     server.handlers |= {
-        "/silent": lambda connection, head: server.ended.wait(30),
+        "/silent": lambda connection, head: server.ended.wait(120),
         "/status": drip(server, b"HTTP/1.1 ", b"2"),
         "/header": drip(server, b"HTTP/1.1 200 OK\r\nX: ", b"y"),
         "/headers": drip(server, b"HTTP/1.1 200 OK\r\n", b"X: y\r\n"),
@@ -280,7 +280,7 @@ def test_a_resolver_that_hangs_ends_at_the_time_limit(door: Door, server: Hostil
 
     def hanging(host: str, port: int) -> list[str]:
         asked.append(host)
-        ended.wait(60)
+        ended.wait(120)
         return []
 
     try:

@@ -177,7 +177,7 @@ def growth(models: Path, requests: int, options: tuple[str, ...]) -> int:
         does_it_still_serve(server)
         after = server.rss_bytes()
         assert not any("Traceback" in line for line in server.errors), server.errors[-40:]
-        assert server.stop(40) == 0
+        assert server.stop() == 0
     return after - before
 
 

@@ -28,7 +28,7 @@ FOLDER = Path(FOLDER_OF_THE_TEST)
 
 
 def wait_for(condition):
-    until = time.monotonic() + 40
+    until = time.monotonic() + 120
     while not condition():
         if time.monotonic() > until:
             raise TimeoutError("nobody came")

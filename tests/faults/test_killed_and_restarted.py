@@ -35,7 +35,7 @@ def test_a_killed_server_starts_again_on_the_same_ports_with_the_same_versions(m
         assert server.post("/v1/models/m:predict", {"instances": [0.0]}) == answer
         assert server.kill() == -9
         for client in clients:
-            client.join(30)
+            client.join(120)
     with RunningServer(models, "--http-port", ports[0], "--grpc-port", ports[1]) as server:
         assert (str(server.http_port), str(server.grpc_port)) == ports
         assert server.post("/v1/models/m:predict", {"instances": [0.0]}) == answer

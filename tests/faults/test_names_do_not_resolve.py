@@ -66,4 +66,4 @@ def test_models_are_served_and_the_log_says_what_is_missing(
         server.wait_for(lambda: is_missing(server), "a lookup to be answered")
         server.wait_for(lambda: server.count_in_log(expected) > 0, "a word about the name")
         does_it_still_serve(server)
-        assert server.stop(timeout_seconds=60.0) == 0
+        assert server.stop() == 0

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import seconds_left
+
 SECONDS = 90.0
 BROKEN = 100
 
@@ -59,7 +61,7 @@ def serving(models: Path, log: int, given: int, *options: str) -> Iterator[Colle
             assert process.stdout is not None
             found = next(found for line in process.stdout if (found := re.search(r"REST .*:(\d+)$", line)))
             server = Collected(process, int(found[1]), log)
-            until = time.monotonic() + SECONDS
+            until = time.monotonic() + seconds_left()
             while not server.get("/v2/health/ready"):
                 assert time.monotonic() < until, "it is not ready"
                 time.sleep(0.05)
@@ -85,7 +87,7 @@ def fill(server: Collected, models: Path) -> None:
     for number in range(BROKEN):
         (directory := models / f"broken{number:03}" / "1").mkdir(parents=True)
         (directory / "model.onnx").write_bytes(b"none")
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds_left()
     while b"model.onnx" not in server.get(f"/v1/models/broken{BROKEN - 1:03}"):
         assert time.monotonic() < until, "it does not get on"
         time.sleep(0.05)
@@ -96,7 +98,7 @@ def test_the_server_answers_and_ends(models: Path, kind: str, workers: int) -> N
     with serving(models, *collector(kind), "--workers", str(workers)) as server:
         fill(server, models)
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(SECONDS) == 0
+        assert server.process.wait() == 0
 
 
 def test_a_collector_that_goes_on_is_told_how_much_it_has_missed(models: Path) -> None:
@@ -105,7 +107,7 @@ def test_a_collector_that_goes_on_is_told_how_much_it_has_missed(models: Path) -
         said = threading.Thread(target=server.read, daemon=True)
         said.start()
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(SECONDS) == 0
+        assert server.process.wait() == 0
         said.join(SECONDS)
     lost = re.findall(rb"lines_lost=(\d+)", server.said)
     assert lost

@@ -16,7 +16,6 @@ import headrace
 from tests.conformance.ctr_models import field_inputs, write
 from tests.running_server import RunningServer
 
-SECONDS = 400.0
 LOST = ("joined_inputs.*", "hashing.place_integers*")
 """Some kernels that each click model needs, and that are compiled in a second or two."""
 
@@ -78,7 +77,7 @@ class Place:
         """Compile the kernels as whoever builds an image does."""
         command = [sys.executable, "-m", "headrace", "compile", str(self.models)]
         self.compiled = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, timeout=SECONDS, check=True
+            command, env=self.environment, capture_output=True, text=True, check=True
         ).stdout
 
     def kept(self) -> dict[Path, bytes]:
@@ -87,7 +86,7 @@ class Place:
         return {path: path.read_bytes() for path in files}
 
     def server(self) -> RunningServer:
-        return RunningServer(self.models, prefix=self.prefix, environment=self.environment, seconds=SECONDS)
+        return RunningServer(self.models, prefix=self.prefix, environment=self.environment)
 
 
 @pytest.fixture(scope="module")

@@ -130,5 +130,5 @@ def test_a_process_that_runs_out_of_them_again_and_again_ends_and_says_why(serve
                 if times < 4:
                     server.wait_for(lambda n=times: server.count_in_log(PICKED_UP) == n, "accepting to go on")
             begin(served).unlink()
-        assert server.wait_until_ended(60) == 1
+        assert server.wait_until_ended() == 1
     assert "no more requests can be accepted: Too many open files" in "".join(server.errors)

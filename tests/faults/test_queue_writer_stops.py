@@ -17,6 +17,7 @@ from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.queue import Message
 from headrace.storage.queues.queue_settings import LmdbQueue
 from headrace.testing.queue_tools import messages
+from tests.waiting import seconds_left
 
 TIMEOUT_SECONDS = 1.0
 
@@ -78,7 +79,7 @@ def started(path: Path, number: signal.Signals) -> subprocess.Popen[bytes]:
 
 
 def wait_until_stopped(process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + seconds_left()
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline, "it was not stopped"
         time.sleep(0.01)
@@ -97,7 +98,7 @@ def test_others_are_told_in_time_while_a_writer_is_stopped(queue: LmdbMessages, 
                     receiver.receive(1, 0.0)
             assert queue.depth().messages == 1, "who reads waits for nobody"
             writer.send_signal(signal.SIGCONT)
-            assert writer.wait(60) == 0
+            assert writer.wait() == 0
             queue.publish(messages(0, 1))
             found = receiver.receive(10, 20.0)
             assert [delivery.message.key for delivery in found] == [b"before", b"cut", b"key-0"]
@@ -114,7 +115,7 @@ def test_who_is_refused_while_a_writer_is_stopped_keeps_no_thread_and_no_file(tm
             with started(tmp_path / "queue", signal.SIGSTOP) as writer:
                 try:
                     wait_until_stopped(writer)
-                    counts, _ = refused.communicate("go on\n", timeout=60)
+                    counts, _ = refused.communicate("go on\n")
                 finally:
                     writer.kill()
         finally:
@@ -127,7 +128,7 @@ def test_who_is_refused_while_a_writer_is_stopped_keeps_no_thread_and_no_file(tm
 def test_a_writer_that_is_killed_leaves_nothing_half_done(queue: LmdbMessages, tmp_path: Path) -> None:
     for _ in range(3):
         with started(tmp_path / "queue", signal.SIGKILL) as writer:
-            assert writer.wait(60) == -signal.SIGKILL
+            assert writer.wait() == -signal.SIGKILL
         queue.publish(messages(0, 1))
         receiver = queue.receiver()
         found = receiver.receive(10, 20.0)

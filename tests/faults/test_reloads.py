@@ -58,9 +58,7 @@ def test_nothing_holds_a_version_that_is_gone(models: Path, tmp_path: Path) -> N
             publish(lambda path: (path / "model.py").write_text(content), models / "m", number)
             reload(server, number)
         wanted = {f"gone {number}" for number in range(1, STRETCH)}
-        server.wait_for(
-            lambda: wanted <= set(noted.read_text().splitlines()), "all but the last to be freed", 40
-        )
+        server.wait_for(lambda: wanted <= set(noted.read_text().splitlines()), "all but the last to be freed")
         assert f"gone {STRETCH}" not in noted.read_text()
         does_it_still_serve(server)
 

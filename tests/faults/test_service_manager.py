@@ -22,6 +22,7 @@ from tests.faults.test_handover import http1_new
 from tests.faults.test_worker_starts_while_draining import GATED
 from tests.model_directories import write
 from tests.stopped_processes import stopped
+from tests.waiting import seconds_left
 
 SECONDS = 90.0
 START = """
@@ -52,7 +53,7 @@ class Manager:
 
     def until(self, word: str) -> list[str]:
         """Wait for a word; what came with it."""
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + seconds_left()
         while time.monotonic() < until:
             if word in (words := self.hear()):
                 return words
@@ -144,7 +145,7 @@ def test_it_is_told_when_the_server_is_ready_that_it_turns_and_when_it_stops(
         manager.until("WATCHDOG=1")
         process.send_signal(signal.SIGTERM)
         manager.until("STOPPING=1")
-        assert process.wait(SECONDS) == 0
+        assert process.wait() == 0
 
 
 @pytest.mark.rest
@@ -159,13 +160,13 @@ def test_a_restart_loses_no_request_where_the_service_manager_has_the_sockets(
                 lead = ("--drain-lead-seconds", "0.2")
                 with manager.started(models, *lead, sockets=(http, grpc)) as process:
                     manager.until("READY=1")
-                    until = time.monotonic() + SECONDS
+                    until = time.monotonic() + seconds_left()
                     while tally.answered < 200 * turn and time.monotonic() < until:
                         time.sleep(0.02)
                     if turn == 3:
                         callers.end()
                     process.send_signal(signal.SIGTERM)
-                    assert process.wait(SECONDS) == 0
+                    assert process.wait() == 0
         assert tally.lost == []
         assert tally.answered >= 600
 
@@ -183,7 +184,7 @@ def test_sockets_that_a_server_cannot_use_are_refused(
     with listener() as http, listener() as grpc:
         both = (http, grpc)[: len(names.split(":"))]
         with manager.started(models, *options, sockets=both, names=names) as process:
-            _, error = process.communicate(timeout=SECONDS)
+            _, error = process.communicate()
             assert (process.returncode, said in error) == (2, True), error
 
 
@@ -214,13 +215,13 @@ def test_a_signal_has_the_server_start_its_successor(
             try:
                 assert successor != process.pid
                 assert '"action":"start-successor"' in audit.read_text("utf-8")
-                assert process.wait(SECONDS) == 0
+                assert process.wait() == 0
                 if activated:
                     assert b"2.0" in ask(http.getsockname()[1])
             finally:
                 os.kill(successor, signal.SIGTERM)
                 manager.until("STOPPING=1")
-                until = time.monotonic() + SECONDS
+                until = time.monotonic() + seconds_left()
                 while runs(successor) and time.monotonic() < until:
                     time.sleep(0.02)
 
@@ -241,7 +242,7 @@ def test_a_server_with_handover_that_still_loads_ends_when_it_is_told(
             process.send_signal(signal.SIGTERM)
             threading.Thread(target=process.stderr.read, daemon=True).start()
             (tmp_path / "gate").touch() if not activated else None
-            assert process.wait(SECONDS) == 0
+            assert process.wait() == 0
 
 
 def test_a_successor_that_hangs_ends_with_the_server(models: Path, manager: Manager, tmp_path: Path) -> None:
@@ -257,12 +258,12 @@ def test_a_successor_that_hangs_ends_with_the_server(models: Path, manager: Mana
         process.send_signal(signal.SIGUSR2)
         manager.until("RELOADING=1")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        until = time.monotonic() + SECONDS
+        until = time.monotonic() + seconds_left()
         while not (found := children.read_text().split()) and time.monotonic() < until:
             time.sleep(0.02)
         (successor,) = map(int, found)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(SECONDS) == 0
+        assert process.wait() == 0
         while runs(successor) and time.monotonic() < until:
             time.sleep(0.02)
         assert not runs(successor)

@@ -101,4 +101,4 @@ def test_a_grpc_caller_that_opens_no_window_holds_up_nobody_and_its_server_ends(
             came += len(reader.recv(65_536))
         ask_neighbours(server)
         does_it_still_serve(server)
-        assert server.stop(30) == 0
+        assert server.stop() == 0

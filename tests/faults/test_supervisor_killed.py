@@ -16,7 +16,7 @@ from tests.faults.test_worker_starts_while_draining import GATED
 from tests.faults.worker_processes import connections_of, is_worker, workers_of, workers_ready
 from tests.model_directories import write
 from tests.running_server import RunningServer
-from tests.waiting import until
+from tests.waiting import seconds_left, until
 from tools.services.ports import free_ports
 
 
@@ -45,7 +45,7 @@ def test_a_worker_that_still_loads_ends_with_it(models: Path, tmp_path: Path) ->
         server.wait_for(lambda: server.count_in_log("version is loading") > loading, "another one to load")
         left = workers_of(server)
         assert server.kill() == -9
-        until(lambda: not any(map(is_worker, left)), seconds=82)
+        until(lambda: not any(map(is_worker, left)))
         assert server.count_in_log("this worker has accepted no connection yet, and exits") == 1
         assert server.count_in_log("while models are still loading") == 0
 
@@ -88,12 +88,11 @@ def test_a_worker_whose_serving_thread_hangs_ends_too(models: Path, tmp_path: Pa
 
 REQUEST = b'{"instances": [1.0]}'
 HEAD = b"POST /v1/models/%s:predict HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-RESTART_SECONDS = 60.0
 
 
 def started_again(models: Path, *options: str) -> RunningServer:
     """A server that is started until the ports can be had, as a service manager does."""
-    deadline = time.monotonic() + RESTART_SECONDS
+    deadline = time.monotonic() + seconds_left()
     while True:
         server = RunningServer(models, *options)
         try:

@@ -34,7 +34,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("stream") / "rows"
     with file.open("wb") as stream:
         process = headrace("stream", "generate", "--rows", str(ROWS), "--seed", "7", stdout=stream)
-        assert process.wait(120) == 0
+        assert process.wait() == 0
     return file
 
 
@@ -52,7 +52,7 @@ def train(rows: Path, directory: Path, **options: object) -> subprocess.Popen[by
 
 def finish(process: subprocess.Popen[bytes]) -> tuple[int, dict[str, object], str]:
     """The exit code, the last line, and what was told to people."""
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate()
     lines = output.decode().splitlines()
     return process.returncode, json.loads(lines[-1]) if lines else {}, errors.decode()
 
@@ -158,7 +158,7 @@ def test_a_search_that_fails_says_which_configuration_and_what_was_found_out(
         stderr=subprocess.PIPE,
         preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (5 * 2**30, 5 * 2**30)),
     )
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate()
     assert process.returncode == 1
     *logged, last = errors.decode().splitlines()
     assert last.startswith(
@@ -174,6 +174,6 @@ def test_a_search_whose_results_cannot_be_written_says_so(rows: Path, tmp_path: 
     file.write_text('[[configurations]]\nkind = "lr"\n')
     with open("/dev/full", "wb") as full:
         process = headrace("train", str(rows), "--search", str(file), stdout=full, stderr=subprocess.PIPE)
-        _, errors = process.communicate(timeout=200)
+        _, errors = process.communicate()
     assert process.returncode == 1
     assert errors.decode() == "headrace: standard output cannot be written: No space left on device\n"

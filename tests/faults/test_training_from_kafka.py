@@ -18,17 +18,15 @@ from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.kafka import topic_source
 from headrace.stream.kafka.topic_address import parse_topic
 from tests.faults.pausing import kill_paused, pausing
+from tests.waiting import seconds_left
 from tools.services.kafka_server import Kafka
 
 HEADRACE = [sys.executable, "-m", "headrace"]
-SECONDS = 150
 pytestmark = pytest.mark.rest
 
 
 def run(*words: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*HEADRACE, *map(str, words)], capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    done = subprocess.run([*HEADRACE, *map(str, words)], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     return done
 
@@ -70,7 +68,7 @@ def training(*words: object) -> Iterator[tuple[subprocess.Popen[str], list[str]]
 
 
 def wait_for(condition: Callable[[], bool], what: str, told: list[str]) -> None:
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds_left()
     while not condition():
         assert time.monotonic() < until, f"waited for {what}; it said: {told}"
         time.sleep(0.02)
@@ -119,7 +117,7 @@ def test_a_broker_that_goes_is_waited_for(own_kafka: Any, tmp_path: Path) -> Non
         server.start()
         wait_for(lambda: any("answers again" in line for line in told), "a word", told)
         published(rows(tmp_path, 5000, 5000), topic)
-        assert process.wait(SECONDS) == 0
+        assert process.wait() == 0
         assert process.stdout is not None
         assert json.loads(process.stdout.read())["rows"] == 10_000
 
@@ -139,7 +137,7 @@ def test_a_new_partition_is_found_while_others_are_busy(
             next(blocks)
             admin = AdminClient(kafka_server.client_settings())
             admin.create_partitions([NewPartitions("growing", 2)])["growing"].result(30)
-            deadline = time.monotonic() + SECONDS
+            deadline = time.monotonic() + seconds_left()
             while len(admin.list_topics("growing", timeout=10).topics["growing"].partitions) < 2:
                 assert time.monotonic() < deadline
             for _ in range(10):

@@ -19,6 +19,7 @@ from tests.faults.still_serves import Response, does_it_still_serve, grpc_calls,
 from tests.faults.test_client_leaves_mid_batch import Neighbours, counted
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
+from tests.waiting import seconds_left
 
 SWAPS = 6
 BALLAST_BYTES = 4_000_000
@@ -44,7 +45,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         for thread in self._threads:
-            thread.join(30)
+            thread.join(120)
 
     def _rest(self) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", self._server.http_port, timeout=30)
@@ -164,7 +165,7 @@ def test_old_versions_are_unloaded_once_nobody_uses_them(models: Path) -> None:
             ),
             "the old version to go",
         )
-        until = time.monotonic() + 40
+        until = time.monotonic() + seconds_left()
         while b'model="m",state="ready",version="1"' in server.get("/monitoring/prometheus/metrics")[1]:
             assert time.monotonic() < until
             time.sleep(0.02)

@@ -60,7 +60,7 @@ def test_it_is_told_when_it_serves(models: Path, tmp_path: Path, lead_seconds: i
         server.wait_for(lambda: server.count_in_log("draining") > 0, "it to drain")
         gate.touch()
         if lead_seconds == 4:  # to its orderly end
-            assert server.wait_until_ended(90) == 0
+            assert server.wait_until_ended() == 0
             assert server.count_in_log("by itself") == 0
             return
         os.kill(other, signal.SIGKILL)  # now whoever answers is the new one

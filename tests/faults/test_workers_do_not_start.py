@@ -16,7 +16,7 @@ from tests.running_server import RunningServer
 def ended(models: Path, *options: str) -> tuple[int, list[str]]:
     """The exit code of a start, and the lines on standard error that are no log."""
     command = [sys.executable, "-m", "headrace", "serve", str(models), "--http-port", "0", "--grpc-port", "0"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     return done.returncode, [line for line in done.stderr.splitlines() if line.startswith("headrace: ")]
 
 

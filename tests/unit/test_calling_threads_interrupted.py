@@ -356,7 +356,7 @@ def test_a_child_of_a_fork_is_told_that_the_engine_is_its_parents() -> None:
     root = Path(__file__).parents[2]
     ran = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", IN_A_CHILD],
-        cwd=root, capture_output=True, text=True, timeout=60, check=False,
+        cwd=root, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 7, ran.stderr
 

@@ -38,7 +38,7 @@ class LengthEmbedder:
     def embed(self, contents: Sequence[bytes]) -> Embedded:
         with self._lock:
             self.calls += 1
-        self.hold.wait(60)
+        self.hold.wait(120)
         if self.busy.is_set():
             raise Unavailable("the encoder is starting")
         texts = [content.decode() for content in contents]

@@ -172,7 +172,7 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
     hanging.hold.clear()
 
     def slow() -> LengthEmbedder:
-        hanging.hold.wait(20)
+        hanging.hold.wait(120)
         return hanging
 
     supplier = PooledEmbedder("ill", ["texts"], slow)

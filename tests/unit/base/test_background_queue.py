@@ -9,6 +9,7 @@ import time
 import pytest
 
 from headrace.base.background_queue import BackgroundQueue
+from tests.waiting import seconds_left
 
 LONG = 3600.0
 
@@ -30,12 +31,12 @@ def test_those_beyond_the_limit_are_dropped_and_counted_while_the_thread_hangs()
     def work(some: list[int]) -> None:
         if some:
             entered.set()
-            gate.wait(60)
+            gate.wait(120)
         done.extend(some)
 
     queue = BackgroundQueue("test", work, most=10, at_once=1, every_seconds=LONG)
     queue.put(0)
-    assert entered.wait(30)
+    assert entered.wait(120)
     for one in range(1, 31):
         queue.put(one)
     assert queue.dropped == 20
@@ -70,7 +71,7 @@ def test_it_looks_once_in_a_while_by_itself_and_at_once_where_it_is_hurried() ->
     often = BackgroundQueue[int](
         "test", lambda some: looked.append(len(some)), most=9, at_once=9, every_seconds=0.01
     )
-    until = time.monotonic() + 30
+    until = time.monotonic() + seconds_left()
     while len(looked) < 3:
         assert time.monotonic() < until
         time.sleep(0.005)
@@ -78,5 +79,5 @@ def test_it_looks_once_in_a_while_by_itself_and_at_once_where_it_is_hurried() ->
     seen = threading.Event()
     seldom = BackgroundQueue[int]("test", lambda _: seen.set(), most=9, at_once=9, every_seconds=LONG)
     seldom.hurry()
-    assert seen.wait(30)
+    assert seen.wait(120)
     assert seldom.close(30)

@@ -23,7 +23,7 @@ from headrace.config import BatchingPolicy
 from headrace.model.servable import DEFAULT_SIGNATURE, RowLayout, Signature, TensorSpec
 from tests.virtual_clock import VirtualClock
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 120.0
 FLOAT = np.dtype(np.float32)
 SUMS = Signature(
     DEFAULT_SIGNATURE, (TensorSpec("x", FLOAT, (None,)),), (TensorSpec("y", np.dtype(np.float32), ()),)

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.batching.compute_threads import Threads, say_waiting
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 120.0
 
 
 def named(name: str) -> list[threading.Thread]:

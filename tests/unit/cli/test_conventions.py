@@ -360,7 +360,7 @@ def served_object(words: str, place: Path) -> str:
         said = server.stdout.readline()
         server.terminate()
         said += server.stdout.read()
-        assert server.wait(20) == 0
+        assert server.wait(120) == 0
     if words == "serve":
         (model,) = json.loads(said)["models"]
         assert (model["name"], model["versions"][0]["state"]) == ("half_plus_two", "ready")

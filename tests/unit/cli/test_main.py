@@ -32,7 +32,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {name: directory / name for name in ("rows", "stream", "models")}
     made["rows"].write_text(CSV)
     with made["stream"].open("wb") as out:
-        subprocess.run([*COMMAND, "stream", "generate", "--rows", "9"], stdout=out, check=True, timeout=60)
+        subprocess.run([*COMMAND, "stream", "generate", "--rows", "9"], stdout=out, check=True)
     example.write(made["models"])
     return made
 
@@ -42,7 +42,7 @@ def test_a_verb_whose_reader_has_gone_ends_quietly_and_says_so(verb: str, places
     reading, writing = os.pipe()
     os.close(reading)
     words = [word.format_map(places) for word in VERBS[verb]]
-    done = subprocess.run([*COMMAND, *words], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run([*COMMAND, *words], stdout=writing, stderr=subprocess.PIPE, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -53,7 +53,7 @@ def test_what_cannot_be_printed_is_one_line(verb: str, places: dict[str, Path]) 
     with open("/dev/full", "wb") as full:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
         done = subprocess.run(
-            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False, env=environment
+            [*COMMAND, *words], stdout=full, stderr=subprocess.PIPE, check=False, env=environment
         )
     said = b"headrace: standard output cannot be written: No space left on device\n"
     assert (done.returncode, done.stderr) == (1, said)
@@ -61,7 +61,7 @@ def test_what_cannot_be_printed_is_one_line(verb: str, places: dict[str, Path]) 
 
 def test_without_standard_output_a_verb_does_its_work(places: dict[str, Path]) -> None:
     command = ["sh", "-c", '"$@" >&-', "sh", *COMMAND, "versions", str(places["models"])]
-    done = subprocess.run(command, stderr=subprocess.PIPE, timeout=60, check=False)
+    done = subprocess.run(command, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
 
 
@@ -80,7 +80,7 @@ def test_what_was_closed_before_the_start_is_not_mistaken_for_what_is_opened_lat
     """A server's socket had the number of standard output: what is printed went there, and libuv aborted."""
     said = tmp_path / "said"
     command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", WITHOUT_ANY, str(said)]
-    subprocess.run(command, timeout=60, check=True)
+    subprocess.run(command, check=True)
     assert int(said.read_text()) > 2
 
 
@@ -104,6 +104,6 @@ def test_an_encoder_whose_reader_goes_while_more_is_to_come_ends_quietly() -> No
         source.stdout.close()
         assert len(encode.stdout.read(1000)) == 1000
         encode.stdout.close()
-        assert encode.wait(60) == 141
+        assert encode.wait() == 141
         assert b"error" not in encode.stderr.read().lower()
-        source.wait(60)
+        source.wait(120)

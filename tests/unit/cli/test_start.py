@@ -84,7 +84,6 @@ def ran(program: str, directory: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
     )
 
 

@@ -86,7 +86,7 @@ def scraped(directory: Path, *, wanted: bool) -> dict[tuple[str, ...], float]:
 
     return {
         (sample.name, *(sample.labels[name] for name in LABELS if name in sample.labels)): sample.value
-        for one in text_string_to_metric_families(asyncio.run(asyncio.wait_for(scenario(), 60)))
+        for one in text_string_to_metric_families(asyncio.run(asyncio.wait_for(scenario(), 120)))
         for sample in one.samples
         if sample.name.startswith("nv_")
     }

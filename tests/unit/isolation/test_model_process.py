@@ -26,7 +26,7 @@ def test_a_process_of_another_release_reads_nothing_and_says_so(monkeypatch: pyt
         {"model": "m", "version": 1}, IsolationPolicy(), 1, lambda _: ended.set(), lambda _: None
     )
     process.start()
-    assert ended.wait(60)
+    assert ended.wait(120)
     assert process.ending is not None
     assert process.ending.reason == "start"
     assert "the installed headrace is not the release that this server started with" in process.ending.said

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.isolation.servable import ProcessPool
 
-SECONDS = 20.0
+SECONDS = 120.0
 
 
 @dataclass(eq=False)

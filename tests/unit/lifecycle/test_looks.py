@@ -67,7 +67,7 @@ def hanging_look(
     def slow(path: Path) -> object:
         if Path(path) == directory and not free.is_set():
             there.set()
-            free.wait(30)
+            free.wait(120)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", slow)
@@ -77,11 +77,11 @@ def hanging_look(
 
     def come_back() -> None:
         free.set()
-        thread.join(30)
+        thread.join(120)
         watch.clock.run_ready()
 
     try:
-        assert there.wait(30)
+        assert there.wait(120)
         yield come_back
     finally:
         come_back()
@@ -223,5 +223,5 @@ def test_a_served_directory_that_answers_late_may_have_a_model_that_does_not(
     finally:
         go_on.release(2)
         go_on.release(2)
-        thread.join(30)
+        thread.join(120)
         watch.clock.run_ready()

@@ -18,7 +18,7 @@ from headrace.versions.manifest import check_manifest, publish
 from tests.unit.lifecycle.stage import Loaded, NotingLoader, Stage, wanted
 
 POLL_SECONDS = 0.01
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 
 
 class ReadingLoader(NotingLoader):

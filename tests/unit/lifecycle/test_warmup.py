@@ -189,7 +189,7 @@ def test_no_thread_that_serves_an_object_sees_a_size_first_in_a_request(inline_s
         assert any(is_real for _, _, is_real in model.calls)
         assert model.first_seen_in_requests == set()
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_batch_that_fails_in_another_thread_fails_the_version(caplog: pytest.LogCaptureFixture) -> None:
@@ -208,7 +208,7 @@ def test_a_batch_that_fails_in_another_thread_fails_the_version(caplog: pytest.L
             assert "a batch of 1 rows was answered in one thread and failed in another" in status.error
             assert "set batching.instances = 1" in status.error
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_without_a_warm_up_no_thread_is_started() -> None:
@@ -281,7 +281,7 @@ def test_no_thread_of_a_version_in_python_sees_a_size_first_in_a_request(
                 await ask(engine)
             await ask(engine)
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
     first: dict[tuple[str, ...], str] = {}
     for line in seen.read_text().splitlines():
         *which, is_real = line.split()

@@ -75,7 +75,7 @@ def test_a_version_answers_again_what_it_was_asked_and_takes_its_answers_with_it
             assert scraped(engine)["headrace_model_cache_requests_total", "miss"] == 3  # totals stay
             assert "its prediction cache answered 96.2 % of the requests without the model" in caplog.text
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_model_without_one_has_none_and_keeps_its_short_ways(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_model_without_one_has_none_and_keeps_its_short_ways(tmp_path: Path) -
             assert loaded.callers is not None
             assert scraped(engine) == {}
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_a_default_stands_around_the_cache(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_default_stands_around_the_cache(tmp_path: Path) -> None:
             assert after["y"].item() == 6.0
             assert scraped(engine)["headrace_cache_requests_total", "hit"] == 2
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def test_threads_that_ask_few_different_things_get_each_their_own(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def test_the_second_begins_when_the_first_has_ended(tmp_path: Path) -> None:
         thread.start()
         thread.join(0.2)
         order.append("first")
-    thread.join(60)
+    thread.join(120)
     assert order == ["first", "second"]
 
 

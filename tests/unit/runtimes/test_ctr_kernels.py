@@ -21,6 +21,7 @@ from headrace.model.servable import Signature, TensorSpec
 from headrace.runtimes.ctr_compiling import servable_like
 from headrace.runtimes.ctr_kernels import make_ready, run_once
 from tests.conformance.ctr_models import write
+from tests.waiting import seconds_left
 
 SECONDS = 30.0
 KERNEL = """
@@ -65,7 +66,7 @@ class OneKernel:
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + seconds_left()
     while not condition():
         assert time.monotonic() < until, what
         time.sleep(0.01)

@@ -57,6 +57,6 @@ def test_a_process_without_descriptors_does_not_say_that_the_keeper_has_ended(tm
     """
     (tmp_path / "table").write_bytes(bytes(4096))
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "table")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "no descriptor is left to ask it with (Too many open files)" in done.stderr

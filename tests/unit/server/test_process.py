@@ -18,6 +18,5 @@ def test_a_process_ends_with_its_code_though_what_it_printed_cannot_be_written()
             stderr=subprocess.PIPE,
             env=environment,
             check=False,
-            timeout=60,
         )
     assert (done.returncode, done.stderr) == (3, b"")

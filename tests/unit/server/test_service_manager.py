@@ -107,7 +107,7 @@ def test_a_successor_that_has_taken_over_is_let_live(caplog: pytest.LogCaptureFi
         telling.stop(successor.pid)
         await asyncio.sleep(1000)
         successor.terminate()
-        assert successor.wait(60) == -signal.SIGTERM, "nothing has ended it before"
+        assert successor.wait(120) == -signal.SIGTERM, "nothing has ended it before"
         await asyncio.sleep(1000)
 
     run_virtually(scenario())
@@ -123,7 +123,7 @@ def test_a_successor_that_has_not_taken_over_ends_with_its_server(
         telling = Telling(ServiceManager(), dict, 0.0)
         successor = with_successor(telling)
         telling.stop(follower)
-        assert successor.wait(60) == -signal.SIGTERM
+        assert successor.wait(120) == -signal.SIGTERM
         await asyncio.sleep(1000)
 
     run_virtually(scenario())

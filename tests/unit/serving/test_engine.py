@@ -33,7 +33,7 @@ ROW = np.array([[1.0, 2.0]], np.float32)
 
 
 def run(scenario: object) -> None:
-    asyncio.run(asyncio.wait_for(scenario, 30))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(scenario, 120))  # type: ignore[arg-type]
 
 
 def test_concurrent_callers_share_batches_and_get_their_own_rows() -> None:
@@ -193,7 +193,7 @@ def test_threads_call_the_blocking_form_and_share_batches() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(120)
         assert answers == {number: [[2.0 * number, 4.0 * number]] for number in range(16)}
     assert model.closed.is_set()
 

@@ -110,4 +110,4 @@ def test_a_model_in_python_has_one_instance_and_others_one_a_core_unless_told(
         async with Engine(tmp_path, config=ServerConfig(allow_code=True)) as engine:
             assert engine.loaded("m").batcher.instances.most == most
 
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), 120))

@@ -22,6 +22,7 @@ from headrace.base.errors import ConfigError, StreamError
 from headrace.stream.block import Block
 from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
 from tests.streams import CLICKS, batch_of, clicks, schema_of, stream_of
+from tests.waiting import seconds_left
 
 KINDS = (Reader, BackgroundReader)
 NUMBERS = schema_of(a={"keys": "bucket", "buckets": 1000}, y={"role": "label"})
@@ -198,13 +199,13 @@ def test_closing_twice_and_leaving_by_an_error_leave_nothing_behind(tmp_path: Pa
             print(made, descriptors() - before, [one.name for one in threading.enumerate()])
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "rows")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "2 0 ['MainThread']\n"
 
 
 def test_only_so_many_blocks_are_made_ahead() -> None:
     with BackgroundReader(io.BytesIO(DATA), ReadSettings(batch_rows=10, blocks_ahead=3)) as reader:
-        deadline = time.monotonic() + 40
+        deadline = time.monotonic() + seconds_left()
         while reader._ahead._made.qsize() < 3 and time.monotonic() < deadline:
             time.sleep(0.01)
         assert reader._ahead._made.qsize() == 3

@@ -130,7 +130,7 @@ def test_several_processes_append_whole_lines(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(120)
         assert writer.exitcode == 0
     found = [one["on"] for one in lines(tmp_path / "audit")]
     assert sorted(found) == sorted([f"{number}" * 300 for number in range(3)] * 50)

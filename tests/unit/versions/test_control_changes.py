@@ -170,7 +170,7 @@ def test_what_is_pinned_while_versions_go_is_there_or_refused(model: Path) -> No
         assert read_control(model).named_numbers() == frozenset()
         assert not refused.wait(0.05)
         hide_versions(model, [1])
-    thread.join(20)
+    thread.join(120)
     assert refused.is_set()
     assert pinned(model) is None
 

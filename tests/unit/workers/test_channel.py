@@ -36,7 +36,7 @@ def test_messages_arrive_whole_and_in_order(piece: int) -> None:
         await until_in_loop(lambda: len(heard) == len(sent))
         assert heard == sent
         theirs.close()
-        await asyncio.wait_for(channel.closed, 30)
+        await asyncio.wait_for(channel.closed, 120)
         channel.send(Beat())  # nobody gets it
 
     asyncio.run(run())
@@ -58,7 +58,7 @@ def test_what_is_no_message_ends_the_channel(content: bytes, caplog: pytest.LogC
     async def run() -> list[Message]:
         channel, theirs, heard = await ends()
         await asyncio.get_running_loop().sock_sendall(theirs, content)
-        await asyncio.wait_for(channel.closed, 30)
+        await asyncio.wait_for(channel.closed, 120)
         theirs.close()
         return heard
 
@@ -79,7 +79,7 @@ def test_both_ends_talk() -> None:
         other.send(Beat())
         await until_in_loop(lambda: first)
         one.close()
-        await asyncio.wait_for(other.closed, 30)
+        await asyncio.wait_for(other.closed, 120)
         return first, second
 
     assert asyncio.run(run()) == ([Beat()], [Finish(2.0)])

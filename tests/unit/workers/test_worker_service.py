@@ -17,7 +17,7 @@ from headrace.workers.worker_slot import Place
 from tests.models import Doubling
 
 WHOLE = LoadReport(0.9, 300.0, 1.0)
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 
 
 def test_a_worker_reports_what_the_supervisor_says_of_all() -> None:

@@ -25,6 +25,7 @@ from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store import START, Item
 from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
+from tests.waiting import seconds_left
 from tools.services.cassandra_server import Cassandra
 from tools.services.redis_server import Redis
 
@@ -288,7 +289,7 @@ def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Arch
 
 def test_a_value_is_over_with_its_time(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", {**KEPT, "ttl_seconds": 0.2}) as archive:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + seconds_left()
         while not (first := put(archive, "a", 1.0)):  # its time was over before it was looked at
             assert time.monotonic() < deadline
         while archive.lookup("texts", ["a"]).found[0]:

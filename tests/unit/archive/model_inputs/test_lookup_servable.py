@@ -82,7 +82,7 @@ class Elsewhere(InMemoryStore):
         self.goes_on.set()
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
-        self.goes_on.wait(20)
+        self.goes_on.wait(120)
         return super().get_many(partition, keys, missing)
 
 

@@ -85,7 +85,7 @@ class HeldStore(InMemoryStore):
         self.may_write.set()
 
     def put_many(self, partition: str, items: Sequence[Item], ttl_seconds: float = 0.0) -> None:
-        self.may_write.wait(20)
+        self.may_write.wait(120)
         super().put_many(partition, items, ttl_seconds)
 
 
@@ -100,7 +100,7 @@ class SilentStore(InMemoryStore):
 
     def get_many(self, partition: str, keys: Sequence[bytes], missing: bytes = b"") -> list[bytes]:
         if partition.startswith("items"):
-            self.may_answer.wait(20)
+            self.may_answer.wait(120)
         return super().get_many(partition, keys, missing)
 
 

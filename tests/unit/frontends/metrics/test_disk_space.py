@@ -76,7 +76,7 @@ def hanging(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
     def statvfs(one: Path) -> os.statvfs_result:
         if one == path:
-            answered.wait(60)
+            answered.wait(120)
         return asked(one)
 
     monkeypatch.setattr(os, "statvfs", statvfs)

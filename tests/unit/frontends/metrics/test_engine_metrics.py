@@ -37,7 +37,7 @@ def scrape(directory: Path) -> Scraped:
         async with Engine(directory) as engine:
             return as_text(engine)
 
-    text = asyncio.run(asyncio.wait_for(scenario(), 30))
+    text = asyncio.run(asyncio.wait_for(scenario(), 120))
     return {
         (sample.name, sample.labels.get("model", "")): sample.value
         for family in text_string_to_metric_families(text)

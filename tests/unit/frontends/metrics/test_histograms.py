@@ -40,7 +40,7 @@ def exposed(latencies: np.ndarray) -> tuple[str, bytes]:
             text = as_text(engine)
             return text, as_protobuf(engine)
 
-    return asyncio.run(asyncio.wait_for(scenario(), 30))
+    return asyncio.run(asyncio.wait_for(scenario(), 120))
 
 
 def families(data: bytes) -> Iterator[protos.Message]:

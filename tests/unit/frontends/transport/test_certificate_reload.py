@@ -21,7 +21,7 @@ from headrace.frontends.transport.certificates import Certificate
 from tests.certificates import Authority
 from tests.waiting import until_in_loop
 
-SECONDS = 40.0
+SECONDS = 120.0
 
 
 @pytest.fixture

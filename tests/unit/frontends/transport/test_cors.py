@@ -86,7 +86,7 @@ def answered(
             "headers": list(headers),
             "query_string": b"",
         }
-        await asyncio.wait_for(application(scope, wire.receive, wire.send), 30)
+        await asyncio.wait_for(application(scope, wire.receive, wire.send), 120)
         return Response(wire.sent)
 
     return asyncio.run(ask())

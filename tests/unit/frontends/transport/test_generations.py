@@ -20,7 +20,7 @@ from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
 from headrace.frontends.transport.listening_sockets import listen, listen_together
 
-SECONDS = 40.0
+SECONDS = 120.0
 LINUX = os.path.isdir("/proc/self/fd")
 
 
@@ -198,7 +198,7 @@ def test_what_has_ended_leaves_nothing_behind(may_join: bool) -> None:
         serving(script, may_join={may_join})
     """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=55, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) <= 2
 
 

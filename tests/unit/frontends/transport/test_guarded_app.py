@@ -448,7 +448,7 @@ def test_callers_take_turns_where_keys_are_wanted(tmp_path: Path) -> None:
     """In a queue of one caller's requests, another's is answered among the first."""
     hold = threading.Event()
     hold.set()
-    model = Doubling(before=lambda: hold.wait(20) and None)
+    model = Doubling(before=lambda: hold.wait(120) and None)
     file = written(tmp_path / "keys.toml", entry("greedy"), entry("modest"))
     config = ServerConfig(access=AccessConfig(file=file))
     ended: list[str] = []
@@ -471,5 +471,5 @@ def test_callers_take_turns_where_keys_are_wanted(tmp_path: Path) -> None:
             hold.set()
             await asyncio.gather(*asking)
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), 120))
     assert "modest" in ended[:4]

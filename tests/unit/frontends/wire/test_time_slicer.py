@@ -73,7 +73,7 @@ def test_who_leaves_while_it_waits_for_its_step_holds_up_nobody() -> None:
         first, leaving, last = (asyncio.create_task(slicer.step()) for _ in range(3))
         await first
         leaving.cancel()
-        await asyncio.wait_for(last, 30)
+        await asyncio.wait_for(last, 120)
         await asyncio.wait([leaving])
         assert leaving.cancelled()
 
@@ -119,7 +119,7 @@ def test_who_is_cancelled_while_it_is_anothers_turn_does_not_end_that_turn() -> 
         for task in tasks[:3]:
             await asyncio.sleep(0.01)
             task.cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
         async with slicer:  # it is free again
             pass
         assert not tasks[3].cancelled()
@@ -152,7 +152,7 @@ def test_an_error_within_the_lane_frees_it() -> None:
             except ValueError:
                 pass
 
-    asyncio.run(asyncio.wait_for(fails(), 30))
+    asyncio.run(asyncio.wait_for(fails(), 120))
 
 
 def test_what_fails_leaves_at_once() -> None:

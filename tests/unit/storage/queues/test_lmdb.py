@@ -202,7 +202,7 @@ def test_threads_that_publish_at_once_share_commits(queue: LmdbMessages) -> None
     together = threading.Barrier(16)
 
     def publish(number: int) -> None:
-        together.wait(60)
+        together.wait(120)
         for part in range(20):
             queue.publish(messages(number * 1000 + part, 1))
 

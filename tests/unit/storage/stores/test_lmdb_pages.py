@@ -24,6 +24,7 @@ from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, Tree, find
 from headrace.storage.stores.store import Item
 from headrace.storage.stores.store_settings import LmdbStore
+from tests.waiting import seconds_left
 
 SIZES = [0, 1, 100, 530, 1500, 3000, 9000]
 
@@ -149,7 +150,7 @@ def test_a_damaged_file_ends_no_process_and_nothing_beside_it_is_read(tmp_path: 
         str(tmp_path / "store"),
         "10000",
     ]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr or f"ended by signal {-ended.returncode}"
     read, damaged = map(int, ended.stdout.split())
     assert read > 1000
@@ -225,7 +226,7 @@ store.close()
 @pytest.mark.parametrize("left", [0, 4096, 300_000])
 def test_a_file_that_was_cut_under_a_process_is_an_error_and_not_its_end(tmp_path: Path, left: int) -> None:
     program = [sys.executable, "-c", CUTS, str(tmp_path / "store"), str(left)]
-    ended = subprocess.run(program, capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run(program, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr or f"ended by signal {-ended.returncode}"
     assert ended.stdout.count(f"the LMDB file was truncated to {left} bytes, from ") == 7
 
@@ -235,7 +236,7 @@ def test_each_read_is_of_one_state_while_another_process_writes(store: InLmdbSto
     keys, seen = [str(key) for key in range(500)], set()
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True) as writer:
         try:
-            deadline = time.monotonic() + 40
+            deadline = time.monotonic() + seconds_left()
             while len(seen) < 30:
                 assert time.monotonic() < deadline, f"{len(seen)} of 30 states were seen"
                 assert writer.stdout.readline(), "the writer has ended"

@@ -166,10 +166,10 @@ def test_what_is_pinned_while_it_is_decided_what_goes_stays(
     monkeypatch.setattr(publishing, "undisturbed", undisturbed)
     with store.alone():  # as whoever pins it now
         released.start()
-        assert waits.wait(30)  # it has looked once, and waits for its turn
+        assert waits.wait(120)  # it has looked once, and waits for its turn
         stamp = Stamp("", "ann")
         change(store, lambda record: with_pin(record, number_key(1), 1, stamp))
-    released.join(30)
+    released.join(120)
     assert versions(tmp_path) == [1, 2]
 
 

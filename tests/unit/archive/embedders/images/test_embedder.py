@@ -113,7 +113,7 @@ def test_downloads_run_side_by_side_and_never_more_than_are_allowed(opened: Call
         with lock:
             under_way += 1
             most = max(most, under_way)
-        together.wait(timeout=20)
+        together.wait(timeout=120)
         with lock:
             under_way -= 1  # before the answer, after which the next may be asked for
         answer(RED)(connection, head)
