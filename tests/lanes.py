@@ -35,7 +35,7 @@ from tools.gate import LEFT_RUNNING, NOT_RUN
 LANES = ("fast", "processes", "services", "rest", "timing")
 MOST_SECONDS = {"rest": 600.0, "timing": 600.0}
 """The time limit of a test in these lanes; ``USUAL_SECONDS`` in the others."""
-USUAL_SECONDS = 150.0
+USUAL_SECONDS = 300.0
 
 CROWDING = ("overload", "worst", "heavy", "busy", "many", "more_connections", "under_load", "reloads", "slow")
 """Words in the names of files of process tests that overload a server."""
