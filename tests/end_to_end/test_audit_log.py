@@ -122,7 +122,7 @@ def test_who_has_a_key_is_named_and_new_keys_are_told(
         server.wait_for(lambda: ("reload-keys", str(keys), "done") in told(file), "the new keys")
     by = {one["action"]: one["by"] for one in lines(file)}
     assert by["load"]["caller"] == "ops"
-    assert by["reload-keys"] == {"process": "server"}
+    assert by["reload-keys"] == {"process": "server", "uid": os.getuid()}
     assert by["key-new"]["uid"] >= 0
     assert key not in file.read_text("utf-8")
 

@@ -44,7 +44,6 @@ from collections.abc import Iterable, Mapping, Sequence
 LONGEST_MESSAGE = 4000
 """Maximum length of an error message in characters; a longer one loses its middle."""
 
-_END_KEPT = 1000
 _LONGEST_SHOWN = 100
 _NAMES_COMPARED = 100
 
@@ -127,18 +126,23 @@ def nearest(name: str, there: Sequence[str]) -> str:
 
 def _printable(message: str) -> str:
     """Cut a message, and escape lone surrogates, which JSON may contain but no response can carry."""
-    message = _cut(message)
+    message = cut(message, LONGEST_MESSAGE)
     if message.isascii():
         return message
-    return _cut(message.encode(errors="backslashreplace").decode())
+    return cut(message.encode(errors="backslashreplace").decode(), LONGEST_MESSAGE)
 
 
-def _cut(message: str) -> str:
-    """Cut the middle of a text: a message begins with the problem, and ends with the remedy."""
-    if len(message) <= LONGEST_MESSAGE:
+def cut(message: str, longest: int) -> str:
+    """Cut the middle of a text: a message begins with the problem, and ends with the remedy.
+
+    Args:
+        message: The text.
+        longest: Maximum number of characters, 200 or more.
+    """
+    if len(message) <= longest:
         return message
-    left_out = f" … ({len(message)} characters in all) … "
-    return message[: LONGEST_MESSAGE - _END_KEPT - len(left_out)] + left_out + message[-_END_KEPT:]
+    left_out, end = f" … ({len(message)} characters in all) … ", longest // 4
+    return message[: longest - end - len(left_out)] + left_out + message[-end:]
 
 
 class InvalidRequest(HeadraceError):
@@ -155,7 +159,7 @@ class InvalidRequest(HeadraceError):
             message: The expected and the actual value, and the fix.
             field: The part of the request that is wrong; put in front of the message.
         """
-        self.field = _cut(field)
+        self.field = cut(field, LONGEST_MESSAGE)
         super().__init__(f"{self.field}: {message}" if field else message)
 
 

@@ -140,7 +140,7 @@ class AuditLog:
 
     def note(self, action: str, on: str, result: str = "done") -> None:
         """Log an action of the server itself, such as a reload after a file changed. See ``end``."""
-        self.end("", action, on, {"process": "server"}, result)
+        self.end("", action, on, {"process": "server", "uid": os.getuid()}, result)
 
     @contextmanager
     def telling(self, action: str, on: str, by: By) -> Iterator[Ending]:

@@ -117,6 +117,8 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         check_template(self.content)
         if not self.oov:
             raise wrong("oov", "zeros, mean, or a .npy file", self.oov)
+        if self.oov == MEAN and not self.embedder:
+            raise wrong("oov", "zeros or a .npy file, as the mean is that of an embedder's vectors", self.oov)
         if not self.embedder and not self.dimension and not self.is_table:
             raise wrong("dimension", "the length of a vector, as no embedder defines it", 0)
 

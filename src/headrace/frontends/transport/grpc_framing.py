@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Sized
 from urllib.parse import quote
 
-from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported
+from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge, Unsupported, cut
 from headrace.base.status_codes import codes
 from headrace.config import Limits
 from headrace.frontends.calls import told
@@ -25,7 +25,6 @@ _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b
 _LONGEST_MESSAGE = 2000
 # Clients reject trailers beyond about 8 KiB, and then report that instead of the error.
 _LONGEST_ENCODED_MESSAGE = 4096
-_TWELVE_BYTES_A_CHARACTER = 12
 _PLAIN = " !\"#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 
 Header = tuple[bytes, bytes]
@@ -183,10 +182,12 @@ def timeout_seconds(value: bytes) -> float:
 
 
 def short_message(error: HeadraceError) -> str:
-    """Return an error's message, shortened to what clients accept in trailers."""
-    message = told(error)[:_LONGEST_MESSAGE]
-    if len(quote(message, _PLAIN, errors="replace")) > _LONGEST_ENCODED_MESSAGE:
-        return message[: _LONGEST_ENCODED_MESSAGE // _TWELVE_BYTES_A_CHARACTER]
+    """Return an error's message; the middle of one that clients would not accept in trailers is cut."""
+    said, longest = told(error), _LONGEST_MESSAGE
+    message = cut(said, longest)
+    while (size := len(quote(message, _PLAIN, errors="replace"))) > _LONGEST_ENCODED_MESSAGE:
+        longest = min(longest * _LONGEST_ENCODED_MESSAGE // size, longest * 9 // 10)
+        message = cut(said, longest)
     return message
 
 
