@@ -1,4 +1,4 @@
-"""Decide when a model's process is restarted: a pure function, and the counts it needs."""
+"""Decide when a model's process is restarted: a function of its recent ends, and the ends themselves."""
 
 from __future__ import annotations
 

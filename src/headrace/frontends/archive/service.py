@@ -85,7 +85,7 @@ class ArchiveService:
         self._threads.shutdown(cancel_futures=True)
 
     def described(self, space: str = "") -> list[dict[str, object]]:
-        """Describe spaces; see ``describing.spaces``."""
+        """Describe spaces; see ``descriptions.spaces``."""
         return descriptions.spaces(self.archive, space)
 
     # --- looking up ---

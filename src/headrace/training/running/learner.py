@@ -1,4 +1,4 @@
-"""The Learner: predicts rows, scores the predictions, then learns from the rows."""
+"""The Learner: predicts each row before it learns from it, and scores the predictions."""
 
 from __future__ import annotations
 
