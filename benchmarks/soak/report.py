@@ -79,7 +79,7 @@ def fault_table(course: Course) -> Table:
     for one in course.ledger.ended:
         if one.outcome in (Outcome.REFUSED, Outcome.LOST, Outcome.UNSENT):
             costs.setdefault(one.note.partition(":")[0], Counter())[one.outcome] += 1
-    lines: Table = [("what was done", "times", "failed with it", "refused", "nobody listened")]
+    lines: Table = [("what was done", "times", "failed with it", "refused", "not sent (server down)")]
     for kind, times in sorted((course.done + Counter(one.kind for one in course.episodes)).items()):
         cost = costs.get(kind, Counter())
         many = (cost[Outcome.LOST], cost[Outcome.REFUSED], cost[Outcome.UNSENT])
