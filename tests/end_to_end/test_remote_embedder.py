@@ -235,7 +235,7 @@ def test_tokens_come_from_files_or_the_environment_and_are_not_sent_in_the_clear
     for settings, said in (
         ({"token_file": "none"}, "token_file: none cannot be read"),
         ({"token_env": "NO_SUCH_TOKEN"}, "token_env: NO_SUCH_TOKEN: expected a token"),
-        ({"token_file": "token", "url": "http://encoder.example"}, "a token is sent over https only"),
+        ({"token_file": "token", "url": "http://encoder.example"}, "expected https://…, because a token"),
         ({"token_file": "token", "token_env": "X"}, "token_env: expected none, as token_file is set"),
         ({"url": "encoder:8501"}, "url: expected http://HOST:PORT"),
         ({"url": "http://user@encoder"}, "url: expected http://HOST:PORT"),

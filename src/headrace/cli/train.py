@@ -46,8 +46,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             help="learn a click model from a stream and publish its versions",
             description="Learn a click model from a stream of rows: each is predicted, the prediction is "
             "scored, then the model learns from it. Standard output has one JSON object per line: one for "
-            "each window of rows, unless it is a terminal, and at the end one for the run. With --json, "
-            "only the last one is written.",
+            "each window of rows, unless standard output and standard error are both terminals, and at the "
+            "end one for the run. With --json, only the last one is written.",
             examples=_EXAMPLES,
             failure="the stream is cut or corrupt, the model diverged, something could not be written, or no "
             "configuration of a search passes its gates",

@@ -59,7 +59,7 @@ class _Answer(msgspec.Struct):
 
 
 class RemoteServed:
-    """One version of a remote model. Without a configured version, the first one that answers is kept."""
+    """One version of a remote model: the configured one, or the first one that a prediction names."""
 
     def __init__(self, client: RestClient, model: str, version: int | None, timeout_seconds: float) -> None:
         """Keep the settings; nothing is connected.
@@ -76,14 +76,14 @@ class RemoteServed:
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> CalledModel:
-        """Request the metadata; see ``Served``. The version is 0 until known from an answer."""
+        """Request the metadata; see ``served_models.Served``. Version 0 means that none is known yet."""
         reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, _LARGEST_JSON_BYTES)
         found = _decoded(reply.body, _Metadata)
         outputs = tuple(one.name for one in found.outputs)
         return CalledModel(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Predict a batch; see ``Served``. The first answer fixes the version of later calls."""
+        """Predict a batch; see ``served_models.Served``. Later calls use the first version that is named."""
         raw = _packed(values)
         tensor = {
             "name": name,
@@ -106,7 +106,7 @@ class RemoteServed:
 
     @property
     def version(self) -> int:
-        """Version called; 0 until known from an answer."""
+        """Version called; 0 until a prediction names it."""
         return self._version or 0
 
     def close(self) -> None:
@@ -146,8 +146,12 @@ def _unpacked(answer: _Answer, output: str, raw: bytes) -> Array:
     if known is None or known.dtype.kind not in "iuf":
         raise ModelError(f"the output {shown(output)} is {shown(found.datatype)}; expected numbers")
     expected = _size(found.shape) * known.dtype.itemsize
-    if found.parameters.get("binary_data_size") != expected or len(raw) != expected:
-        raise ModelError(f"the output {shown(output)} has {len(raw)} bytes, but its shape needs {expected}")
+    declared = found.parameters.get("binary_data_size")
+    if declared != expected or len(raw) != expected:
+        raise ModelError(
+            f"the output {shown(output)}: expected {expected} bytes of binary data, got {len(raw)} "
+            f"(binary_data_size {shown(str(declared))})"
+        )
     return np.frombuffer(raw, known.dtype).reshape(found.shape)
 
 

@@ -83,7 +83,9 @@ def read_address(url: str) -> Address:
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
         raise ConfigError(f"url: expected http://HOST:PORT or https://HOST:PORT, got {url!r}")
     if not parts.hostname.isascii():
-        raise ConfigError(f"url: expected a host's name in ASCII, got {url!r}; write its form xn--…")
+        raise ConfigError(
+            f"url: expected an ASCII host name, got {url!r}; write an international name as xn--…"
+        )
     is_secure = parts.scheme == "https"
     prefix = quote(parts.path.rstrip("/"), safe=KEPT_IN_PATHS)
     return Address(parts.hostname, port or (443 if is_secure else 80), prefix, is_secure)
@@ -101,10 +103,13 @@ class RestClient:
             ca_file: Trusted CA certificates; "" for those of the system.
 
         Raises:
-            ConfigError: The token would be sent unencrypted, or the file holds no certificates.
+            ConfigError: The token would be sent unencrypted to another machine, or the file cannot be read or
+                holds no certificates.
         """
         if token and not address.is_secure and address.host not in _LOOPBACK:
-            raise ConfigError("url: a token is sent over https only; expected https://…")
+            raise ConfigError(
+                "url: expected https://…, because a token is never sent unencrypted to another machine"
+            )
         self._address = address
         self._token = token
         self._tls = client_context(ca_file) if address.is_secure else None

@@ -40,7 +40,10 @@ class Cells:
         return _grouped(self.home, len(self.centres))
 
     def visitors(self) -> tuple[Numbers, Numbers]:
-        """Return the rows that have each cell among their nearest, by cell, and the start of each cell."""
+        """Return, cell by cell, the rows that have it among their nearest cells.
+
+        Also return the start of each cell, ``[C + 1]``.
+        """
         places, starts = _grouped(self.nearest.ravel(), len(self.centres))
         return places // self.nearest.shape[1], starts
 
@@ -54,7 +57,7 @@ def make_cells(
         rows: The rows.
         count: Number of cells, limited by the number of rows.
         probes: Number of nearest cells to find for each row.
-        seed: Seed of the sample.
+        seed: Seed of the sample and of the initial centres.
         progress: Called with the progress.
         turns: Number of k-means iterations.
     """

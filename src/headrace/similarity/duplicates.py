@@ -20,7 +20,7 @@ from headrace.base.tensors import Array
 from headrace.similarity.cells import Cells, make_cells
 from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, scores, unwatched
 
-# Finds rows with equal vectors in linear time: by a hash of their numbers, then by comparison.
+# Equal vectors: rows are grouped by a hash of their numbers, then compared.
 
 
 _SEED = 0x5EED
@@ -64,17 +64,20 @@ def _hashed(vectors: Array) -> npt.NDArray[np.uint64]:
     return np.asarray(made)
 
 
-# Groups of numbers that are joined by pairs, directly or through others.
+# Connected components of numbers, found by union-find.
 
 
 class Grouping:
-    """Joins numbers by pairs as they arrive, in memory proportional to the numbers, not the pairs."""
+    """Union-find over ``0 … count - 1``.
+
+    Pairs are joined in batches, so memory grows with the numbers, not with the pairs.
+    """
 
     def __init__(self, count: int) -> None:
         """Start with each number in a group of its own.
 
         Args:
-            count: Number of numbers.
+            count: The numbers are 0 to ``count - 1``.
         """
         self._root = np.arange(count, dtype=np.int64)
         self._waiting: list[tuple[Numbers, Numbers]] = []
@@ -115,7 +118,7 @@ class Grouping:
 
 
 EXACT_ROWS = 10_000
-"""Up to this many different vectors, all pairs are compared, which is as fast."""
+"""Up to this many different vectors, all pairs are compared: cells would not be faster."""
 
 _PROBES = 4
 _QUERIES_AT_ONCE = 1024
@@ -130,9 +133,10 @@ class Effort:
 
     Attributes:
         exact: Whether to compare all pairs; None to do so up to ``EXACT_ROWS`` different vectors.
-        probes: Number of cells that a row is compared with; more find more pairs in proportionally more time.
+        probes: Number of cells that a row is compared with; more find more pairs, in time that grows with the
+            square root of this number.
         most_groups: Maximum number of groups to return, the largest first.
-        most_comparisons: Maximum number of pairs to compare.
+        most_comparisons: Maximum number of comparisons; both directions of a pair count.
         checked_rows: Number of sampled rows to measure the recall on; 0 for none.
         seed: Seed of the samples.
     """
@@ -189,7 +193,7 @@ class Duplicates:
 
 @dataclass(frozen=True, slots=True)
 class _Cut:
-    """The threshold of similarity, with the margin of float32.
+    """The similarity threshold, and the rounding margin of float32 scores around it.
 
     Attributes:
         threshold: Threshold as requested.
@@ -284,7 +288,7 @@ def _cells(rows: Rows, effort: Effort, progress: Progress) -> Cells:
     if comparisons > effort.most_comparisons:
         raise TooLarge(
             f"expected at most {effort.most_comparisons:.10g} comparisons, but {rows.count} different "
-            f"vectors take {comparisons:.3g}; allow more, or look at some of the keys",
+            f"vectors take {comparisons:.3g}; raise the limit, or search fewer rows",
             field="most_comparisons",
         )
     return cells
@@ -297,7 +301,7 @@ def _comparisons(cells: Cells) -> int:
 
 
 def _pairs(rows: Rows, cells: Cells, cut: _Cut, progress: Progress) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yield all similar pairs, each once, in batches."""
+    """Yield the similar pairs found, each once, in batches."""
     members, starts = cells.members()
     visitors, visits = cells.visitors()
     done, total = 0, _comparisons(cells)

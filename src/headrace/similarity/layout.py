@@ -54,7 +54,7 @@ def layout(
         rows: Vectors; for ``cosine`` their directions are used.
         method: Method of the layout.
         most: Maximum number of rows; 0 for the method's maximum.
-        seed: Seed of the sample and of t-SNE.
+        seed: Seed of the sample, of the random projections of PCA, and of t-SNE.
         progress: Called with the progress.
 
     Raises:
@@ -106,9 +106,10 @@ def _sampled(count: int, most: int, seed: int) -> Numbers:
 
 
 def _principal(taken: Floats, components: int, seed: int) -> tuple[Floats, Doubles]:
-    """Return rows projected on their principal components, by random projections, and variance shares.
+    """Return the rows projected on their principal components, and each component's share of the variance.
 
-    Each component is oriented so that its largest number is positive, so equal vectors give equal pictures.
+    The components are found by randomized SVD. Each is oriented so that its number of largest magnitude is
+    positive, so equal vectors give equal pictures.
     """
     centred = taken - taken.mean(axis=0, dtype=np.float64).astype(np.float32)
     total = float(np.einsum("ij,ij->", centred, centred, dtype=np.float64))

@@ -86,12 +86,12 @@ def checked_count(count: int, rows: Rows) -> int:
 
 
 def ranked(rows: Rows, queries: Rows, some: slice, candidates: Numbers, count: int) -> Nearest:
-    """Return the nearest candidates of each query, by similarities in float64 of the vectors themselves.
+    """Return each query's nearest candidates, ranked by float64 similarities of the stored vectors.
 
     Args:
         rows: Rows that contain the candidates.
         queries: All queries.
-        some: Slice of the queries to rank for.
+        some: The queries that the rows of ``candidates`` belong to.
         candidates: int64 ``[n, c]``; -1 for none, which is ranked last.
         count: Number of candidates to keep.
     """
@@ -125,7 +125,7 @@ def _better(
     return np.take_along_axis(made, order, axis=1), np.take_along_axis(numbers, order, axis=1)
 
 
-# An index of rows, for numbers of queries where comparing each with all rows takes longer: faiss's HNSW.
+# faiss's HNSW index, for so many queries that comparing each with all rows takes longer.
 #
 # For the choice of faiss see docs/decisions/0019. The index only selects candidates; their similarities are
 # recomputed from the vectors themselves.
@@ -145,8 +145,8 @@ class Index:
         """Build the index.
 
         Args:
-            rows: Rows to index; kept, not copied. The index stores another copy as float16 (float32 for
-                ``l2``), and 144 bytes of links per row.
+            rows: Rows to index; kept by reference. The index adds a float16 copy (float32 for ``l2``), and
+                144 bytes of links per row.
             progress: Called with the progress.
 
         Raises:
@@ -155,7 +155,7 @@ class Index:
                 to others than to itself.
         """
         if rows.metric == "dot":
-            raise InvalidRequest("an index is by cosine or l2; compare exactly for dot", field="metric")
+            raise InvalidRequest("an index supports cosine and l2, not dot; set exact=True", field="metric")
         try:
             faiss: Any = import_module("faiss")
         except ImportError:
@@ -217,9 +217,10 @@ def neighbours(
     Args:
         vectors: float32, float16 or int8 ``[N, D]``; not copied.
         queries: One vector ``[D]`` or several ``[Q, D]``, of these dtypes; one that is among the vectors
-            finds itself.
+            usually finds itself first, except by ``dot``.
         count: Number of neighbours of each query, limited by the number of vectors.
-        metric: Metric to compare by. int8 vectors are compared by cosine only; ``Rows`` takes their scales.
+        metric: Metric to compare by; int8 vectors by cosine only. For other metrics, call ``nearest`` with
+            ``Rows`` that have scales.
         exact: Whether to compare with all vectors; if False, an index is built, which misses few. None
             chooses the faster way, and True if faiss is not installed.
         progress: Called with the progress.

@@ -120,7 +120,7 @@ class Rows:
         others = Rows(vectors, self.metric, scales=scales)
         if others.dimension != self.dimension:
             raise InvalidRequest(
-                f"expected {self.dimension} numbers a vector, got {others.dimension}", field="vectors"
+                f"expected {self.dimension} numbers a vector, got {others.dimension}", field="queries"
             )
         return others
 
@@ -198,7 +198,7 @@ def scores(metric: Metric, one: Floats, other: Floats) -> Floats:
     Returns:
         float32 ``[n, m]``; for ``l2`` the negative squared distance.
     """
-    with np.errstate(invalid="ignore"):  # OpenBLAS also computes with memory beside small arrays
+    with np.errstate(invalid="ignore"):  # OpenBLAS may read past small arrays, with spurious warnings
         made = one @ other.T
     if metric == "l2":
         made *= 2

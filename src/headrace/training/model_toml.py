@@ -47,7 +47,8 @@ def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict
 
     Args:
         values: The settings, as in TOML.
-        changes: New values by name; ``embeddings.learning_rate`` names one within a group.
+        changes: New values by name; ``embeddings.learning_rate`` names one within a group. A mapping changes
+            only the values of its group that it names.
     """
     made = dict(values)
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""Wiring of a run of ``headrace train``: stream, learner, loop and reports. It contains no decisions."""
+"""Wiring of a run of ``headrace train``: stream, learner, loop and reports."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def make_learner(
 
     Raises:
         ConfigError: The model cannot be created, or its versions would follow those of another model.
+        FailedPrecondition: The publication directory cannot be read.
     """
     model: Learnable
     publisher = _publisher(options, features.schema)

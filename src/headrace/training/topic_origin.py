@@ -17,7 +17,7 @@ from headrace.training.running.resumption import rows_before
 
 
 class TopicOrigin:
-    """A topic whose rows are numbered across all parts of a run, as the trainer numbers them.
+    """A topic whose row numbers continue when a run is resumed, like the trainer's.
 
     Attributes:
         source: Source of the topic's bytes.
@@ -37,13 +37,13 @@ class TopicOrigin:
         self._position: Position | None = None
 
     def position(self, rows: int) -> Mapping[str, object]:
-        """Return the position after the first ``rows`` rows of the stream; see ``RowPositions``."""
+        """Return the position after the first ``rows`` rows of the stream; see ``trainer.RowPositions``."""
         self._position = self.source.position(rows - self._before)
         found: dict[str, object] = msgspec.to_builtins(self._position)
         return found
 
     def saved(self) -> None:
-        """Note that a checkpoint with the last position was saved; see ``RowPositions``."""
+        """Note that a checkpoint with the last position was saved; see ``trainer.RowPositions``."""
         if self._position is not None:
             self.source.saved(self._position)
 

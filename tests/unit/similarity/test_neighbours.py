@@ -113,12 +113,12 @@ def test_what_cannot_be_compared_is_refused(vectors: np.ndarray, metric: Metric,
 
 def test_wrong_queries_and_counts_are_refused() -> None:
     vectors = digits()[0]
-    with pytest.raises(InvalidRequest, match="expected 64 numbers a vector, got 3"):
+    with pytest.raises(InvalidRequest, match="queries: expected 64 numbers a vector, got 3"):
         neighbours(vectors, np.zeros(3, np.float32))
     for count in (0, 10_001):
         with pytest.raises(InvalidRequest, match="count: expected 1 to 10000"):
             neighbours(vectors, vectors[0], count)
-    with pytest.raises(InvalidRequest, match="compare exactly for dot"):
+    with pytest.raises(InvalidRequest, match="not dot; set exact=True"):
         neighbours(vectors, vectors[0], metric="dot", exact=False)
 
 

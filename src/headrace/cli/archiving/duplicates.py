@@ -97,7 +97,7 @@ def _add_search(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=number_types.whole("most-comparisons", least=1, most=2**62),
         default=10**12,
-        help="maximum number of pairs to compare; a larger run is refused at once (default 1000000000000)",
+        help="maximum number of comparisons; a larger run is refused at once (default 1000000000000)",
     )
 
 

@@ -2,8 +2,8 @@
 
 Keras' own Adam decays the moments of every row of every table at every batch, and moves every row by them.
 With a million rows and a thousand values a batch, that takes nearly all of the time. Here, rows without a
-gradient keep their weights and moments unchanged, and the others move by Keras' formula. Requires the extra
-``tensorflow``.
+gradient keep their moments, and their weights unless ``weight_decay`` is set; the others move by Keras'
+formula. Requires the extra ``tensorflow``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _Variable = Any
 
 
 class LazyAdam(keras.optimizers.Adam):  # type: ignore[misc]  # Keras ships no types
-    """Adam that leaves rows without a gradient, and their moments, unchanged."""
+    """Adam that leaves rows without a gradient, and their moments, unchanged, except by ``weight_decay``."""
 
     def __init__(self, learning_rate: float = 0.001, **settings: object) -> None:
         """Create an optimizer.

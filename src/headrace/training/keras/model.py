@@ -1,4 +1,4 @@
-"""Keras models of the stream's fields that learn as headrace's own models do, published as SavedModels.
+"""Train Keras models on the stream's fields, and publish them as SavedModels.
 
 The user's file has a function ``build(schema) -> keras.Model``. The model takes a dict of inputs, one for
 each feature under its name, and returns the probability of a click:
@@ -175,7 +175,10 @@ class KerasModel:
         """
         found = dict(self._variables())
         if found.keys() != state.keys():
-            raise ConfigError(f"keras: the model has {len(found)} variables, the saved state {len(state)}")
+            raise ConfigError(
+                f"keras: the saved state is of another model or optimizer: it has {len(state)} variables, "
+                f"this run {len(found)}; was the function changed?"
+            )
         for name, variable in found.items():
             if tuple(variable.shape) != state[name].shape:
                 raise ConfigError(
@@ -229,8 +232,8 @@ class KerasModel:
             shape = tuple(self.model(probe, training=False).shape)
         except Exception as error:  # the boundary to the user's own model
             raise ConfigError(
-                f"keras: the model fails on a row of zeros: {type(error).__name__}: {error}; it takes a dict "
-                f"of {', '.join(self._specs)}"
+                f"keras: the model fails on a row of zeros: {type(error).__name__}: {error}; it must accept "
+                f"a dict with the inputs {', '.join(self._specs)}"
             ) from error
         if shape not in ((1,), (1, 1)):
             raise ConfigError(f"keras: expected one probability a row, [rows, 1], got {list(shape)}")
@@ -278,8 +281,10 @@ def _refuse_exact(features: Features) -> None:
 def _learns_otherwise(layer: _Model) -> bool:
     """Return whether a layer itself, apart from its inner layers, may behave differently in training."""
     own = type(layer).call
-    if own in (keras.layers.Dense.call, keras.layers.EinsumDense.call):  # only with float8
+    # These differ in training only with float8.
+    if own in (keras.layers.Dense.call, keras.layers.EinsumDense.call):
         return False
-    if isinstance(layer, keras.Model) and own.__module__.startswith("keras."):  # only calls its layers
+    # Keras' own models only call their layers, which are checked separately.
+    if isinstance(layer, keras.Model) and own.__module__.startswith("keras."):
         return False
     return "training" in inspect.signature(own).parameters

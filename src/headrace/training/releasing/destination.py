@@ -26,7 +26,7 @@ _MOST_NAMED = 5
 
 
 def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_replaced: bool) -> None:
-    """Check that a directory holds only earlier versions of the model that a run publishes.
+    """Check that a directory is one model's, and that its newest readable version is of the model to publish.
 
     Args:
         directory: The model's directory; it need not exist.
@@ -63,7 +63,7 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
 
 
 def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
-    """Return why a version is of another model; "" if it is not, None if it is empty or damaged."""
+    """Return why a version is of another model; "" if not, None if empty, damaged or of a newer format."""
     wanted = _SAVED_MODEL if is_keras else MODEL_FILE
     with saying(f"{version} cannot be read"):
         names = sorted(path.name for path in version.iterdir())
@@ -74,7 +74,7 @@ def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
         return f"it is not a {kind}, but holds {listed(names, _MOST_NAMED)}"
     try:
         there = _schema_of(version) if is_keras else read_description(version).schema
-    except LoadError:  # damaged: earlier versions decide
+    except LoadError:  # damaged or of a newer format: earlier versions decide
         return None
     if there is None:
         return "it does not contain the schema of its rows"

@@ -61,7 +61,7 @@ def build(
         try:
             publication = write(training)
         except (FailedPrecondition, ModelError) as error:
-            failure = error  # raised by fail(): learning goes on, and the next version may succeed
+            failure = error  # ``fail`` raises it later, where the trainer reports it; learning goes on
         else:
             return lambda: publication
 

@@ -89,7 +89,8 @@ class Publication:
 Release = Callable[[Training], Callable[[], Publication]]
 """Function that takes a version's content from the model, and returns a function that publishes it.
 
-The returned function may run in any thread."""
+The returned function may run in any thread. With Keras, the version is already published, and the function
+only returns the result."""
 
 
 class Publisher:
@@ -202,7 +203,11 @@ class Publisher:
         return publish(write, self.model_directory, signature=said, metadata=metadata, sign=self.sign)
 
     def delete_old(self) -> list[int]:
-        """Delete versions, but not the newest, the bases of kept ones, or those named by the operator."""
+        """Delete all versions except the newest ``keep``, those that the operator named, and their bases.
+
+        Returns:
+            The deleted versions.
+        """
         if self._keep == 0:
             return []
         try:

@@ -19,8 +19,8 @@ from headrace.training.reporting.progress import Pace, Progress
 _DIGITS = 9
 
 _TRENDS: dict[Trend, str] = {
-    "jumped": "predictions are far worse than in the windows before: behaviour has changed abruptly, or the "
-    "input has",
+    "jumped": "predictions are far worse than in the windows before: users' behaviour or the input has "
+    "changed abruptly",
     "tired": "predictions have been worse in the last windows than in earlier ones: behaviour is harder to "
     "predict now, or the model does not keep up; try other settings with --search",
 }
@@ -40,7 +40,8 @@ class JsonReport:
     """Writer of one JSON object per window, each on a line of its own.
 
     Attributes:
-        problem: Error text of a line that could not be written; None if all could.
+        problem: Error text of a line that could not be written; None if all could, or the reader closed the
+            pipe.
     """
 
     def __init__(self, output: TextIO) -> None:

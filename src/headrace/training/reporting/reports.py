@@ -17,7 +17,7 @@ from headrace.training.reporting.progress import Observer
 
 @contextmanager
 def told_of_compiling(errors: TextIO) -> Iterator[None]:
-    """Say once that kernels are being compiled, if that happens in this context; only on a terminal."""
+    """On a terminal, announce the first compilation of a kernel in this context."""
     if not errors.isatty():
         yield
         return
@@ -66,8 +66,8 @@ class Reports:
             errors: Stream for progress and warnings.
             plot: Plot to draw at the end; None for none.
             others: Further observers.
-            windows: Whether to write windows, unless both streams are terminals; otherwise only the summary
-                is written.
+            windows: Whether to write windows. They are never written if both streams are terminals; the
+                summary always is.
         """
         self._errors = errors
         self._plot = plot

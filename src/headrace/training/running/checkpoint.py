@@ -129,9 +129,9 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
     """Load the newest undamaged checkpoint; return None if there are no checkpoints.
 
     Newer damaged checkpoints are renamed to hidden names, so that they do not count towards ``KEPT``; the
-    last of them stay for days. If all are damaged, none is renamed: another attempt fails again, and never
-    silently starts from fresh weights. A checkpoint written by a newer headrace raises an error and is not
-    skipped, because skipping it would silently lose what was learnt.
+    last ``KEPT`` of them stay for ``DAMAGED_DAYS`` days. If all are damaged, none is renamed: another attempt
+    fails again, and never silently starts from fresh weights. A checkpoint written by a newer headrace raises
+    an error and is not skipped, because skipping it would silently lose what was learnt.
 
     Raises:
         LoadError: All checkpoints are damaged.
@@ -156,8 +156,8 @@ def load_checkpoint(directory: Path) -> Checkpoint | None:
     if damaged:
         reasons = "; ".join(why for _, why in damaged.values())
         raise LoadError(
-            f"all checkpoints in {directory} are damaged; to start anew, move it away or use another "
-            f"directory: {reasons}"
+            f"all checkpoints in {directory} are damaged; to start anew, move the directory away or "
+            f"use another one: {reasons}"
         )
     return None
 
@@ -175,8 +175,8 @@ def _unreadable(directory: Path, number: int, error: LoadError) -> FailedPrecond
 
 def _newer(directory: Path, number: int, error: NewerFormat) -> FailedPrecondition:
     return FailedPrecondition(
-        f"checkpoint {number} in {directory} was written by a newer headrace: {error.message}; or move it "
-        "away, to resume from the one before it"
+        f"checkpoint {number} in {directory} was written by a newer headrace: {error.message}, or move this "
+        "checkpoint away to resume from the previous one"
     )
 
 
@@ -186,7 +186,7 @@ def _put_aside(damaged: Mapping[int, tuple[Path, str]]) -> Iterator[str]:
         aside = path.with_name(f"{_DAMAGED}{datetime.now(UTC):{_STAMP}}-{number}")
         path.rename(aside)
         _sweep_damaged(path.parent)
-        _log.warning("%s; the one before it is used, and the damaged one is kept as %s", why, aside.name)
+        _log.warning("%s; an earlier one is used, and the damaged one is kept as %s", why, aside.name)
         yield why
 
 
@@ -196,8 +196,8 @@ def _sweep_damaged(directory: Path) -> None:
     damaged = sorted(path for path in directory.iterdir() if path.name.startswith(_DAMAGED))
     for place, path in enumerate(damaged, KEPT - len(damaged)):
         if place < 0 or path.name < oldest:
+            _log.info("a damaged checkpoint is being deleted: %s", path.name)
             shutil.rmtree(path, ignore_errors=True)
-            _log.info("a damaged checkpoint was deleted: %s", path.name)
 
 
 def _write(draft: Path, state: Mapping[str, Array]) -> None:

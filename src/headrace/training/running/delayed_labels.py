@@ -1,12 +1,13 @@
 """Rows that wait for their labels: predicted on arrival, learnt from once the labels are known.
 
-Time is the stream's: the newest timestamp seen. A block waits until the label of its last row is known,
+The clock is the newest timestamp seen in the stream. A block waits until the label of its last row is known,
 and is then learnt from as a whole, before the next block is predicted. So no prediction uses a label from its
 future, and batches stay whole.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -69,7 +70,7 @@ class Pending:
         self.rows = 0
 
     def due(self, block: Block) -> list[Waiting]:
-        """Remove and return the blocks whose labels are all known at the first row of a new block.
+        """Remove and return the blocks whose labels are all known when a new block's first row arrives.
 
         Args:
             block: The new block.
@@ -98,10 +99,11 @@ class Pending:
         now = max(self._now, int(_timestamps(block).max()))
         due = min(now + self._delay, _LAST)  # int64, as it is saved in an array
         one = Waiting(replace(block, slices={}), predictions, codes, due)
-        if self._bytes + _size(one) > self._most_bytes:
+        needed = self._bytes + _size(one)
+        if needed > self._most_bytes:
             raise FailedPrecondition(
                 f"label-delay-seconds: the rows that wait for their labels would take "
-                f"{(self._bytes + _size(one)) >> 20} MiB, more than --pending-mib {self._most_bytes >> 20}; "
+                f"{math.ceil(needed / 2**20)} MiB, more than --pending-mib {self._most_bytes >> 20}; "
                 "shorten --label-delay-seconds, or raise --pending-mib"
             )
         self._now = now

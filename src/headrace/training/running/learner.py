@@ -65,9 +65,9 @@ class Learner:
         model: The model.
         windows: Scores of its predictions.
         position: Position in the stream.
-        unfinished: First row of the block being taken, and the row after its last; None between blocks. If
-            learning failed, the model may have learnt some of them. With a label delay, it may have failed
-            on an earlier block, whose labels became known.
+        unfinished: First row of the block being taken, and the row after its last; None between blocks. It
+            stays set if learning fails; the model may then have learnt some of these rows. With a label
+            delay, the failure may be in an earlier block whose labels became known.
     """
 
     def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:

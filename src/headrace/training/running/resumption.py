@@ -37,7 +37,8 @@ def find_checkpoint(directory: Path | None, errors: TextIO, *, resume: bool) -> 
 
     Raises:
         ConfigError: The run cannot resume, or would start anew in a directory with checkpoints.
-        FailedPrecondition: The directory cannot be read.
+        LoadError: All checkpoints are damaged.
+        FailedPrecondition: The directory or a checkpoint cannot be read, or a checkpoint has a newer format.
     """
     if directory is None:
         if resume:

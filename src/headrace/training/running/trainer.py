@@ -1,7 +1,8 @@
 """The Trainer: runs a Learner in the loop, reports, publishes and saves, and ends every run cleanly.
 
 ``headrace.training.running.schedule`` decides what is due. The learner's thread copies the weights, and
-another thread writes them while learning goes on. A checkpoint lists versions, so it waits for pending ones.
+another thread writes them while learning goes on. (A Keras model is written by the learner's thread.) A
+checkpoint lists versions, so it waits for pending ones.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class RunPlan:
         publish_every: How often to publish. A final version is published as well if rows were learnt since
             the last one, unless learning failed.
         checkpoint: Directory of checkpoints; None for none.
-        checkpoint_every: How often to save a checkpoint; a final one is saved as well.
+        checkpoint_every: How often to save a checkpoint. A final one is saved as well if rows were taken
+            since the last one, unless the model diverged.
         most_rows: Number of rows of the stream after which the run ends; None for all.
         identity: Properties that a checkpoint and the run must have in common, such as the model's settings
             and the schema.
@@ -130,10 +132,10 @@ class Trainer:
         self._asked = self._published = Mark()
         self._save_asked = self._checkpointed = Mark()
         self._windowed = Progress()
-        self._versions: tuple[int, ...] = ()  # reported with each block without a copy
+        self._versions: tuple[int, ...] = ()  # a tuple, so that progress shares it without a copy
         self._writing: tuple[Future[Publication], Mark] | None = None
         self._failures: dict[str, str] = {}
-        self._writers = ThreadPoolExecutor(1, "headrace-publisher")  # no thread before the first version
+        self._writers = ThreadPoolExecutor(1, "headrace-publisher")  # no thread before a version is written
 
     @property
     def rows(self) -> int:
@@ -177,7 +179,7 @@ class Trainer:
         if self._before.unfinished is not None:
             _log.warning(
                 "checkpoint %d was saved after learning failed while taking rows %d to %d, and may include "
-                "some of them; to resume from the previous checkpoint, delete it",
+                "some of them; to resume from the previous checkpoint, delete this one",
                 checkpoint.number,
                 self._before.unfinished[0],
                 self._before.unfinished[1] - 1,

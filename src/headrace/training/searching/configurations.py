@@ -95,8 +95,8 @@ def configurations(search: SearchSettings, base: Mapping[str, object]) -> list[C
 
 def _wrong_number(count: int) -> ConfigError:
     return ConfigError(
-        f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {count}; give lists in [grid], or "
-        "tables [[configurations]]"
+        f"search: expected 1 to {MOST_CONFIGURATIONS} configurations, got {count}; add or remove values in "
+        "[grid], or tables [[configurations]]"
     )
 
 

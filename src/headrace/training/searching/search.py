@@ -1,7 +1,8 @@
 """Search: several configurations learn from one pass over a stream, and the best one is reported.
 
-Each configuration predicts and learns every row, as it would alone, and is scored on all of them. It is
-excluded if its model is too large or too slow to serve, however good the score.
+Each configuration predicts and learns every row, and is scored on all of them. Its batches are those that it
+would learn alone if its ``batch_rows`` divides the largest one. It is excluded if its model is too large or
+too slow to serve, however good the score.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class _Runner:
             part = block.part(start, min(start + rows, len(block)))
             started = time.perf_counter()
             predictions = np.array(self.model.learn(part))
-            if self.tally.sums[0, 0]:  # the first batch may compile kernels
+            if self.tally.sums[0, 0]:  # skip the first batch, which may compile kernels
                 self.seconds += time.perf_counter() - started
                 self.timed_rows += len(part)
             if not np.isfinite(predictions).all():

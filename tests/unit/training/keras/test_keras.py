@@ -166,7 +166,7 @@ def test_a_restored_model_goes_on_to_the_bit_dropout_included() -> None:
 def test_another_functions_state_is_refused() -> None:
     state = KerasModel(network, FEATURES).state()
     other = KerasModel(lambda schema: network(schema, dropout=0.2), FEATURES)
-    with pytest.raises(ConfigError, match="the model has"):
+    with pytest.raises(ConfigError, match="of another model or optimizer"):
         other.restore(state)
     name = next(iter(state))
     with pytest.raises(ConfigError, match=r"model\.0 .*was the function changed"):
@@ -230,7 +230,7 @@ def test_what_is_no_model_of_the_fields_is_explained() -> None:
     with pytest.raises(ConfigError, match="expected one probability a row"):
         KerasModel(lambda schema: two, FEATURES)
     wrong = {"nothing": keras.Input((1,), name="nothing")}
-    with pytest.raises(ConfigError, match="it takes a dict of site, words"):
+    with pytest.raises(ConfigError, match="a dict with the inputs site, words"):
         KerasModel(lambda schema: keras.Model(wrong, keras.layers.Dense(1)(wrong["nothing"])), FEATURES)
 
 

@@ -51,7 +51,7 @@ def test_a_trend_is_said_to_machines_each_time_and_to_people_once() -> None:
     assert said == [None, "jumped", "jumped", None, "tired"]
     lines = errors.getvalue().splitlines()
     assert [line.split(":")[1] for line in lines] == [" window 3, row 300"] * 2
-    assert "behaviour has changed abruptly" in lines[0]
+    assert "the input has changed abruptly" in lines[0]
     assert "does not keep up" in lines[1]
     assert (told.values()["jumped"], told.values()["tired"]) == (0.0, 1.0)
 

@@ -115,7 +115,7 @@ def test_when_all_are_damaged_that_is_an_error_with_the_way_out_however_often_it
     damaged(tmp_path)
     damaged(tmp_path)
     for _ in range(3):
-        with pytest.raises(LoadError, match=r"move it away or use .*: checkpoint 2 is damaged.*checkpoint 1"):
+        with pytest.raises(LoadError, match=r"the directory away.*: checkpoint 2 is damaged.*checkpoint 1"):
             load_checkpoint(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2"]
 
