@@ -64,7 +64,7 @@ class Scored(NamedTuple):
         labels: 0 or 1, or the number of clicks if there are views: float32 ``[rows]``.
         weights: float32 ``[rows]``; None for 1 each.
         truth: Probabilities from which generated labels were drawn: float32 ``[rows]``; None for real rows.
-        codes: Code of each row's value of each slice: int32 ``[slices, rows]``, -1 for none.
+        codes: Code of each row's value in each slice's column: int32 ``[slices, rows]``; -1 for no value.
         views: Number of views of each row: float32 ``[rows]``; None for 1 each.
     """
 

@@ -1,7 +1,7 @@
 """Detect trends in recent windows: a sudden jump in the loss, or a model that falls behind.
 
 The measure is the normalized entropy, which a change of the click rate alone hardly affects. Steady drift
-that the model follows is neither.
+that the model follows is reported as neither.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 Trend = Literal["jumped", "tired"]
 
 REMEMBERED = 64
-"""Number of past windows considered."""
+"""Number of windows considered, the newest included."""
 
 _TOGETHER = 5
 _LEAST_SPREAD = 0.002
@@ -31,8 +31,9 @@ def trend_of(entropies: Sequence[float]) -> Trend | None:
 
     ``jumped``: the newest window is worse than the mean of the five before it by more than 1 % and by more
     than four times their spread. ``tired``: each of the newest five is worse than the best mean of five
-    earlier consecutive windows, and their mean is worse by more than 2 %. Both differences must also exceed
-    the random variation of windows, which is large for windows of few rows.
+    earlier consecutive windows, and their mean is worse by more than 2 %. The difference must also exceed
+    four times (``jumped``) or three times (``tired``) the random standard deviation of windows, which is
+    large for windows of few rows.
 
     Args:
         entropies: Normalized entropies of the windows, the newest last.

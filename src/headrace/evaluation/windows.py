@@ -1,8 +1,8 @@
 """Progressive validation: predictions made before learning from the rows, scored window by window.
 
 Within a window the AUC is exact. That of a whole run, which may be unbounded, comes from a histogram of
-probabilities. Pairs of rows in the same bin count half, so its error is at most half their share; the score
-reports this bound.
+probabilities. A pair of a clicked and an unclicked row counts half if both are in the same bin, so the error
+is at most half the share of such pairs. The score reports this bound.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
         number: Number of the window, from 1.
         last_row: Number of rows scored up to its end.
         score: Score of its rows.
-        slices: Scores of its rows, by the name of a slice and by value.
-        trend: Trend of this window and those before it; None for none.
+        slices: Scores of its rows, by slice and then by value.
+        trend: Trend of this window and those before it; None if there is no trend.
     """
 
     number: int

@@ -31,7 +31,8 @@ MOST_EXPANSION = 256
 meaningful rows with Zstandard hardly reach a tenth of it."""
 
 FREE_EXPANSION_BYTES = 2**26
-"""Expansion allowed beyond that, so that a small stream of very similar rows is accepted."""
+"""Bytes of expansion allowed in addition to ``MOST_EXPANSION``, so that a small stream of very similar rows
+is accepted."""
 
 _PREFIX_BYTES = 8
 _CONTINUES = 0xFFFFFFFF
@@ -260,7 +261,8 @@ class StreamParser:
             self._dictionaries[found.dictionary] = known + opened
             self._new_dictionaries.add(found.dictionary)
         else:
-            # New or extended dictionaries are concatenated and validated with these rows, nested ones always.
+            # With these rows, new and extended dictionaries are concatenated and validated; if some are
+            # nested, all dictionaries are validated with each batch.
             again = (
                 self._dictionaries if self._validator and self._validator.again else self._new_dictionaries
             )

@@ -36,8 +36,8 @@ class Block:
         weights: Weight of each row: float32 ``[rows]``; None for 1 each.
         timestamps: Microseconds since 1970: int64 ``[rows]``; None if the stream has none.
         truth: The probability that each label was drawn with: float32 ``[rows]``; None for real rows.
-        keys: Keys of the values of exact fields: uint64 ``[rows, len(exact_slots)]``, 0 for no value, which
-            means a missing one in a field's first slot; None if no field is exact.
+        keys: Keys of the values of exact fields: uint64 ``[rows, len(exact_slots)]``; 0 for no value. In a
+            field's first slot, 0 selects the table's row for missing values. None if no field is exact.
         views: Number of views of each row, whole numbers: float32 ``[rows]``; None for 1 each.
         slices: The columns by which metrics are split, by name.
         first_row: The number of the first row in the stream, from 0.
@@ -69,10 +69,10 @@ class Block:
         return replace(self, **chosen, slices=slices, first_row=self.first_row + start)
 
     def averaged(self) -> Block:
-        """Fold views into labels and weights, for learners that do not support them; self without ``views``.
+        """Fold views into labels and weights, for learners that do not support views.
 
         k clicks in n views become the label k / n with weight n: the likelihood, and so the gradient, is
-        that of n rows. A row with 0 views has weight 0.
+        that of n rows. A row with 0 views has weight 0. A block without views is returned unchanged.
         """
         if self.views is None:
             return self

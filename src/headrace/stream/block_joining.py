@@ -1,4 +1,4 @@
-"""Join record batches to Blocks: all columns in one array per kind, and every value checked."""
+"""Join record batches into Blocks, with one array per kind of column, and check every value."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Joiner:
         self._slices = {name: _SliceCodes() for name in slices}
         self._columns: Columns | None = None
         self._arrow_schema: pa.Schema | None = None
-        # Cached: making a Block takes less time than querying a schema.
+        # Cached, because querying a schema takes longer than making a Block.
         self._shape = (features.slots, features.dense_width, len(features.exact_slots))
         self._roles: dict[str, Field | None] = {role: features.schema.one(role) for role in _SINGLE}
 
@@ -70,7 +70,7 @@ class Joiner:
         """Check that every field has a column of a supported type.
 
         Raises:
-            StreamError: A field has no such column.
+            StreamError: A field has no such column, or metrics cannot be split by a column.
             ConfigError: A column to split metrics by does not exist.
         """
         for name in self._slices:
@@ -214,9 +214,7 @@ def _timestamps(array: int, times: Times | None, block: Block, field: Field | No
         # Null rows hold arbitrary values: the caller reports the earlier problem.
         beyond = (found > 2**62 // scale) | (found < -(2**62) // scale)
         if beyond.any():
-            yield _Wrong(
-                int(np.argmax(beyond)), field, "expected a time that fits into int64 as microseconds"
-            )
+            yield _Wrong(int(np.argmax(beyond)), field, "expected a time within 146,000 years of 1970")
         found *= scale
 
 
@@ -267,8 +265,8 @@ def _sliced(name: str, row: int, kind: pa.DataType) -> Iterator[None]:
         raise StreamError(error.message, row=row, field=name) from error
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise StreamError(
-            f"metrics can be split by text, numbers and times, got a column of type {kind}; convert it, "
-            "or leave it out of --slice",
+            f"metrics cannot be split by a column of type {kind}; convert it to text, or leave it out of "
+            "--slice",
             row=row,
             field=name,
         ) from error

@@ -33,7 +33,7 @@ from headrace.stream.read_ahead import Ahead
 from headrace.stream.schema import Schema
 
 MOST_SAID_TABLE_ROWS = 2**26
-"""Maximum rows of tables that a stream's own schema may request: some 5 GB of weights and optimizers."""
+"""Maximum rows of tables that a stream's own schema may request: some 5 GB of weights and optimizer state."""
 
 MOST_SAID_WIDTH = 2**14
 """Maximum values per row that a stream's own schema may request: a Block of 2,048 rows then has 128 MB."""
@@ -50,7 +50,7 @@ class ReadSettings:
             Block waits for more.
         linger_seconds: Longest time that rows of a slow stream wait for a full Block; then a smaller one is
             delivered. None for no limit, so that Blocks are the same in each run.
-        blocks_ahead: Number of Blocks to read ahead.
+        blocks_ahead: Number of Blocks to queue when reading ahead; one more may be read.
         slices: Columns by which metrics are split.
         schema: The Schema of the columns; None for the stream's own.
     """
@@ -207,7 +207,7 @@ def _check_size(features: Features) -> None:
     ):
         if came > most:
             raise StreamError(
-                f"the schema in its metadata asks for {came} {what}, at most {most} are allowed in a "
+                f"the schema in its metadata asks for {came} {what}; expected at most {most} in a "
                 "stream's own schema; if they are intended, give the schema with --schema FILE"
             )
 

@@ -39,7 +39,7 @@ class Source(Protocol):
         """Read into a buffer; return 0 at the end, None after the timeout in seconds."""
 
     def wake(self) -> None:
-        """Make the current read, if any, and all later ones raise ``Woken``."""
+        """Make later reads and, if ``wakes``, the current one raise ``Woken``."""
 
     def close(self) -> None:
         """Release the resources that reading needed."""

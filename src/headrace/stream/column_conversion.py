@@ -86,7 +86,7 @@ def stream_column(
         values: The values as read.
         first_row: The number of the first value's row, for errors.
         counted: Whether rows have several views, so that the label counts clicks.
-        guessed: Whether the field was inferred to be numbers, so that text cells must be proper numbers.
+        guessed: Whether the schema was inferred; text cells of dense fields must then be proper numbers.
 
     Returns:
         The column, of the type ``stream_type``.
@@ -151,7 +151,8 @@ class _Column:
         return numbers.cast(pa.int32())
 
     def timestamps(self, values: pa.Array) -> pa.Array:
-        expected = "microseconds since 1970, or a time such as 2026-01-31T12:00:00Z"
+        unit = UNIT_NAMES[self._field.unit or "us"]
+        expected = f"{unit} since 1970, or a time such as 2026-01-31T12:00:00Z"
         self._refuse(values.is_null(), values, f"expected {expected}")
         if pa.types.is_timestamp(values.type) or pa.types.is_date(values.type):
             made = values.cast(pa.timestamp("us", getattr(values.type, "tz", None)), safe=False).cast(_UTC)
@@ -183,7 +184,7 @@ class _Column:
             return
         way_out = "write microseconds, or times such as 2026-01-31T12:00:00Z"
         if unit := fitting_unit(numbers[row].as_py()):
-            way_out = f"it would be one in {UNIT_NAMES[unit]}: --timestamp-unit {unit}"
+            way_out = f"read as {UNIT_NAMES[unit]} it is in that range: set --timestamp-unit {unit}"
         raise self._error(
             row, f"expected microseconds, or a time, from 1990 to 2100, got {shown(values[row])}; {way_out}"
         )

@@ -17,7 +17,7 @@ from headrace.stream.text_cells import trimmed
 from headrace.stream.text_lines import Lines
 
 _BOM = b"\xef\xbb\xbf"
-_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}
+_OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}
 _WAY_OUT = "save it as UTF-8 (Excel: CSV UTF-8)"
 _NUL_WITHIN = 64
 _SPACE_AND_QUOTE = r'^[ \t]+"'
@@ -29,7 +29,7 @@ class CsvRows:
     Attributes:
         names: The columns' names; columns without one are left out.
         nameless: Number of columns without a name, from pandas' row index or delimiters at line ends.
-        has_spaces: Whether spaces around values were removed.
+        has_spaces: Whether spaces or tabs around values were removed.
     """
 
     def __init__(self, lines: Lines, delimiter: str, columns: Sequence[str] = ()) -> None:
@@ -118,7 +118,10 @@ class CsvRows:
             problem = f"expected UTF-8, got the byte {line[error.start]:#04x} in the first line"
             raise ConfigError(f"{problem}; {_WAY_OUT}") from None
         if text.count('"') % 2:
-            raise ConfigError("a quoted name in the first line contains a line end; remove it")
+            raise ConfigError(
+                "the first line has an odd number of quotation marks, so a name contains a quotation mark or "
+                "a line end; rename that column"
+            )
         try:
             names = [name.strip() for name in next(csv.reader([text], delimiter=self._delimiter), [])]
         except csv.Error as error:
@@ -144,7 +147,7 @@ class CsvRows:
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
     def _check(self, piece: bytes, first_row: int) -> None:
-        """Refuse a backslash before a quotation mark, as Spark and MySQL write: the cell would end there."""
+        """Refuse a backslash before a quotation mark (Spark, MySQL): the cell would end there."""
         if b'\\"' not in piece or b'"' not in piece:
             return
         found = self._backslash.search(piece)

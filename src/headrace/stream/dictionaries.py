@@ -65,7 +65,10 @@ def _bytes_of(column: pa.DictionaryArray) -> int:
 
 
 def _sizes(values: pa.Array) -> Array:
-    """Return the size of each value in bytes, 0 for null; an upper bound for structs and the like."""
+    """Return an upper bound of each value's size in bytes.
+
+    It is exact, and 0 for null, for text and bytes of variable length, and for lists of those.
+    """
     kind = values.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
         if not len(values):

@@ -51,7 +51,8 @@ class EncodeSettings:
         hints: Known columns, used if there is no schema.
         delimiter: The separator of columns in a CSV file.
         columns: The names of a CSV file's columns, if its first line does not contain them.
-        tell: Called with a sentence when inference changes the meaning of a row after the sample.
+        tell: Called with a sentence for each numeric column of an inferred schema that first has a word for
+            a missing number, such as NA, after the sample.
     """
 
     format: Format
@@ -319,7 +320,7 @@ def _saying_where(path: Path) -> Iterator[None]:
 def _read_parquet(settings: EncodeSettings, path: Path) -> Iterator[pa.RecordBatch]:
     _refuse_standard_input(path, "Parquet")
     try:
-        # Without a thread pool, because the learner uses the other core.
+        # No thread pool: it would take cores from the learner.
         yield from pq.ParquetFile(path).iter_batches(
             _BATCH_ROWS, columns=_wanted(settings), use_threads=False
         )

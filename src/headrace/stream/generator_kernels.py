@@ -49,8 +49,8 @@ def _unit(hashed: np.uint64) -> float:
 def draw_ranks(key: np.uint64, first: int, candidates: int, cardinality: int, ranks: Array) -> None:
     """Draw the popularity rank of each row's category, 0 for the most popular one.
 
-    The distribution is Zipf's law with the exponent 1.2. Its inverse is a fifth power, which needs no
-    logarithm and so vectorises.
+    The distribution is Zipf's law with the exponent 1.2. The inverse of its distribution function raises to
+    the power of -5, which needs no logarithm and so vectorises.
 
     Args:
         key: The key of the draws.
@@ -73,7 +73,7 @@ def renew(key: np.uint64, times: Array, lifetime_rows: float, cardinality: int, 
 
     Args:
         key: The key of the times.
-        times: The row number that counts as each row's time: int64 ``[rows]``.
+        times: The row number used as each row's time: int64 ``[rows]``.
         lifetime_rows: Lifetime of a category in rows.
         cardinality: Number of ranks.
         ranks: int64 ``[rows]``.
@@ -172,7 +172,7 @@ def add_slopes(numbers: Array, slope: float, total: Array) -> None:
 
 @cached(nogil=True)
 def add_bumps(numbers: Array, height: float, middle: float, total: Array) -> None:
-    """Add an effect that peaks at ``middle`` of a dense field to the logit: no straight line fits it."""
+    """Add to the logit a dense field's effect with an extreme at ``middle``, which no straight line fits."""
     for row in range(len(total)):
         distance = numbers[row] - middle
         total[row] += height / (1.0 + 4.0 * distance * distance)

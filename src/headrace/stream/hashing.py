@@ -2,7 +2,7 @@
 
 Text and bytes hash to their XXH64, integers to the XXH64 of their eight little-endian bytes. The seed is the
 XXH64 of the table's name, so that hashes differ between tables, and agree between fields that share a table.
-XXH64 exists in every language, so values that are hashed elsewhere map to the same rows.
+XXH64 has implementations in most languages, so values that are hashed elsewhere map to the same rows.
 
 Null, empty text and the integer -1 (64 one bits) mean no value.
 """
@@ -192,7 +192,7 @@ def keys_of(values: Array, field: Field) -> Array:
 
 
 def absent(values: Array) -> Array:
-    """Return whether each value is missing, which is empty text or -1: bool in the same shape."""
+    """Return whether each value is missing (empty text or -1): bool in the same shape."""
     if values.dtype.kind == "u" and values.dtype.itemsize < 8:
         return np.zeros(values.shape, np.bool_)
     nothing: Array = values == (b"" if values.dtype == object else np.array(-1).astype(values.dtype))

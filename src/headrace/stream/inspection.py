@@ -60,7 +60,7 @@ class Inspection:
 
     Attributes:
         schema: Its schema; None if the stream ended before it.
-        rows: Number of rows that can be learnt from.
+        rows: Number of rows in the record batches before the first error.
         bytes: Number of bytes read.
         batches: Number of record batches.
         fields: Statistics of its fields.

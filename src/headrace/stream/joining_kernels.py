@@ -163,7 +163,10 @@ def _plain(
 
 
 class Entries(NamedTuple):
-    """Results of ``_plain`` for the values of a tile or of a dictionary; empty if it was not read before."""
+    """Results of ``_plain`` for the values of a tile or of a dictionary.
+
+    Both arrays are empty for a dictionary that is not read in advance.
+    """
 
     found: Array
     there: Array

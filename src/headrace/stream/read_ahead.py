@@ -28,7 +28,7 @@ class Ahead(Generic[Item]):
         Args:
             items: The iterator, used by the thread only.
             source: The source that it reads.
-            places: Number of items to compute ahead.
+            places: Number of items to queue; one more may be computed.
         """
         self._items = items
         self._source = source

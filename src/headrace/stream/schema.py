@@ -1,7 +1,7 @@
 """Schemas of streams: one Field per column.
 
-A stream carries its schema as JSON in the metadata of its Arrow schema, under ``headrace``. For a stream
-without one, the same JSON, or the equivalent TOML, may be passed separately.
+A stream carries its schema as JSON in the metadata of its Arrow schema, under ``headrace``. The same JSON, or
+the equivalent TOML, may be passed separately: it replaces the stream's own, which may be missing.
 """
 
 from __future__ import annotations

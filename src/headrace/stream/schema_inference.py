@@ -18,7 +18,7 @@ from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
 from headrace.stream.text_cells import Reading, read_column
 
 SAMPLE_ROWS = 50_000
-"""Number of rows that are examined."""
+"""Number of rows after which no more batches are examined."""
 
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
 """Names by which a label is recognised if none is specified."""
@@ -83,7 +83,7 @@ def infer_schema(
     """Infer the role of each column.
 
     Integers and texts that repeat, booleans and lists become categorical. Floats, and integers that hardly
-    repeat, become dense, and fixed-size lists of floats vectors. Texts that hardly repeat, integers that
+    repeat, become dense. Fixed-size lists of floats become vectors. Texts that hardly repeat, integers that
     hardly repeat and exceed 2**24, and other types are ignored.
 
     Args:

@@ -75,12 +75,13 @@ def open_output(path: Path | None) -> Iterator[BinaryIO]:
 
     Raises:
         ConfigError: Standard output is a terminal, or the file cannot be created.
+        OSError: The path is a directory, a pipe or device cannot be opened, or writing fails.
     """
     if path is None or str(path) == "-":
         with _standard_output() as file:
             yield file
         return
-    if path.exists() and not path.is_file():  # A named pipe or a device cannot be replaced by renaming.
+    if path.exists() and not path.is_file():  # Renaming a file over a pipe or device would replace it.
         with _unbroken(path) as file:
             yield file
         return

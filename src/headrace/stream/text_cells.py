@@ -1,8 +1,8 @@
 """Read cells of text files by one rule for every command.
 
-A cell, without the spaces around it, means the same as that text in a request. Texts become numbers only if
-no two texts become the same number and no digit is lost: ``007`` is not ``7``, and neither ``+49301234`` nor
-an id of 20 digits is a number.
+A cell, without the spaces around it, means the same as that text in a request. A text becomes a number only
+in a form in which programs write numbers, and only if int64 or float64 holds its digits before the point.
+``007``, ``+49301234`` and an id of 20 digits stay texts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Plain(NamedTuple):
 
 
 def are_plain_integers(texts: pa.Array) -> bool:
-    """Whether all cells are missing, or plain integers that int64 holds.
+    """Whether every cell is missing or a plain integer that int64 holds.
 
     Args:
         texts: The cells.
@@ -55,7 +55,9 @@ def are_plain_integers(texts: pa.Array) -> bool:
 
 
 def are_plain_numbers(texts: pa.Array) -> bool:
-    """Whether all cells are missing, or plain numbers without an exponent whose digits float64 holds.
+    """Whether every cell is missing or a plain number whose digits before the point float64 holds.
+
+    Plain numbers have no exponent.
 
     Args:
         texts: The cells.
@@ -65,7 +67,9 @@ def are_plain_numbers(texts: pa.Array) -> bool:
 
 
 def may_hold_words(texts: pa.Array) -> bool:
-    """Whether some cell has a letter or another character above the digits; True for other types.
+    """Whether some cell has a letter or another character above the digits.
+
+    Types other than ``string`` and ``large_string`` are not examined: the answer is True.
 
     Args:
         texts: The cells.
@@ -296,7 +300,10 @@ class Look:
 
 
 class _Decimals:
-    """Counts the decimals of fractions: if both 1.1 and 1.10 occur, the same number, they may be versions."""
+    """Counts the decimals of fractions.
+
+    If their number differs and a fraction ends in 0, as in 1.1 and 1.10, they may be versions.
+    """
 
     def __init__(self) -> None:
         """Start without cells."""

@@ -17,7 +17,7 @@ PIECE_BYTES = 2**20
 """Size of a piece when more lines are available."""
 
 MOST_LINE_BYTES = 2**24
-"""Maximum length of a line, including all lines of its quoted cells."""
+"""Maximum size of a line; line ends within quoted cells do not end it."""
 
 LINGER_SECONDS = 0.1
 """Time that a line of a live source waits for others: ten small batches a second cost next to nothing."""
@@ -28,10 +28,10 @@ FIRST_LINGER_SECONDS = 0.5
 _QUOTE = ord('"')
 
 Whole = Callable[[bytearray], int]
-"""Return the size in bytes of the whole lines at the start of a text, which must begin with a line.
+"""Return the size in bytes of the whole lines at the start of a text.
 
-It is called repeatedly while the text grows, and examines each byte once: the caller must remove the whole
-lines that it found before the next call.
+The text must start where a line starts. The function is called repeatedly while the text grows, and examines
+each byte once: the caller must remove the whole lines that it found before the next call.
 """
 
 
@@ -137,8 +137,8 @@ class Lines:
 
     Attributes:
         source: The source that reads the file.
-        live: Whether a piece was returned because no more bytes had arrived, so that the lines are written
-            as events happen; always False for a regular file.
+        live: Whether a piece was returned because no more bytes had arrived, which means that lines are
+            written as events happen; always False for a regular file.
     """
 
     def __init__(self, file: File, whole: Whole) -> None:

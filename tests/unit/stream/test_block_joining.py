@@ -143,7 +143,7 @@ WRONG = [
     ({"d": [0.0, 0.0, 1e300]}, "d", 2, "finite number, or none, got 1e.300"),
     ({"v": pa.array([[0.0], [0.0], [np.inf]], pa.list_(pa.float32(), 1))}, "v", 2, "got .inf"),
     ({"t": [1, None, 2]}, "t", 1, "expected a time, got null"),
-    ({"t": pa.array([1, 2**60, 2], pa.timestamp("s"))}, "t", 1, "fits into int64 as microseconds"),
+    ({"t": pa.array([1, 2**60, 2], pa.timestamp("s"))}, "t", 1, "within 146,000 years of 1970"),
     ({"y": [0, 1, 2], "a": [0, 0, 10], "d": [0.0, np.nan, 0.0]}, "d", 1, "finite"),
 ]
 
@@ -284,7 +284,7 @@ def test_times_that_python_has_not_are_slices_too() -> None:
 
 def test_a_column_that_cannot_be_a_slice_is_refused_before_the_first_row() -> None:
     joiner = Joiner(Features.of(schema_of(a={})), ("who",))
-    with pytest.raises(StreamError, match=r"field 'who'.* split by text, numbers and times, got .*uuid"):
+    with pytest.raises(StreamError, match=r"field 'who'.* cannot be split by a column of type .*uuid"):
         joiner.check(pa.schema([("a", pa.int64()), ("who", pa.uuid())]))
 
 

@@ -53,12 +53,12 @@ def test_a_byte_order_mark_is_no_part_of_the_first_cell_either() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (PLAIN.encode("utf-16"), "expected UTF-8, got UTF-16"),
+        (PLAIN.encode("utf-16"), "expected UTF-8, got UTF-16 or UTF-32"),
         (PLAIN.encode("utf-16-le"), "expected UTF-8, got UTF-16 or UTF-32"),
-        (PLAIN.encode("utf-32"), "expected UTF-8, got UTF-16"),
+        (PLAIN.encode("utf-32"), "expected UTF-8, got UTF-16 or UTF-32"),
         (PLAIN.replace("a1", "a\xe9").encode("latin-1"), "save it as UTF-8"),
         (PLAIN.replace("user,ad", "ad,ad").encode(), "each column once, got 'ad' twice"),
-        (PLAIN.replace("user,", '"user\nid",').encode(), "contains a line end"),
+        (PLAIN.replace("user,", '"user\nid",').encode(), "a name contains a quotation mark or a line end"),
         (b'title,n\n"say \\"hi\\" now",1\n', "a backslash before it"),
         (b'title,n\nplain,0\n"5\\" disk",1\n', "a backslash before it"),
         (b'title,n\n"24 \\" screen",1\n', "a backslash before it"),

@@ -201,6 +201,11 @@ def test_times_in_another_unit_are_refused_unless_it_is_named(
     assert made.schema.by_name["at"].unit == unit
 
 
+def test_the_unit_of_times_is_named_as_expected(tmp_path: Path) -> None:
+    with pytest.raises(StreamError, match="expected seconds since 1970, or a time"):
+        encoded(tmp_path / "rows.csv", "at,clicked\nsoon,1\n", timestamp="at", timestamp_unit="s")
+
+
 @pytest.mark.parametrize(("unit", "time"), [("s", 2**60), ("ms", -(2**62))])
 def test_times_beyond_int64_are_refused(tmp_path: Path, unit: Unit, time: int) -> None:
     with pytest.raises(StreamError, match="that fit into int64 as microseconds"):

@@ -1,8 +1,8 @@
 """Record on disk the picks of messages that depend on timing, before the messages are learnt from.
 
-``DIR/order-TOPIC-NUMBER.log`` has a line for each message that did not wait for a silent partition, and for
-each partition that was added to the topic later. A checkpoint begins a new file. Files that no kept
-checkpoint needs are deleted.
+``DIR/order-TOPIC-NUMBER.log`` has a line for each pick that skipped a silent partition, and for each
+partition that was added to the topic later. A checkpoint begins a new file. Files that no kept checkpoint
+needs are deleted.
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ class Merge:
 
         Args:
             number: The number of the next message in the order.
-            known: The partitions of messages whose pick depended on timing, by number, to be repeated.
+            known: Recorded picks to repeat: the partition of each message whose pick depended on timing, by
+                number.
         """
         self.number = number
         self._known = dict(known or {})

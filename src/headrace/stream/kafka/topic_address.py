@@ -46,7 +46,7 @@ def parse_topic(text: str, field: str) -> Topic:
         field: The name of the argument, for errors.
 
     Raises:
-        ConfigError: It is not such an address, or contains a password.
+        ConfigError: It is not such an address, or contains a user name or a password.
     """
     servers, _, name = text.removeprefix(SCHEME).partition("/")
     if "@" in text:  # Do not echo the text: many people read logs and screens.

@@ -61,7 +61,7 @@ class Asked:
         settings: Further settings of Kafka's client, by its own names.
         skipped: Messages to skip, as partition and offset.
         position: The position to continue from; None for the first available messages.
-        directory: The directory that records the order; None for none.
+        directory: Directory in which the order is recorded; None to record nothing.
     """
 
     topic: Topic
@@ -184,7 +184,7 @@ class KafkaSource(Pieces):
         Earlier positions are dropped: the next call must be for the same row or a later one.
 
         Args:
-            row: Number of rows, counted from the first byte that was read.
+            row: Number of rows consumed since this source began to read, ``skip_rows`` included.
         """
         with self._lock:
             while len(self._begun) > 1 and self._begun[1].row <= row:
@@ -320,7 +320,7 @@ class KafkaSource(Pieces):
         return since
 
     def _fetch(self, seconds: float) -> None:
-        """Queue the messages that have arrived, waiting up to a timeout for the first."""
+        """Queue arriving messages until ``_AT_ONCE`` have come or the timeout has passed."""
         came = self._client.consume(_AT_ONCE, seconds)
         for one in came:
             error = one.error()
@@ -376,7 +376,10 @@ class KafkaSource(Pieces):
     # ---- A broker that does not answer -------------------------------------------------------
 
     def _fail(self, error: Any) -> None:
-        """Record a client error; the client retries by itself. Called by the client within its calls."""
+        """Record a client error; the client retries by itself.
+
+        The client also calls this, while one of its methods runs.
+        """
         import confluent_kafka  # noqa: PLC0415 - as above
 
         codes = confluent_kafka.KafkaError
@@ -397,7 +400,7 @@ class KafkaSource(Pieces):
             _log.warning("Kafka at %s answers again", self._topic.servers)
 
     def _look(self) -> None:
-        """Check whether the brokers answer again, which the client does not report without new messages."""
+        """Check whether the brokers answer again; the client does not report that until messages arrive."""
         import confluent_kafka  # noqa: PLC0415 - as above
 
         self._looked = time.monotonic()
