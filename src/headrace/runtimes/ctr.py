@@ -1,9 +1,9 @@
 """headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
 
-There are two signatures. ``serving_default`` takes one input per field, with the stream's own values.
-``rows`` is faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. An
-mdn has another signature, ``interval``, which also returns the uncertainty of an answer. ``explain`` tells
-what each field adds to the logit. Context inputs may have one row for all candidates of a request. Needs the extra ``ctr``.
+The signature ``serving_default`` takes one input per field, with the stream's own values. ``rows`` is
+faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. ``explain`` tells
+what each field adds to the logit. An mdn also has ``interval``, which returns the uncertainty of an answer.
+Context inputs may have one row for all candidates of a request. Needs the extra ``ctr``.
 """
 
 from __future__ import annotations

@@ -39,14 +39,13 @@ class ClickExplanation:
         outputs = tuple(TensorSpec(name, _FLOAT64, ()) for name in names)
         self.signature = Signature(EXPLAIN_SIGNATURE, tuple(inputs), outputs)
         columns = {name: column for column, name in enumerate(names)}
-        self._columns = {name: (column,) for name, column in columns.items()}
+        self._columns: dict[str, tuple[int, ...]] = {name: (column,) for name, column in columns.items()}
         self._columns[BIAS] = (columns[EXPECTED_VALUE],)
         fields = [field.name for field in features.categorical]
         for first, second in ((one, other) for one in fields for other in fields):
             self._columns[f"{first} * {second}"] = columns[first], columns[second]
         for interaction in settings.interactions:
-            pair = tuple(columns[name] for name in interaction.fields)
-            self._columns[interaction_name(interaction)] = pair
+            self._columns[interaction_name(interaction)] = tuple(columns[name] for name in interaction.fields)
 
     def outputs(self, rows: Sequence[Sequence[Contribution]]) -> Tensors:
         """Return the outputs.

@@ -19,14 +19,14 @@ from headrace.runtimes import catboost as catboost_runtime
 from headrace.runtimes import lightgbm as lightgbm_runtime
 from headrace.runtimes import xgboost as xgboost_runtime
 from headrace.runtimes.options import RuntimeOptions
-from tests.conformance import catboost_models, lightgbm_models, xgboost_models
+from tests.conformance import lightgbm_models, xgboost_models
 from tests.conformance.tree_data import DIGITS, digits, frame, frame_inputs, inputs_of, targets
 
 NUMBERS = ["age", "visits"]
 
 
 class Case(NamedTuple):
-    """A model, its inputs, and the library's own contributions: ``[rows, columns + 1]``, or with classes between."""
+    """A model, its inputs, and the library's own contributions."""
 
     save: Callable[[Path], None]
     load: Callable[[Path], Servable]
@@ -103,7 +103,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def joined(answer: Tensors) -> Array:
-    """An explanation as the libraries have it: ``[rows, columns + 1]``, or ``[rows, classes, columns + 1]``."""
+    """An explanation as libraries have it: ``[rows, columns + 1]``, or ``[rows, classes, columns + 1]``."""
     values = [one if name != "features" else np.moveaxis(one, 1, 0) for name, one in answer.items()]
     columns = [
         column
