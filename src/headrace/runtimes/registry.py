@@ -73,6 +73,10 @@ RUNTIMES = (
     ),
     Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
     Runtime("litert", "headrace.runtimes.litert", "model.tflite", "*.tflite", extra="litert"),
+    Runtime(
+        "torch", "headrace.runtimes.torch", "model.pt2", "*.pt2", extra="torch", is_code=True, instances=1
+    ),
+    Runtime("torch", "headrace.runtimes.torch", "model.pt", "*.pt", extra="torch", is_code=True, instances=1),
     # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )
