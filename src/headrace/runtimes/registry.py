@@ -76,7 +76,10 @@ RUNTIMES = (
     Runtime(
         "torch", "headrace.runtimes.torch", "model.pt2", "*.pt2", extra="torch", is_code=True, instances=1
     ),
-    Runtime("torch", "headrace.runtimes.torch", "model.pt", "*.pt", extra="torch", is_code=True, instances=1),
+    *(
+        Runtime("torch", "headrace.runtimes.torch", file, pattern, extra="torch", is_code=True, instances=1)
+        for file, pattern in (("model.pt2", "*.pt2"), ("model.pt", "*.pt"))
+    ),
     # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )

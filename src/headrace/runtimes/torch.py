@@ -202,7 +202,7 @@ def _scripted(file: Path, options: RuntimeOptions, device: torch.device) -> _Pro
         if not any("/code/" in name for name in archive.namelist()):
             raise NotLoadable(
                 f"{file.name} is not TorchScript but a pickle of torch.save; write the module with "
-                "torch.export.save(torch.export.export(module, inputs), 'model.pt2'), or load it in a model.py"
+                "torch.export.save(torch.export.export(module, inputs), 'model.pt2'), or load it in model.py"
             )
     module = torch.jit.load(file, map_location=device).eval()
     names = [one.name for one in module.forward.schema.arguments[1:]]
