@@ -19,7 +19,7 @@ ROWS = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)
 
 
 def load(file: Path, **options: Any) -> Any:
-    from headrace.runtimes.torch import load as load_torch  # noqa: PLC0415 - it needs PyTorch
+    from headrace.runtimes.torch import load as load_torch
 
     return load_torch(file, RuntimeOptions(**{"allow_code": True, **options}))
 
@@ -103,9 +103,9 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_the_model_of_a_fastai_learner_answers_as_the_learner_does(tmp_path: Path) -> None:
     pytest.importorskip("fastai", reason="make test-torch installs it")
-    from fastai.data.core import DataLoaders  # noqa: PLC0415 - as above
-    from fastai.learner import Learner  # noqa: PLC0415 - as above
-    from torch.utils.data import DataLoader, TensorDataset  # noqa: PLC0415 - as above
+    from fastai.data.core import DataLoaders
+    from fastai.learner import Learner
+    from torch.utils.data import DataLoader, TensorDataset
 
     rows, labels = torch.from_numpy(ROWS), torch.arange(5) % 3
     batches = DataLoader(TensorDataset(rows, labels), batch_size=5)
