@@ -97,7 +97,7 @@ def test_a_pickled_module_is_refused_with_the_way_out(tmp_path: Path) -> None:
 
 def test_a_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     file = export(network(), tmp_path, torch.from_numpy(ROWS))
-    with pytest.raises(LoadError, match="PyTorch cannot load model.pt2"):
+    with pytest.raises(LoadError, match=r"PyTorch cannot load model\.pt2"):
         load(file, options={"device": "meta-data"})
 
 
