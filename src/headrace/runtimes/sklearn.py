@@ -1,4 +1,4 @@
-"""scikit-learn estimators from skops files, which hold data and type names but no code.
+"""scikit-learn estimators from skops files, which hold data and type names but no code, and from pickles.
 
 There is one input ``features`` with as many columns as the estimator was fitted on, or one input ``text`` for
 estimators that take documents. With the option ``columns``, and where texts and numbers are mixed, there is
@@ -56,14 +56,17 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     """Load an estimator.
 
     Args:
-        file: A file written by ``skops.io.dump``.
+        file: A file written by ``skops.io.dump``; or a pickle, also of joblib, if code may run.
         options: The operator's settings; docs/runtimes.md lists the options.
 
     Raises:
         LoadError: The file is damaged, contains untrusted types, or does not predict rows.
     """
     options.check_known(_OPTIONS)
-    estimator = _read(file, (*options.trusted, *_types_of_version(file, options)))
+    if file.suffix == ".skops":
+        estimator = _read(file, (*options.trusted, *_types_of_version(file, options)))
+    else:
+        estimator = _unpickled(file, options)
     if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
         raise NotLoadable(
             f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}",
@@ -189,6 +192,24 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         raise LoadError(
             f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}",
             told=f"cannot read {file.name} as a skops file; the server's log says more",
+        ) from error
+
+
+def _unpickled(file: Path, options: RuntimeOptions) -> Estimator:
+    if not options.allow_code:
+        raise NotLoadable(
+            f"{file.name}: loading a pickle runs whatever code is in it, so it is refused; write the "
+            "estimator with skops.io.dump(estimator, 'model.skops'). If only people you trust can write there, "
+            "start the server with --allow-code, or set allow_code = true in its configuration"
+        )
+    import joblib  # noqa: PLC0415 - only where code may run
+
+    try:
+        return joblib.load(file)
+    except Exception as error:  # the boundary to whatever code is in the file
+        raise LoadError(
+            f"cannot load {file.name}: {type(error).__name__}: {error}",
+            told=f"cannot load {file.name}; the server's log says more",
         ) from error
 
 
