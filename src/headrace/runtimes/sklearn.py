@@ -196,12 +196,10 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
 
 
 def _unpickled(file: Path, options: RuntimeOptions) -> Estimator:
-    if not options.allow_code:
-        raise NotLoadable(
-            f"{file.name}: loading a pickle runs whatever code is in it, so it is refused; write the "
-            "estimator with skops.io.dump(estimator, 'model.skops'). If only people you trust can write there, "
-            "start the server with --allow-code, or set allow_code = true in its configuration"
-        )
+    options.expect_code_allowed(
+        f"{file.name}: loading a pickle runs whatever code is in it, so it is refused; write the estimator "
+        "with skops.io.dump(estimator, 'model.skops')"
+    )
     import joblib  # noqa: PLC0415 - only where code may run
 
     try:

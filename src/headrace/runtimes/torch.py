@@ -57,11 +57,7 @@ def load(file: Path, options: RuntimeOptions) -> TorchServable:
         LoadError: Code is not allowed, PyTorch refuses the file, or it cannot predict rows.
     """
     options.check_known(_OPTIONS)
-    if not options.allow_code:
-        raise NotLoadable(
-            f"{file.name}: loading it runs code that is in the file. If only people you trust can write "
-            "there, start the server with --allow-code, or set allow_code = true in its configuration"
-        )
+    options.expect_code_allowed(f"{file.name}: loading it runs code that is in the file")
     try:
         device = torch.device(str(options.options.get("device", "cpu")))
         torch.empty(0, device=device)
@@ -192,9 +188,10 @@ def _spec(name: str, value: Any) -> TensorSpec:
 
 def _dtype(of_torch: torch.dtype) -> np.dtype[Any] | None:
     try:
-        return torch.empty(0, dtype=of_torch).numpy().dtype
+        dtype: np.dtype[Any] = torch.empty(0, dtype=of_torch).numpy().dtype
     except TypeError:  # bfloat16 and the like
         return None
+    return dtype
 
 
 def _scripted(file: Path, options: RuntimeOptions, device: torch.device) -> _Program:
