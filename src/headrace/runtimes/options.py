@@ -100,8 +100,8 @@ class RuntimeOptions:
         """
         if not self.allow_code:
             raise NotLoadable(
-                f"{problem}. If only people you trust can write there, start the server with --allow-code, or "
-                "set allow_code = true in its configuration"
+                f"{problem}. If only people you trust can write there, start the server with --allow-code, "
+                "or set allow_code = true in its configuration"
             )
 
     def check_known(self, known: Mapping[str, type]) -> None:

@@ -33,7 +33,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
+from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
 from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
