@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,16 @@ from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Model
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
 from headrace.model.casting import DoesNotFit, cast
-from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPLAIN_SIGNATURE,
+    IS_GENERATED,
+    Kind,
+    Signature,
+    TensorSpec,
+)
 from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.sklearn_explanation import LinearExplanation, columns_of
 from headrace.runtimes.sklearn_inputs import Features, find_features, takes_texts, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
 
@@ -73,6 +82,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
             told=f"{file.name}: expected an estimator with predict()",
         )
     features = find_features(estimator, options)
+    columns = columns_of(estimator, features)
     prepare(estimator, takes_texts)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
@@ -90,7 +100,11 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         kind=_kind(estimator, options.signature.kind),
         sample=features.sample,
     )
-    return SklearnServable(signature, features, outputs, options.threads)
+    servable = SklearnServable(signature, features, outputs, options.threads)
+    if columns is not None:
+        with suppress(ValueError):  # a model that is not as linear as it looks
+            servable.explain_with(LinearExplanation(estimator, features, columns, given))
+    return servable
 
 
 class SklearnServable:
@@ -115,12 +129,17 @@ class SklearnServable:
         self._specs = {spec.name: spec for spec in signature.outputs}
         self._pools = _Pools(threads)
 
+    def explain_with(self, explanation: LinearExplanation) -> None:
+        """Add the signature ``explain``; before the first call."""
+        self._explanation = explanation
+        self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: explanation.signature}
+
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: There is only the default one.
+            signature: The name of the signature.
 
         Raises:
             InvalidRequest: A document is not UTF-8, or the estimator refuses a value.
@@ -129,6 +148,8 @@ class SklearnServable:
         self._pools.limit()
         try:
             given = self._features.join(inputs)
+            if signature == EXPLAIN_SIGNATURE:
+                return self._explanation.outputs(given)
             return {name: _as_output(self._specs[name], call(given)) for name, call in self._outputs.items()}
         except HeadraceError:
             raise
