@@ -68,7 +68,9 @@ def container(image: Stage, models: Path, ports: list[int]) -> Iterator[subproce
         yield process
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def is_healthy(image: Stage, ports: list[int]) -> bool:

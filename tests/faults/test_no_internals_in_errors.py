@@ -109,9 +109,7 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningSe
     (place / "archive.toml").write_text(SETTINGS)
     (place / "server.toml").write_text(f"[models.gone]\npath = '{place}/nowhere'\n")
     options = ("--allow-code", "--admin", "--config", str(place / "server.toml"))
-    with RunningServer(
-        place / "models", *options, "--archive", str(place / "archive.toml"), seconds=180.0
-    ) as server:
+    with RunningServer(place / "models", *options, "--archive", str(place / "archive.toml")) as server:
         yield server, names
 
 
