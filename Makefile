@@ -9,6 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CLIENTS := .venvs/clients
+TORCH := .venvs/torch
 RELEASE := .venvs/release
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -31,7 +32,7 @@ EXTRAS := all,demo,dev
 STEP = $(PYTHON) tools/step.py
 
 .PHONY: help install clients packages kernels demo demo-archive serve services services-stop \
-	test test-rest test-timing test-all test-python burn upgrade check format clean fuzz release audit
+	test test-rest test-timing test-all test-python torch test-torch burn upgrade check format clean fuzz release audit
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 15
@@ -57,6 +58,18 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/no-dependenc
 	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) -r tests/clients/requirements.txt
 	$(CLIENTS)/bin/python -m pip install -q $(call pinned_by,$(CLIENTS_CONSTRAINTS)) --no-deps -r tests/clients/no-dependencies.txt
 	@touch $@
+
+torch: $(TORCH)/.installed ## install PyTorch and fastai (6 GB) into .venvs/torch, which sees the packages of .venv, too
+
+$(TORCH)/.installed: install tests/torch/requirements.txt
+	@test -x $(TORCH)/bin/python || $(PYTHON) -m venv $(TORCH)
+	@$(BIN)/python -c 'import os, sysconfig; print(os.path.realpath("src"), sysconfig.get_path("purelib"), sep="\n")' \
+	  > $$($(TORCH)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/headrace.pth
+	$(TORCH)/bin/python -m pip install -q -r tests/torch/requirements.txt
+	@touch $@
+
+test-torch: torch ## run the tests of the PyTorch runtime
+	$(TORCH)/bin/python -m pytest tests/conformance/test_runtimes.py tests/unit/runtimes/test_torch.py -k torch
 
 demo: install ## real ratings stream in, a click model learns, versions appear, a server answers from the newest
 	$(BIN)/python -m demo.run

@@ -6,8 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.base.errors import HeadraceError
+    from headrace.base.errors import HeadraceError, InvalidRequest
     from headrace.config import BatchingPolicy, ServerConfig
+    from headrace.endpoints import endpoint
     from headrace.model.servable import Servable, Signature, TensorSpec
     from headrace.server.server import application
     from headrace.serving.engine import Engine, ModelSpec
@@ -18,6 +19,7 @@ __all__ = [
     "BatchingPolicy",
     "Engine",
     "HeadraceError",
+    "InvalidRequest",
     "ModelSpec",
     "Servable",
     "ServerConfig",
@@ -25,18 +27,21 @@ __all__ = [
     "TensorSpec",
     "__version__",
     "application",
+    "endpoint",
 ]
 
 _HOMES = {
     "BatchingPolicy": "headrace.config",
     "Engine": "headrace.serving.engine",
     "HeadraceError": "headrace.base.errors",
+    "InvalidRequest": "headrace.base.errors",
     "ModelSpec": "headrace.serving.engine",
     "Servable": "headrace.model.servable",
     "ServerConfig": "headrace.config",
     "Signature": "headrace.model.servable",
     "TensorSpec": "headrace.model.servable",
     "application": "headrace.server.server",
+    "endpoint": "headrace.endpoints",
 }
 
 

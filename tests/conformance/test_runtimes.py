@@ -28,6 +28,7 @@ from tests.conformance.python_models import PYTHON
 from tests.conformance.runtime_example import Example, RuntimeUnderTest
 from tests.conformance.sklearn_models import SKLEARN
 from tests.conformance.tensorflow_models import TENSORFLOW
+from tests.conformance.torch_models import TORCH
 from tests.conformance.xgboost_models import XGBOOST
 
 RUNTIMES = (
@@ -41,6 +42,7 @@ RUNTIMES = (
     KERAS,
     LITERT,
     CTR,
+    *TORCH,
 )
 
 EXAMPLES = [

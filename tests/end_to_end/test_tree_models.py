@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace import example
 from headrace.cli.main import main
 from tests.conformance import lightgbm_models, xgboost_models
 from tests.conformance.tree_data import frame
@@ -24,6 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     xgboost_models.clicks().save_model(files / "model.json")
     assert main(["publish", str(models / "lightgbm"), str(files / "model.txt")]) == 0
     assert main(["publish", str(models / "xgboost"), str(files / "model.json")]) == 0
+    example.write(models)
     with RunningServer(models) as running:
         yield running
 
@@ -77,3 +79,52 @@ def test_an_unknown_column_is_an_error_that_names_it(model: str, server: Running
     status, answer = server.post(f"/v1/models/{model}:predict", {"instances": [rows()[1] | {"sex": 1}]})
     assert status == 400
     assert "sex" in answer["error"]
+
+
+@each_model
+def test_explanations_add_up_to_the_raw_score(model: str, server: RunningServer) -> None:
+    status, answer = server.post(f"/v1/models/{model}:explain", {"instances": rows()})
+    assert status == 200, answer
+    names = {"age", "country", "plan", "visits", "expected_value"}
+    assert all(set(row) == names for row in answer["predictions"])
+    scores = np.array([sum(row.values()) for row in answer["predictions"]])
+    np.testing.assert_allclose(1 / (1 + np.exp(-scores)), expected(model), rtol=1e-5)
+
+
+@each_model
+def test_every_protocol_explains_by_the_name_of_the_signature(model: str, server: RunningServer) -> None:
+    body: dict[str, Any] = {"instances": rows()[1:7]}
+    _, wanted = server.post(f"/v1/models/{model}:explain", body)
+    status, answer = server.post(f"/v1/models/{model}:predict", {**body, "signature_name": "explain"})
+    assert (status, answer) == (200, wanted)
+    kinds = {"age": "FP64", "country": "BYTES", "plan": "INT32", "visits": "FP32"}
+    inputs = [
+        {"name": name, "datatype": kind, "shape": [6], "data": [row[name] for row in body["instances"]]}
+        for name, kind in kinds.items()
+    ]
+    explain = {"inputs": inputs, "parameters": {"signature_name": "explain"}}
+    status, answer = server.post(f"/v2/models/{model}/infer", explain)
+    assert status == 200, answer
+    columns = {one["name"]: one["data"] for one in answer["outputs"]}
+    assert columns == {name: [row[name] for row in wanted["predictions"]] for name in columns}
+
+
+def test_a_large_body_is_explained_row_by_row(server: RunningServer) -> None:
+    many = rows()[1:7] * 1000
+    status, answer = server.post("/v1/models/lightgbm:explain", {"instances": many})
+    assert status == 200
+    _, few = server.post("/v1/models/lightgbm:explain", {"instances": many[:6]})
+    assert answer["predictions"] == few["predictions"] * 1000
+
+
+def test_another_signature_is_not_explained(server: RunningServer) -> None:
+    body = {"instances": rows(), "signature_name": "serving_default"}
+    status, answer = server.post("/v1/models/lightgbm:explain", body)
+    assert status == 400
+    assert "signature_name: expected 'explain' or none" in answer["error"]
+
+
+def test_a_model_that_cannot_explain_says_so(server: RunningServer) -> None:
+    status, answer = server.post("/v1/models/half_plus_two:explain", {"instances": [1.0]})
+    assert status == 501
+    assert "explain" in answer["error"]

@@ -47,6 +47,7 @@ class BatchQueue:
 
     Attributes:
         signature: The signature with which all of them call the model.
+        cost: Predicts the duration of their batches.
         queue: The requests.
         following: For a part in the queue, the later parts of its request, in reverse order.
         allowed: Allowed batch sizes; empty for any.
@@ -63,6 +64,7 @@ class BatchQueue:
         "_cuts_texts",
         "_turn",
         "allowed",
+        "cost",
         "following",
         "is_plain",
         "max_rows",
@@ -73,8 +75,9 @@ class BatchQueue:
         "texts",
     )
 
-    def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
+    def __init__(self, signature: Signature, policy: BatchingPolicy, cost: BatchCost) -> None:
         """Create an empty lane."""
+        self.cost = cost
         self.signature = signature
         self.queue: deque[Request] = deque()
         self.following: dict[Request, list[Request]] = {}
@@ -96,9 +99,9 @@ class BatchQueue:
             self.allowed, self.max_rows, self.room, self.texts = (), sys.maxsize, OneRequest, ()
         self.is_plain = self.room is None and not self.allowed
 
-    def rows_within(self, seconds: float, cost: BatchCost) -> int:
+    def rows_within(self, seconds: float) -> int:
         """Return the most rows of a batch predicted to take at most ``seconds``, an allowed size if set."""
-        rows = cost.rows_within(seconds, self.max_rows)
+        rows = self.cost.rows_within(seconds, self.max_rows)
         if rows >= self.max_rows or not self.allowed:
             return rows
         return max((size for size in self.allowed if size <= rows), default=self.allowed[0])

@@ -49,7 +49,7 @@ from headrace.batching.request import (
 from headrace.batching.statistics import VersionStatistics
 from headrace.batching.text_limits import has_long_texts
 from headrace.config import BatchingPolicy
-from headrace.model.servable import RowLayout, Servable
+from headrace.model.servable import EXPLAIN_SIGNATURE, RowLayout, Servable
 
 _LANES_KEPT = 64
 _UNLOADED = "the model version was unloaded before the request was computed; try again"
@@ -62,7 +62,7 @@ class Batcher:
         statistics: Counts of requests, rows and batches.
         outstanding: Number of requests that are queued or running; a split one counts once per part.
         queued_rows: Number of rows in the queue, including later parts of split requests.
-        cost: Predicts the duration of a batch.
+        cost: Predicts the duration of a batch of predictions.
         instances: The threads for batches that the serving thread does not compute itself.
         on_idle: Called once when no request is outstanding any more; reset to None before the call.
     """
@@ -89,6 +89,7 @@ class Batcher:
         """
         self.statistics = VersionStatistics()
         self.cost = BatchCost()
+        self._explaining = BatchCost()  # an explanation takes many times as long as a prediction
         self.outstanding = 0
         self.queued_rows = 0
         self.on_idle: Callable[[], object] | None = None
@@ -188,11 +189,11 @@ class Batcher:
             if too_many > 0 and self._make_room(lane, request, too_many):
                 waiting -= too_many
         if waiting + request.rows > limit:
-            wait = self._wait_seconds(waiting + self._running_rows, request.layout)
+            wait = self._wait_seconds(waiting + self._running_rows, lane)
             return queue_full(waiting, request.rows, limit, wait)
         if ahead and request.deadline != NO_DEADLINE:
-            wait = self._caution.factor * self._wait_seconds(ahead, request.layout)
-            return too_late(wait + self.cost.seconds(request.rows), request.deadline - now)
+            wait = self._caution.factor * self._wait_seconds(ahead, lane)
+            return too_late(wait + lane.cost.seconds(request.rows), request.deadline - now)
         return None
 
     def refusal_unread(self, deadline: float) -> HeadraceError | None:
@@ -217,10 +218,10 @@ class Batcher:
         self._let_go(len(refused))
         return True
 
-    def _wait_seconds(self, rows_ahead: int, layout: RowLayout) -> float:
-        """Return the predicted wait behind other rows, assuming that they form batches of this layout."""
-        max_rows = self._lane(layout).rows_within(self._policy.max_batch_seconds, self.cost)
-        return self.cost.wait_seconds(rows_ahead, max_rows, self.instances.in_use)
+    def _wait_seconds(self, rows_ahead: int, lane: BatchQueue) -> float:
+        """Return the predicted wait behind other rows, assuming that they form batches of this lane."""
+        max_rows = lane.rows_within(self._policy.max_batch_seconds)
+        return lane.cost.wait_seconds(rows_ahead, max_rows, self.instances.in_use)
 
     def _lane(self, layout: RowLayout) -> BatchQueue:
         return self._lanes.get(layout.signature if self._pads else layout) or self._open_lane(layout)
@@ -229,7 +230,8 @@ class Batcher:
         if len(self._lanes) >= self._most_lanes:  # clients choose the shapes: keep the number bounded
             self._lanes = {key: lane for key, lane in self._lanes.items() if lane.queue}
             self._most_lanes = max(_LANES_KEPT, 2 * len(self._lanes))
-        lane = self._new_lane(self._signatures[layout.signature], self._policy)
+        cost = self._explaining if layout.signature == EXPLAIN_SIGNATURE else self.cost
+        lane = self._new_lane(self._signatures[layout.signature], self._policy, cost)
         self._lanes[layout.signature if self._pads else layout] = lane
         return lane
 
@@ -281,9 +283,9 @@ class Batcher:
             self._answer_alone(lane, request, now)
             self._let_go(1)
             return True
-        max_rows = lane.rows_within(self._policy.max_batch_seconds, self.cost)
+        max_rows = lane.rows_within(self._policy.max_batch_seconds)
         wait = self._policy.max_wait_seconds
-        run_seconds = self.cost.seconds(max_rows) if wait else 0.0
+        run_seconds = lane.cost.seconds(max_rows) if wait else 0.0
         made = plan(lane.queue, now, BatchLimits(max_rows, wait, run_seconds, lane.room))
         for _ in range(made.taken):
             lane.queue.popleft()
@@ -297,7 +299,7 @@ class Batcher:
         if lane.following:
             self._following_rows -= lane.follow(made.run, now)
         batch = Batch(lane, made, now)
-        rows, cost = batch.padded_rows, self.cost
+        rows, cost = batch.padded_rows, lane.cost
         quick = rows <= lane.proven_rows and cost.known and cost.seconds(rows) < self._inline_seconds
         if quick and not (lane.texts and has_long_texts(made.run)):
             self._compute(batch)
@@ -315,7 +317,7 @@ class Batcher:
 
     def _is_short(self, lane: BatchQueue, request: Request, now: float) -> bool:
         """Return whether a lone request can skip ``plan``, which would run it inline at once."""
-        rows, cost = request.rows, self.cost
+        rows, cost = request.rows, lane.cost
         return (
             lane.is_plain
             and not lane.following
@@ -338,7 +340,7 @@ class Batcher:
             else:
                 self._count_unanswered(request, finished)
             return
-        self.cost.observe(rows, finished - timings.started)
+        lane.cost.observe(rows, finished - timings.started)
         full = rows >= lane.max_rows
         if request.settle(settlement):
             self.statistics.count_alone(request, timings, Release.FULL if full else Release.IDLE)
@@ -401,7 +403,7 @@ class Batcher:
         if self._expiry.at != math.inf:
             self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
-            self._count_call(batch.padded_rows, timings, batch.release)
+            self._count_call(batch, batch.padded_rows, timings)
             answered, start = [], 0
             for request in batch.requests:
                 stop = start + request.rows
@@ -422,7 +424,7 @@ class Batcher:
         for request, settlement in zip(batch.requests, settlements, strict=True):
             if isinstance(settlement, Answer) and settlement.timings is not counted:
                 counted = settlement.timings
-                self._count_call(padded_size(counted.rows, batch.allowed), counted, batch.release)
+                self._count_call(batch, padded_size(counted.rows, batch.allowed), counted)
             if not request.settle(settlement):
                 self._count_unanswered(request, now)
             elif isinstance(settlement, Answer):
@@ -432,10 +434,10 @@ class Batcher:
                 note_failure(request, batch.timings)
         return answered
 
-    def _count_call(self, padded_rows: int, timings: Timings, release: Release) -> None:
+    def _count_call(self, batch: Batch, padded_rows: int, timings: Timings) -> None:
         seconds = timings.finished - timings.started
-        self.cost.observe(padded_rows, seconds)
-        self.statistics.count_batch(padded_rows, seconds, release)
+        batch.lane.cost.observe(padded_rows, seconds)
+        self.statistics.count_batch(padded_rows, seconds, batch.release)
 
     def _count_unanswered(self, request: Request, now: float) -> None:
         """Count a request that ended without an answer: as failed if it expired, else as cancelled."""

@@ -193,13 +193,13 @@ class FairBatchQueue(BatchQueue):
 
     queue: FairQueue
 
-    def __init__(self, signature: Signature, policy: BatchingPolicy) -> None:
+    def __init__(self, signature: Signature, policy: BatchingPolicy, cost: BatchCost) -> None:
         """Create an empty lane."""
-        super().__init__(signature, policy)
+        super().__init__(signature, policy, cost)
         self.queue = FairQueue()
 
-    def rows_within(self, seconds: float, cost: BatchCost) -> int:
+    def rows_within(self, seconds: float) -> int:
         """Return the most rows of a batch predicted to take ``seconds``; fewer while one caller dominates."""
         if self.queue.is_dominated:
-            seconds = min(seconds, cost.turn_seconds)
-        return super().rows_within(seconds, cost)
+            seconds = min(seconds, self.cost.turn_seconds)
+        return super().rows_within(seconds)

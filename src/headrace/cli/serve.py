@@ -34,6 +34,7 @@ _EXAMPLES = """examples:
   headrace serve models
   headrace serve models --http-port 0 --grpc-port 0    any free ports, printed
   headrace serve models --config headrace-server.toml --host 0.0.0.0
+  headrace serve app.py --reload    the endpoints of a Python file, again whenever it changes
   HEADRACE_SERVE_LOG_FORMAT=json headrace serve models
 """
 _Kind = str | tuple[str, ...]
@@ -159,8 +160,13 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         ),
     )
     parser.add_argument(
-        "models", metavar=models.DIRECTORY, type=Path, nargs="?", help="the directory of models"
+        "models",
+        metavar=models.DIRECTORY,
+        type=Path,
+        nargs="?",
+        help="the directory of models, or an app.py with endpoints",
     )
+    parser.add_argument("--reload", action="store_true", help="load an app.py again whenever it changes")
     add_settings(parser, SETTINGS)
 
 
@@ -194,7 +200,13 @@ def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: s
 
 def run(options: argparse.Namespace) -> int:
     """Serve until stopped by a signal."""
-    return serve(options, _config(options))
+    if options.models is None or options.models.suffix != ".py":
+        return serve(options, _config(options))
+    # Imported late: only an app.py needs it.
+    from headrace.cli.app_models import directory_of  # noqa: PLC0415
+
+    with directory_of(options.models, reload=options.reload) as options.models:
+        return serve(options, with_flags(_config(options), allow_code=True))
 
 
 def serve(options: argparse.Namespace, config: ServerConfig) -> int:

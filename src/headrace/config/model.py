@@ -195,7 +195,18 @@ class WarmUpPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 RuntimeKind = Literal[
-    "", "onnx", "sklearn", "lightgbm", "xgboost", "catboost", "tensorflow", "keras", "litert", "ctr", "python"
+    "",
+    "onnx",
+    "sklearn",
+    "lightgbm",
+    "xgboost",
+    "catboost",
+    "tensorflow",
+    "keras",
+    "litert",
+    "torch",
+    "ctr",
+    "python",
 ]
 
 

@@ -24,6 +24,16 @@ IS_GENERATED: ContextVar[bool] = ContextVar("IS_GENERATED", default=False)
 DEFAULT_SIGNATURE = "serving_default"
 """The signature of a request that names none, as in TensorFlow Serving."""
 
+EXPLAIN_SIGNATURE = "explain"
+"""The signature of models that can tell what each input adds to a prediction; ``:explain`` asks for it.
+
+Its outputs are named like the inputs, and ``expected_value``; the sum of a row is the prediction's raw score,
+before a sigmoid, a softmax or an exponential.
+"""
+
+EXPECTED_VALUE = "expected_value"
+"""The output of an explanation that belongs to no input: the raw score of a row of which nothing is known."""
+
 Shape = tuple[int, ...]
 Kind = Literal["predict", "classify", "regress"]
 

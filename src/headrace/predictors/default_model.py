@@ -14,7 +14,7 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
-from headrace.model.servable import CheckedInputs, Signature, signature_named
+from headrace.model.servable import EXPLAIN_SIGNATURE, CheckedInputs, Signature, signature_named
 from headrace.predictors.predictor import Attempt, Predictor, deadline_within, give_default
 
 _log = logging.getLogger(__name__)
@@ -81,7 +81,10 @@ class DefaultModel:
         self._silent_until = -math.inf
 
     def submit(self, request: Request) -> None:
-        """Submit a request, or refuse it at once; see ``Predictor``."""
+        """Submit a request, or refuse it at once; see ``Predictor``. Explanations have no default."""
+        if request.layout.signature == EXPLAIN_SIGNATURE:
+            self.around.submit(request)
+            return
         deadline = deadline_within(request, self._after_seconds, self.clock)
         second = _Second(self, request, self._patience(request, deadline))
         self.around.submit(_First(request, deadline, second))

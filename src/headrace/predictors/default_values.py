@@ -13,7 +13,7 @@ from headrace.base.tensors import BY_DTYPE, Array, Tensors
 from headrace.batching.request import Origin, Request, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.config.checks import told
-from headrace.model.servable import Signature, TensorSpec
+from headrace.model.servable import EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.predictors.predictor import Attempt, Predictor, deadline_within, give_default
 
 
@@ -34,7 +34,7 @@ class DefaultValues:
 
         Args:
             around: The wrapped Predictor.
-            rows: By signature, one row of each output: ``[1, *row shape]``.
+            rows: By signature, one row of each output: ``[1, *row shape]``; not of ``explain``.
             origin: The Origin of the default answers.
             statistics: Counts the default answers.
             clock: The serving thread's clock.
@@ -49,7 +49,10 @@ class DefaultValues:
         self._after_seconds = after_seconds
 
     def submit(self, request: Request) -> None:
-        """Submit a request, or refuse it at once; see ``Predictor``."""
+        """Submit a request, or refuse it at once; see ``Predictor``. Explanations have no default."""
+        if request.layout.signature == EXPLAIN_SIGNATURE:
+            self._around.submit(request)
+            return
 
         def refused(error: HeadraceError) -> None:
             self._answer(request)
@@ -69,7 +72,7 @@ class DefaultValues:
 def default_rows(
     values: Mapping[str, object], signatures: Mapping[str, Signature]
 ) -> dict[str, dict[str, Array]]:
-    """Return the default's values as one row of each output, by signature.
+    """Return the default's values as one row of each output, by signature; ``explain`` has no default.
 
     Args:
         values: Value of one row for each output of any signature; a single number or text applies to all
@@ -79,6 +82,7 @@ def default_rows(
     Raises:
         NotLoadable: A value is missing, unknown, or does not fit its output.
     """
+    signatures = {name: one for name, one in signatures.items() if name != EXPLAIN_SIGNATURE}
     known = {spec.name for signature in signatures.values() for spec in signature.outputs}
     unknown = sorted(set(values) - known)
     if unknown:

@@ -6,6 +6,7 @@ Columns of categories and of texts are inputs of texts, also if the categories w
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import numpy as np
 
 from headrace.base.errors import LoadError, ModelError, NotLoadable
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, Columns, TreeInputs
+from headrace.runtimes.tree_inputs import OPTIONS, Columns, TreeInputs, explanation_of
 
 _KINDS = {
     "Poisson": "Exponent",
@@ -75,7 +76,11 @@ class CatboostServable:
         loss = str(model.get_all_params().get("loss_function", "")).partition(":")[0]
         self._labels, labels = _labels([] if loss in _KINDS else model.classes_)
         self._kind = "Probability" if len(self._labels) else _KINDS.get(loss, "RawFormulaVal")
-        texts = frozenset({*model.get_cat_feature_indices(), *model.get_text_feature_indices()})
+        self._pool = {
+            "cat_features": model.get_cat_feature_indices(),
+            "text_features": model.get_text_feature_indices(),
+        }
+        texts = frozenset(index for one in self._pool.values() for index in one)
         names = tuple(map(str, model.feature_names_))
         is_named = bool(texts) or names != tuple(map(str, range(len(names))))
         self._inputs = TreeInputs(Columns(len(names), names if is_named else None, {}, texts), options)
@@ -83,30 +88,38 @@ class CatboostServable:
         if len(self._labels):
             outputs: tuple[TensorSpec, ...] = (TensorSpec("label", labels, ()), probabilities)
         else:
-            row = {
-                spec.name: np.full(
-                    (1, *(size or 1 for size in spec.shape)), b"" if spec.dtype == STRING else 0, spec.dtype
-                )
-                for spec in self._inputs.specs
-            }
-            outputs = (TensorSpec("prediction", np.dtype(np.float64), self._raw(row).shape[1:]),)
+            outputs = (TensorSpec("prediction", np.dtype(np.float64), self._raw(self._row()).shape[1:]),)
         kind = options.signature.kind
         if kind == "predict" and (len(self._labels) or not outputs[0].shape):
             kind = "classify" if len(self._labels) else "regress"
         signature = Signature(DEFAULT_SIGNATURE, self._inputs.specs, outputs, kind=kind)
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        self._explains = threading.Lock()
+        if explanation := explanation_of(self._inputs, lambda: self._contributions(self._row())):
+            self._explanation = explanation
+            self.signatures = {one.name: one for one in (signature, explanation.signature)}
+
+    def _row(self) -> Tensors:
+        return {
+            spec.name: np.full(
+                (1, *(size or 1 for size in spec.shape)), b"" if spec.dtype == STRING else 0, spec.dtype
+            )
+            for spec in self._inputs.specs
+        }
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: There is only the default one.
+            signature: The name of the signature.
 
         Raises:
             InvalidRequest: A text is not UTF-8.
             ModelError: CatBoost failed.
         """
+        if signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions(inputs))
         answer = self._raw(inputs)
         if not len(self._labels):
             return {"prediction": answer}
@@ -119,6 +132,18 @@ class CatboostServable:
         except catboost.CatBoostError as error:
             raise ModelError(f"CatBoost failed: {_text(error)}") from error
         return np.asarray(answer, np.float64)
+
+    def _contributions(self, inputs: Tensors) -> Array:
+        """Return what each column adds: FP64 ``[rows, columns + 1]``, or ``[rows, scores, columns + 1]``."""
+        try:
+            pool = catboost.Pool(self._inputs.join(inputs), **self._pool)
+            with self._explains:
+                found = self._model.get_feature_importance(
+                    pool, type="ShapValues", thread_count=self._threads
+                )
+        except catboost.CatBoostError as error:
+            raise ModelError(f"CatBoost failed: {_text(error)}") from error
+        return np.asarray(found, np.float64)
 
     def close(self) -> None:
         """Free the model."""

@@ -1,9 +1,9 @@
 """headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
 
-There are two signatures. ``serving_default`` takes one input per field, with the stream's own values.
-``rows`` is faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. An
-mdn has a third signature, ``interval``, which also returns the uncertainty of an answer. Context inputs may
-have one row for all candidates of a request. Needs the extra ``ctr``.
+The signature ``serving_default`` takes one input per field, with the stream's own values. ``rows`` is
+faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. ``explain`` tells
+what each field adds to the logit. An mdn also has ``interval``, which returns the uncertainty of an answer.
+Context inputs may have one row for all candidates of a request. Needs the extra ``ctr``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
 from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import PackedTensors
 from headrace.model.packed_hashing import TextFields, packed, place_texts
-from headrace.model.servable import DEFAULT_SIGNATURE, Kind, Signature, TensorSpec
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPECTED_VALUE,
+    EXPLAIN_SIGNATURE,
+    Kind,
+    Signature,
+    TensorSpec,
+)
+from headrace.runtimes.ctr_explanation import ClickExplanation
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
@@ -114,6 +122,9 @@ class CtrServable:
         self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
         if settings.kind == "mdn":
             self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
+        if EXPECTED_VALUE not in by_field.input_names:
+            self._explanation = ClickExplanation(settings, features, by_field.inputs)
+            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: self._explanation.signature}
         self._places = _places(features)
         self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
@@ -125,7 +136,7 @@ class CtrServable:
         self._starts = np.array(starts, np.int64)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input of the signature, checked.
@@ -134,6 +145,8 @@ class CtrServable:
         Raises:
             InvalidRows: A bucket is not in its table, a number is not finite, or a level is out of range.
         """
+        if signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self.explain(inputs))
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
         if signature == INTERVAL_SIGNATURE:

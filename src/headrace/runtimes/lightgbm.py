@@ -8,6 +8,7 @@ several classes. Needs the extra ``lightgbm``.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,18 +19,18 @@ import numpy as np
 
 from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.lightgbm_text import check
 from headrace.runtimes.native_library import open_library
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, signature_of
+from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of
 
 _LIBRARY = open_library("lightgbm", "lib_lightgbm")
 _LIBRARY.LGBM_GetLastError.restype = ctypes.c_char_p
 
 # Constants of LightGBM's c_api.h.
 _FLOAT32, _FLOAT64 = 0, 1
-_NORMAL, _ALL_ITERATIONS, _ROW_MAJOR = 0, -1, 1
+_NORMAL, _CONTRIBUTIONS, _ALL_ITERATIONS, _ROW_MAJOR = 0, 3, -1, 1
 
 _Handle = ctypes.c_void_p
 
@@ -110,21 +111,40 @@ class LightgbmServable:
         output = TensorSpec("prediction", np.dtype(np.float64), self._shape)
         signature = signature_of(inputs, output, options)
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        # LightGBM recomputes the trees' depths in each call for contributions, which another may be using.
+        self._explains = threading.Lock()
+        row = np.full((1, inputs.width), np.nan, inputs.dtype)
+        if explanation := explanation_of(inputs, lambda: self._contributions(row)):
+            self._explanation = explanation
+            self.signatures = {one.name: one for one in (signature, explanation.signature)}
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: There is only the default one.
+            signature: The name of the signature.
 
         Raises:
             ModelError: LightGBM failed.
         """
+        if signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions(self._inputs.join(inputs)))
         if len(inputs[self._counted]) == 1:
             return {"prediction": self._predict_row(inputs)}
         matrix = self._inputs.join(inputs)
         prediction = np.empty((len(matrix), *self._shape))
+        self._compute(matrix, _NORMAL, prediction)
+        return {"prediction": prediction}
+
+    def _contributions(self, matrix: Array) -> Array:
+        """Return what each column adds to the raw scores: FP64 ``[rows, scores, columns + 1]``."""
+        contributions = np.empty((len(matrix), self._classes, self._inputs.width + 1))
+        with self._explains:
+            self._compute(matrix, _CONTRIBUTIONS, contributions)
+        return contributions
+
+    def _compute(self, matrix: Array, kind: int, output: Array) -> None:
         failed = _LIBRARY.LGBM_BoosterPredictForMat(
             self._handle,
             _address(matrix),
@@ -132,16 +152,15 @@ class LightgbmServable:
             len(matrix),
             self._inputs.width,
             _ROW_MAJOR,
-            _NORMAL,
+            kind,
             0,
             _ALL_ITERATIONS,
             self._parameters,
             ctypes.byref(ctypes.c_int64()),
-            _address(prediction),
+            _address(output),
         )
         if failed:
             raise ModelError(f"LightGBM failed: {_last_error()}")
-        return {"prediction": prediction}
 
     def _predict_row(self, inputs: Tensors) -> Array:
         """Predict one row through a prepared call, which takes a tenth of the time of a call for rows."""

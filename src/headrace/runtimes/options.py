@@ -89,6 +89,21 @@ class RuntimeOptions:
             raise NotLoadable(f"runtime.options.datatype: expected FP32 or FP64, got {datatype!r}")
         return BY_OIP[datatype].dtype
 
+    def expect_code_allowed(self, problem: str) -> None:
+        """Refuse a version that holds code, unless the operator allows that.
+
+        Args:
+            problem: Why it is refused, without a full stop.
+
+        Raises:
+            NotLoadable: Code from version directories may not run.
+        """
+        if not self.allow_code:
+            raise NotLoadable(
+                f"{problem}. If only people you trust can write there, start the server with --allow-code, "
+                "or set allow_code = true in its configuration"
+            )
+
     def check_known(self, known: Mapping[str, type]) -> None:
         """Refuse options that the runtime does not have, or whose type is wrong.
 

@@ -33,7 +33,7 @@ from typing import Protocol
 
 import numpy as np
 
-from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError, NotLoadable
+from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
 from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
@@ -93,11 +93,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
     Raises:
         LoadError: Code is not allowed, the code fails, or ``Model`` is invalid.
     """
-    if not options.allow_code:
-        raise NotLoadable(
-            f"{file.name} is code, and code from model directories is not run. If only people you trust can "
-            "write there, start the server with --allow-code, or set allow_code = true in its configuration"
-        )
+    options.expect_code_allowed(f"{file.name} is code, and code from model directories is not run")
     own = OwnModules(file)
     try:
         with own.running():

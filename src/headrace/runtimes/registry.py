@@ -56,6 +56,10 @@ class Runtime:
 RUNTIMES = (
     Runtime("onnx", "headrace.runtimes.onnx", "model.onnx", "*.onnx", native=True, names=True),
     Runtime("sklearn", "headrace.runtimes.sklearn", "model.skops", "*.skops", extra="sklearn"),
+    *(
+        Runtime("sklearn", "headrace.runtimes.sklearn", file, file, extra="sklearn", is_code=True)
+        for file in ("model.joblib", "model.pkl")
+    ),
     Runtime("lightgbm", "headrace.runtimes.lightgbm", "model.txt", "model.txt", extra="lightgbm"),
     Runtime("xgboost", "headrace.runtimes.xgboost", "model.ubj", "*.ubj", extra="xgboost"),
     Runtime("xgboost", "headrace.runtimes.xgboost", "model.json", "model.json", extra="xgboost"),
@@ -73,6 +77,13 @@ RUNTIMES = (
     ),
     Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
     Runtime("litert", "headrace.runtimes.litert", "model.tflite", "*.tflite", extra="litert"),
+    Runtime(
+        "torch", "headrace.runtimes.torch", "model.pt2", "*.pt2", extra="torch", is_code=True, instances=1
+    ),
+    *(
+        Runtime("torch", "headrace.runtimes.torch", file, pattern, extra="torch", is_code=True, instances=1)
+        for file, pattern in (("model.pt2", "*.pt2"), ("model.pt", "*.pt"))
+    ),
     # Calls of Python code seldom speed each other up: they share the GIL, and often one GPU.
     Runtime("python", "headrace.runtimes.python", "model.py", "model.py", is_code=True, instances=1),
 )
@@ -257,7 +268,8 @@ def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:
     if pickles:
         return (
             f"found {listed(pickles)}: loading a pickle or joblib file runs whatever code is in it, so "
-            "it is refused; write the estimator with skops.io.dump(estimator, 'model.skops')"
+            "it is refused; write the estimator with skops.io.dump(estimator, 'model.skops'), or call it "
+            "model.joblib or model.pkl and start the server with --allow-code"
         )
     wanted = listed(dict.fromkeys(name for row in candidates for name in (row.file, row.pattern)))
     return f"no model found: expected {wanted}; the directory holds {listed(names) or 'no files'}"

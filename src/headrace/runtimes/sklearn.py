@@ -1,4 +1,4 @@
-"""scikit-learn estimators from skops files, which hold data and type names but no code.
+"""scikit-learn estimators from skops files, which hold data and type names but no code, and from pickles.
 
 There is one input ``features`` with as many columns as the estimator was fitted on, or one input ``text`` for
 estimators that take documents. With the option ``columns``, and where texts and numbers are mixed, there is
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,16 @@ from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Model
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
 from headrace.model.casting import DoesNotFit, cast
-from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Kind, Signature, TensorSpec
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPLAIN_SIGNATURE,
+    IS_GENERATED,
+    Kind,
+    Signature,
+    TensorSpec,
+)
 from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.sklearn_explanation import LinearExplanation, columns_of
 from headrace.runtimes.sklearn_inputs import Features, find_features, takes_texts, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
 
@@ -56,20 +65,24 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     """Load an estimator.
 
     Args:
-        file: A file written by ``skops.io.dump``.
+        file: A file written by ``skops.io.dump``; or a pickle, also of joblib, if code may run.
         options: The operator's settings; docs/runtimes.md lists the options.
 
     Raises:
         LoadError: The file is damaged, contains untrusted types, or does not predict rows.
     """
     options.check_known(_OPTIONS)
-    estimator = _read(file, (*options.trusted, *_types_of_version(file, options)))
+    if file.suffix == ".skops":
+        estimator = _read(file, (*options.trusted, *_types_of_version(file, options)))
+    else:
+        estimator = _unpickled(file, options)
     if not (hasattr(estimator, "predict") and hasattr(estimator, "get_params")):
         raise NotLoadable(
             f"{file.name}: expected an estimator with predict(), got {type(estimator).__name__}",
             told=f"{file.name}: expected an estimator with predict()",
         )
     features = find_features(estimator, options)
+    columns = columns_of(estimator, features)
     prepare(estimator, takes_texts)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
@@ -87,7 +100,11 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         kind=_kind(estimator, options.signature.kind),
         sample=features.sample,
     )
-    return SklearnServable(signature, features, outputs, options.threads)
+    servable = SklearnServable(signature, features, outputs, options.threads)
+    if columns is not None:
+        with suppress(ValueError):  # a model that is not as linear as it looks
+            servable.explain_with(LinearExplanation(estimator, features, columns, given))
+    return servable
 
 
 class SklearnServable:
@@ -112,12 +129,17 @@ class SklearnServable:
         self._specs = {spec.name: spec for spec in signature.outputs}
         self._pools = _Pools(threads)
 
+    def explain_with(self, explanation: LinearExplanation) -> None:
+        """Add the signature ``explain``; before the first call."""
+        self._explanation = explanation
+        self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: explanation.signature}
+
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: There is only the default one.
+            signature: The name of the signature.
 
         Raises:
             InvalidRequest: A document is not UTF-8, or the estimator refuses a value.
@@ -126,6 +148,8 @@ class SklearnServable:
         self._pools.limit()
         try:
             given = self._features.join(inputs)
+            if signature == EXPLAIN_SIGNATURE:
+                return self._explanation.outputs(given)
             return {name: _as_output(self._specs[name], call(given)) for name, call in self._outputs.items()}
         except HeadraceError:
             raise
@@ -189,6 +213,22 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         raise LoadError(
             f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}",
             told=f"cannot read {file.name} as a skops file; the server's log says more",
+        ) from error
+
+
+def _unpickled(file: Path, options: RuntimeOptions) -> Estimator:
+    options.expect_code_allowed(
+        f"{file.name}: loading a pickle runs whatever code is in it, so it is refused; write the estimator "
+        "with skops.io.dump(estimator, 'model.skops')"
+    )
+    import joblib  # noqa: PLC0415 - only where code may run
+
+    try:
+        return joblib.load(file)
+    except Exception as error:  # the boundary to whatever code is in the file
+        raise LoadError(
+            f"cannot load {file.name}: {type(error).__name__}: {error}",
+            told=f"cannot load {file.name}; the server's log says more",
         ) from error
 
 

@@ -7,19 +7,26 @@ model was fitted on. Every number may be missing (NaN); a category unknown to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from headrace.base.errors import InvalidRequest, NotLoadable
+from headrace.base.errors import InvalidRequest, ModelError, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPECTED_VALUE,
+    EXPLAIN_SIGNATURE,
+    Signature,
+    TensorSpec,
+)
 from headrace.runtimes.options import RuntimeOptions
 
 OPTIONS: dict[str, type] = {"columns": bool, "datatype": str}
 """The options of a runtime of tree ensembles."""
 
+_FLOAT64 = np.dtype(np.float64)
 _Codes = Mapping[object, float]
 
 
@@ -126,6 +133,64 @@ class TreeInputs:
                 matrix[:, index] = column
             else:
                 matrix[:, index] = [codes.get(value, np.nan) for value in column.tolist()]
+
+
+class TreeExplanation:
+    """The signature ``explain`` of a tree ensemble: what each column adds to the raw score (TreeSHAP).
+
+    Outputs are named like the inputs, with ``expected_value`` last: their sum is the raw score. Each is FP64
+    ``[rows]`` (``features``: ``[rows, columns]``), with a last axis of classes if there are several scores.
+
+    S. Lundberg et al., "Consistent Individualized Feature Attribution for Tree Ensembles", 2018, Algorithm 2.
+
+    Attributes:
+        signature: The signature.
+    """
+
+    def __init__(self, inputs: TreeInputs, scores: int) -> None:
+        """Describe the explanation.
+
+        Args:
+            inputs: The model's inputs.
+            scores: Raw scores of a row: the classes of a model with several, otherwise 1.
+        """
+        self._whole = len(inputs.specs) == 1 and inputs.specs[0].shape == (inputs.width,)
+        self._scores = scores
+        axes = (scores,) if scores > 1 else ()
+        outputs = [TensorSpec(one.name, _FLOAT64, (*one.shape, *axes)) for one in inputs.specs]
+        outputs.append(TensorSpec(EXPECTED_VALUE, _FLOAT64, axes))
+        self.signature = Signature(EXPLAIN_SIGNATURE, inputs.specs, tuple(outputs))
+        self._names = self.signature.output_names
+
+    def outputs(self, contributions: Array) -> Tensors:
+        """Return the outputs.
+
+        Args:
+            contributions: Contributions in the order of the columns, the expected value last: FP64
+                ``[rows, scores, columns + 1]``, or that many values in this order.
+        """
+        columns = contributions.reshape(len(contributions), self._scores, -1).swapaxes(1, 2)
+        if self._scores == 1:
+            columns = columns[..., 0]
+        if self._whole:
+            return {self._names[0]: columns[:, :-1], EXPECTED_VALUE: columns[:, -1]}
+        return {name: columns[:, index] for index, name in enumerate(self._names)}
+
+
+def explanation_of(inputs: TreeInputs, trial: Callable[[], Array]) -> TreeExplanation | None:
+    """Return the explanation of a tree ensemble; None if its library cannot explain it.
+
+    Args:
+        inputs: The model's inputs.
+        trial: Returns the contributions to one row: ``[1, columns + 1]``, or ``[1, scores, columns + 1]``.
+    """
+    if EXPECTED_VALUE in (spec.name for spec in inputs.specs):
+        return None
+    try:
+        contributions = trial()
+    except ModelError:  # linear models or vectors in the leaves, features of texts
+        return None
+    return TreeExplanation(inputs, 1 if contributions.ndim == 2 else contributions.shape[1])
 
 
 def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions) -> Signature:

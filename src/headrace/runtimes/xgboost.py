@@ -8,7 +8,8 @@ several classes or targets. Needs the extra ``xgboost``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ import numpy as np
 
 from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.native_library import open_library
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, signature_of
+from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of
 from headrace.runtimes.xgboost_file import check
 
 _LIBRARY = open_library("xgboost", "libxgboost")
@@ -91,18 +92,29 @@ class XgboostServable:
         output = TensorSpec("prediction", np.dtype(np.float32), self._shape)
         signature = signature_of(inputs, output, options)
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        self._explain_config = (
+            b'{"type": 2, "training": false, "iteration_begin": 0, "iteration_end": %d, "strict_shape": true}'
+            % iterations
+        )
+        self._explains = threading.Lock()
+        row = np.full((1, inputs.width), np.nan, inputs.dtype)
+        if explanation := explanation_of(inputs, lambda: self._contributions(row)):
+            self._explanation = explanation
+            self.signatures = {one.name: one for one in (signature, explanation.signature)}
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
-        """Predict a whole batch.
+        """Predict or explain a whole batch.
 
         Args:
             inputs: Every input, checked.
-            signature: There is only the default one.
+            signature: The name of the signature.
 
         Raises:
             ModelError: XGBoost failed.
         """
         matrix = self._inputs.join(inputs)
+        if signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions(matrix))
         values, _ = self._run(matrix)
         prediction = np.empty((len(matrix), *self._shape), np.float32)
         ctypes.memmove(prediction.ctypes.data, values, prediction.nbytes)
@@ -110,24 +122,41 @@ class XgboostServable:
 
     def _run(self, matrix: Array) -> tuple[ctypes.c_void_p, tuple[int, ...]]:
         """Return the address of the prediction, valid until this thread's next call, and its shape."""
-        described = b'{"data": [%d, true], "shape": [%d, %d], "typestr": "%s", "version": 3}' % (
-            matrix.ctypes.data,
-            *matrix.shape,
-            self._typestr,
-        )
+        return self._called(_LIBRARY.XGBoosterPredictFromDense, self._described(matrix), self._config, None)
+
+    def _called(
+        self, function: Callable[..., int], *arguments: object
+    ) -> tuple[ctypes.c_void_p, tuple[int, ...]]:
         shape, dimensions, values = ctypes.POINTER(ctypes.c_uint64)(), ctypes.c_uint64(), ctypes.c_void_p()
-        failed = _LIBRARY.XGBoosterPredictFromDense(
-            self._handle,
-            described,
-            self._config,
-            None,
-            ctypes.byref(shape),
-            ctypes.byref(dimensions),
-            ctypes.byref(values),
+        failed = function(
+            self._handle, *arguments, ctypes.byref(shape), ctypes.byref(dimensions), ctypes.byref(values)
         )
         if failed:
             raise ModelError(f"XGBoost failed: {_last_error()}")
         return values, tuple(shape[: dimensions.value])
+
+    def _contributions(self, matrix: Array) -> Array:
+        """Return what each column adds to the raw scores: FP64 ``[rows, scores, columns + 1]``."""
+        data = _Handle()
+        if _LIBRARY.XGDMatrixCreateFromDense(
+            self._described(matrix), b'{"missing": NaN}', ctypes.byref(data)
+        ):
+            raise ModelError(f"XGBoost failed: {_last_error()}")
+        try:
+            with self._explains:  # predictions from a DMatrix share a cache
+                values, shape = self._called(_LIBRARY.XGBoosterPredictFromDMatrix, data, self._explain_config)
+            found = np.empty(shape, np.float32)
+            ctypes.memmove(found.ctypes.data, values, found.nbytes)
+            return found.astype(np.float64)
+        finally:
+            _LIBRARY.XGDMatrixFree(data)
+
+    def _described(self, matrix: Array) -> bytes:
+        return b'{"data": [%d, true], "shape": [%d, %d], "typestr": "%s", "version": 3}' % (
+            matrix.ctypes.data,
+            *matrix.shape,
+            self._typestr,
+        )
 
     def close(self) -> None:
         """Free the booster."""

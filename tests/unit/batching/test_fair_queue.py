@@ -225,17 +225,17 @@ def test_where_all_have_about_as_much_nobody_dominates() -> None:
 
 def test_batches_are_short_while_one_caller_crowds_others() -> None:
     signature = Signature("m", (TensorSpec("x", np.dtype(np.float32), ()),), ())
-    lane = FairBatchQueue(signature, BatchingPolicy(max_batch_rows=256))
     cost = BatchCost()
+    lane = FairBatchQueue(signature, BatchingPolicy(max_batch_rows=256), cost)
     for rows in (1, 100, 200, 1, 100, 200):
         cost.observe(rows, 0.0005 + 0.0002 * rows)
-    usual = lane.rows_within(0.05, cost)
+    usual = lane.rows_within(0.05)
     assert usual == 247
     for _ in range(10):
         request(lane.queue, "greedy")
-    assert lane.rows_within(0.05, cost) == usual
+    assert lane.rows_within(0.05) == usual
     request(lane.queue, "modest")
-    assert lane.rows_within(0.05, cost) == 10, "a fifth of 2.5 ms is the call's own"
+    assert lane.rows_within(0.05) == 10, "a fifth of 2.5 ms is the call's own"
 
 
 def test_requests_without_rows_come_and_go() -> None:

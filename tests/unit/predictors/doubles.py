@@ -39,8 +39,10 @@ class Told:
         self.origins.append(origin)
 
 
-def asked(settlements: list[Settlement], rows: int = 3, deadline: float = 1001.0) -> Request:
-    inputs = ONE.check({"x": np.zeros((rows, 2))})
+def asked(
+    settlements: list[Settlement], rows: int = 3, deadline: float = 1001.0, signature: Signature = ONE
+) -> Request:
+    inputs = signature.check({"x": np.zeros((rows, 2))})
     request = Request(*inputs, settlements.append, deadline=deadline)
     request.call = Told()
     return request

@@ -18,7 +18,7 @@ from headrace.base.errors import (
 )
 from headrace.batching.request import NO_DEADLINE, Answer, Origin, Settlement
 from headrace.batching.statistics import VersionStatistics
-from headrace.model.servable import Signature, TensorSpec
+from headrace.model.servable import EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.predictors.predictor import Predictor
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
@@ -46,6 +46,16 @@ def test_a_refusal_is_answered_with_the_values_for_each_row(refusal: Exception) 
     assert answer.origin == DEFAULT
     assert request.call == Told([DEFAULT])
     assert default._statistics.defaults == 1
+
+
+def test_an_explanation_is_not_replaced_by_values() -> None:
+    settlements: list[Settlement] = []
+    explain = Signature(EXPLAIN_SIGNATURE, ONE.inputs, (TensorSpec("expected_value", FLOAT, ()),))
+    rows = default_rows({"y": 0.5}, {ONE.name: ONE, EXPLAIN_SIGNATURE: explain})
+    assert set(rows) == {ONE.name}
+    refusal = Overloaded("full", retry_after_seconds=1.0)
+    values(Around(refusal), VirtualClock()).submit(asked(settlements, signature=explain))
+    assert settlements == [refusal]
 
 
 def test_the_models_own_answer_is_passed_on_and_not_flagged() -> None:

@@ -15,6 +15,7 @@ from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.model.packed_columns import PackedColumns, PackedTensors
 from headrace.model.packed_hashing import place_texts
+from headrace.model.servable import EXPLAIN_SIGNATURE
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
 from headrace.stream.features import Features
@@ -78,6 +79,24 @@ def test_contributions_of_a_request_add_up_to_its_logits(tmp_path: Path, kind: K
         logit = sum(one.contribution for one in contributions)
         assert 1 / (1 + np.exp(-logit)) == pytest.approx(probability, abs=1e-5)
         assert {one.field for one in contributions} >= {"(bias)", "price"}
+
+
+@pytest.mark.parametrize("kind", ["lr", "ffm", "deepfm"])
+def test_an_explanation_has_each_field_and_adds_up_to_the_logit(tmp_path: Path, kind: Kind) -> None:
+    write(tmp_path, kind)
+    servable, inputs = load(tmp_path / "model.ctr", RuntimeOptions()), field_inputs(5)
+    signature = servable.signatures[EXPLAIN_SIGNATURE]
+    fields = tuple(spec.name for spec in signature.inputs)
+    assert signature.output_names == (*fields, "expected_value")
+    answer = servable.predict(inputs, EXPLAIN_SIGNATURE)
+    for row, contributions in enumerate(servable.explain(inputs)):
+        logit = sum(one.contribution for one in contributions)
+        assert sum(answer[name][row] for name in answer) == pytest.approx(logit)
+        for name in fields:
+            alone = [one.contribution for one in contributions if one.field == name]
+            pairs = [one.contribution / 2 for one in contributions if name in one.field.split(" * ")]
+            wanted = sum(alone) + sum(pairs) - sum(one / 2 for one in alone)
+            assert answer[name][row] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_joined_inputs_are_buckets_and_may_be_padded(tmp_path: Path) -> None:

@@ -54,14 +54,20 @@ def test_a_directory_is_recognised_by_its_files(names: list[str], kind: str, run
         (["a.onnx", "b.onnx"], "", "found a.onnx, b.onnx: which is the model.* call it model.onnx"),
         (["model.onnx", "model.skops"], "", "set runtime.kind"),
         (["a.onnx", "a.skops"], "", "which is the model"),
-        (["model.pkl"], "", "runs whatever code is in it"),
-        (["model.joblib"], "sklearn", "skops.io.dump"),
+        (["churn.pkl"], "", "runs whatever code is in it"),
+        (["churn.joblib"], "sklearn", "skops.io.dump.*call it model.joblib or model.pkl"),
+        (["model.joblib", "model.skops"], "", "found model.skops, model.joblib: which is the model"),
         (["model.onnx"], "fasttext", "runtime.kind: expected onnx, sklearn, .*python, got 'fasttext'"),
     ],
 )
 def test_what_is_not_recognised_is_listed_with_what_would_be(names: list[str], kind: str, said: str) -> None:
     with pytest.raises(LoadError, match=said):
         find(names, kind)
+
+
+def test_a_pickle_beside_a_model_is_a_file_of_the_model() -> None:
+    assert find(["scaler.pkl", "net.onnx"])[1] == "net.onnx"
+    assert find(["model.pkl", "scaler.pkl"])[1] == "model.pkl"
 
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

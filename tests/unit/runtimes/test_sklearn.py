@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import skops.io
@@ -19,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_info
 
-from headrace.base.errors import InvalidRequest, LoadError
+from headrace.base.errors import InvalidRequest, LoadError, NotLoadable
 from headrace.model.servable import Servable
 from headrace.runtimes.registry import RuntimeOptions, SignatureSettings, load
 from tests.conformance.sklearn_models import digits, forest, named, texts
@@ -79,6 +80,21 @@ def test_only_a_version_with_a_verified_signature_trusts_types_itself(tmp_path: 
 def test_what_does_not_predict_is_refused(tmp_path: Path, stored: object) -> None:
     with pytest.raises(LoadError, match=r"expected an estimator with predict\(\)"):
         loaded(tmp_path, stored)
+
+
+@pytest.mark.parametrize("file", ["model.joblib", "model.pkl"])
+def test_a_pickle_is_loaded_only_where_code_may_run(tmp_path: Path, file: str) -> None:
+    joblib.dump(LogisticRegression().fit([[0.0], [1.0]], [0, 1]), tmp_path / file)
+    with pytest.raises(NotLoadable, match=r"runs whatever code is in it.*--allow-code"):
+        load(tmp_path, RuntimeOptions())
+    servable = load(tmp_path, RuntimeOptions(allow_code=True))
+    assert servable.predict({"features": np.array([[3.0]])})["label"].tolist() == [1]
+
+
+def test_a_damaged_pickle_is_a_load_error(tmp_path: Path) -> None:
+    (tmp_path / "model.pkl").write_bytes(b"cnot_there\nModel\n.")
+    with pytest.raises(LoadError, match=r"model\.pkl: ModuleNotFoundError: No module named 'not_there'"):
+        load(tmp_path, RuntimeOptions(allow_code=True))
 
 
 def test_answers_are_the_estimators_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from headrace.access.verbs import DESCRIBE, PREDICT
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
@@ -23,7 +23,7 @@ from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.handle import Lease
-from headrace.model.servable import CheckedInputs, Signature, takes_packed
+from headrace.model.servable import EXPLAIN_SIGNATURE, CheckedInputs, Signature, takes_packed
 
 if TYPE_CHECKING:
     from headrace.config import Limits
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _LIST_BEGINS = re.compile(rb"[ \t\r\n]*\[")
 _PredictInputs = tuple[Signature, CheckedInputs, bool]
 """The signature, the inputs, and whether they came in rows."""
+_Columns = tuple[Signature, dict[str, Array], bool]
+"""Likewise, with inputs that are not checked."""
 _Answering = Callable[["Service", ModelChoice, HttpCall], Awaitable[HttpReply]]
 
 # The last path has both, so that it is refused with an explanation instead of as unknown.
@@ -52,6 +54,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
             HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict"), PREDICT),
             HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify"), PREDICT),
             HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress"), PREDICT),
+            HttpRoute("POST", f"{model}:explain", _handler(service, _explain, "explain"), PREDICT),
             HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata), DESCRIBE),
             HttpRoute("GET", model, _handler(service, _status), DESCRIBE),
         ]
@@ -76,9 +79,48 @@ async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
         loaded = find(service, chosen)
         if call.deadline != NO_DEADLINE:
             refuse_unread(loaded, call)
-        signature, inputs, by_row = predict_inputs(loaded, call, service.limits)
+        decoded = predict_inputs(loaded, call, service.limits)
     else:
-        loaded, (signature, inputs, by_row) = await _larger_inputs(service, chosen, call)
+        loaded, decoded = await _larger_inputs(service, chosen, call)
+    return await _predicted(service, loaded, decoded, call)
+
+
+async def _explain(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
+    """Predict with the signature ``explain``; the body is that of Predict."""
+    loaded = find(service, chosen)
+    if EXPLAIN_SIGNATURE not in loaded.signatures:
+        raise Unsupported("this model cannot explain its answers; docs/explanations.md lists those that can")
+    if call.deadline != NO_DEADLINE:
+        refuse_unread(loaded, call)
+    budget = RequestBudget.of(service.limits, call)
+    if parsed_at_once(call.body, service.at_once_bytes, service.limits):
+        document = json_bodies.parse(call.body, service.limits.max_json_depth)
+        signature = _explain_signature(loaded, document)
+        columns, by_row = json_bodies.columns_of(document, signature, budget)
+    else:
+        with Lease(loaded):
+            async with service.slicer as slicer:
+                signature, columns, by_row = await _columns_in_slices(
+                    service, loaded, call, budget, slicer, _explain_signature
+                )
+    decoded = signature, signature.check(columns, budget=budget), by_row
+    return await _predicted(service, loaded, decoded, call)
+
+
+def _explain_signature(loaded: LoadedVersion, document: dict[str, Json]) -> Signature:
+    if json_bodies.signature_name(document) not in ("", EXPLAIN_SIGNATURE):
+        raise InvalidRequest(f"expected {EXPLAIN_SIGNATURE!r} or none", field="signature_name")
+    return loaded.signatures[EXPLAIN_SIGNATURE]
+
+
+def _named_signature(loaded: LoadedVersion, document: dict[str, Json]) -> Signature:
+    return find_signature(loaded, json_bodies.signature_name(document))
+
+
+async def _predicted(
+    service: Service, loaded: LoadedVersion, decoded: _PredictInputs, call: HttpCall
+) -> HttpReply:
+    signature, inputs, by_row = decoded
     if by_row and not loaded.config.batching.enabled:
         raise InvalidRequest(
             'the model answers each request whole, not in rows (batching = false): send columns as "inputs"',
@@ -106,8 +148,7 @@ async def _larger_inputs(
         return loaded, at_once
     budget = RequestBudget.of(service.limits, call)
     with Lease(loaded):
-        columns, by_row, name = await _large_columns(service, loaded, call, budget)
-    signature = find_signature(loaded, name)
+        signature, columns, by_row = await _large_columns(service, loaded, call, budget)
     return loaded, (signature, signature.check(columns, budget=budget), by_row)
 
 
@@ -125,23 +166,32 @@ def _inputs_at_once(service: Service, loaded: LoadedVersion, call: HttpCall) -> 
 
 async def _large_columns(
     service: Service, loaded: LoadedVersion, call: HttpCall, budget: RequestBudget
-) -> tuple[dict[str, Array], bool, str]:
+) -> _Columns:
     decoder = _rows_decoder(loaded)
     async with service.slicer as slicer:
         if decoder is not None:
             tried = RequestBudget.of(service.limits, call)  # separate, as an unusual body is decoded again
             rows = await decoder.decode_in_slices(call.body, tried, slicer)
             if rows is not None:
-                return rows, True, ""
-        document = await _large_document(service, call, budget, slicer)
-        try:
-            name = json_bodies.signature_name(document)
-            columns, by_row = await large_json.columns_of(
-                document, find_signature(loaded, name), budget, slicer
-            )
-        finally:
-            await given_back(document, slicer)
-    return columns, by_row, name
+                return decoder.signature, rows, True
+        return await _columns_in_slices(service, loaded, call, budget, slicer, _named_signature)
+
+
+async def _columns_in_slices(
+    service: Service,
+    loaded: LoadedVersion,
+    call: HttpCall,
+    budget: RequestBudget,
+    slicer: TimeSlicer,
+    choose: Callable[[LoadedVersion, dict[str, Json]], Signature],
+) -> _Columns:
+    document = await _large_document(service, call, budget, slicer)
+    try:
+        signature = choose(loaded, document)
+        columns, by_row = await large_json.columns_of(document, signature, budget, slicer)
+    finally:
+        await given_back(document, slicer)
+    return signature, columns, by_row
 
 
 async def _large_document(

@@ -1,0 +1,51 @@
+"""``headrace serve app.py``: functions are served, and again when the file changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import RunningServer
+
+APP = """
+import headrace
+
+@headrace.endpoint
+def price(age: float, city: str) -> float:
+    return 10 + age / 2 + (city == "oslo")
+"""
+
+
+def price(server: RunningServer, **row: object) -> object:
+    status, answer = server.post("/v1/models/price:predict", {"instances": [row]})
+    return answer["predictions"][0] if status == 200 else answer["error"]
+
+
+@pytest.mark.rest
+def test_a_function_is_served_and_served_again_when_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(APP)
+    with RunningServer(file, "--reload") as server:
+        assert price(server, age=4, city="oslo") == 13.0
+        assert "age" in str(price(server, age="four", city="oslo"))
+        file.write_text(APP.replace("10 +", "20 +"))
+        server.wait_for(lambda: price(server, age=4, city="oslo") == 23.0, "the change")
+        file.write_text(APP + "x = (\n")
+        server.wait_for(
+            lambda: any("SyntaxError" in line for line in server.errors), "the mistake to be told"
+        )
+        assert price(server, age=4, city="oslo") == 23.0
+        file.write_text(APP.replace("def price", "def rate"))
+        server.wait_for(lambda: server.get("/v1/models/rate")[0] == 200, "the new name")
+        server.wait_for(lambda: "price" in str(price(server, age=4, city="oslo")), "the end of the old name")
+
+
+def test_a_file_with_a_mistake_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("def price(age: float) -> float: ...\n")
+    command = [sys.executable, "-m", "headrace", "serve", str(tmp_path / "app.py")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 2
+    assert ran.stderr == "headrace: app.py: no endpoints; mark a function with @headrace.endpoint\n"

@@ -1,0 +1,118 @@
+"""Programs of PyTorch; in the environment of ``make test-torch`` only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.base.errors import LoadError, NotLoadable
+from headrace.model.servable import DEFAULT_SIGNATURE
+from headrace.runtimes.options import RuntimeOptions
+from tests.conformance.torch_models import lookup, network
+
+torch = pytest.importorskip("torch", reason="make test-torch installs it")
+
+ROWS = np.random.default_rng(1).normal(size=(5, 16)).astype(np.float32)
+
+
+def load(file: Path, **options: Any) -> Any:
+    from headrace.runtimes.torch import load as load_torch
+
+    return load_torch(file, RuntimeOptions(**{"allow_code": True, **options}))
+
+
+def export(module: Any, directory: Path, *example: Any, rows: bool = True) -> Path:
+    dim = torch.export.Dim("rows")
+    shapes = tuple({0: dim} for _ in example) if rows else None
+    program = torch.export.export(module.eval(), example, dynamic_shapes=shapes)
+    torch.export.save(program, directory / "model.pt2")
+    return directory / "model.pt2"
+
+
+class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Two outputs without names, the second of integers."""
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        return x.sum(1), x.argmax(1)
+
+
+class Writes(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Writes to its input."""
+
+    def forward(self, x: Any) -> Any:
+        x.mul_(2)
+        return x.sum(1)
+
+
+def test_answers_are_those_of_the_module(tmp_path: Path) -> None:
+    servable = load(export(network(), tmp_path, torch.from_numpy(ROWS)))
+    expected = network()(torch.from_numpy(ROWS)).detach().numpy()
+    np.testing.assert_allclose(servable.predict({"input": ROWS})["output"], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_of_a_tuple_are_numbered(tmp_path: Path) -> None:
+    servable = load(export(Module(), tmp_path, torch.from_numpy(ROWS)))
+    outputs = [str(spec) for spec in servable.signatures[DEFAULT_SIGNATURE].outputs]
+    assert outputs == ["output_0 FP32 [rows]", "output_1 INT64 [rows]"]
+    assert servable.predict({"x": ROWS})["output_1"].tolist() == ROWS.argmax(axis=1).tolist()
+
+
+def test_inputs_that_a_program_writes_to_are_copied(tmp_path: Path) -> None:
+    servable = load(export(Writes(), tmp_path, torch.from_numpy(ROWS.copy())))
+    given = ROWS.copy()
+    given.flags.writeable = False
+    np.testing.assert_allclose(servable.predict({"x": given})["output"], 2 * ROWS.sum(axis=1), rtol=1e-5)
+    assert given.tolist() == ROWS.tolist()
+
+
+def test_a_program_of_fixed_rows_says_so(tmp_path: Path) -> None:
+    servable = load(export(network(), tmp_path, torch.from_numpy(ROWS), rows=False))
+    assert servable.signatures[DEFAULT_SIGNATURE].rows == len(ROWS)
+
+
+def test_code_needs_permission(tmp_path: Path) -> None:
+    file = export(network(), tmp_path, torch.from_numpy(ROWS))
+    with pytest.raises(NotLoadable, match="--allow-code"):
+        load(file, allow_code=False)
+
+
+def test_torchscript_without_types_names_the_option(tmp_path: Path) -> None:
+    torch.jit.script(lookup()).save(tmp_path / "model.pt")
+    with pytest.raises(
+        NotLoadable, match="inputs: expected features, keys, which the program takes, got none"
+    ):
+        load(tmp_path / "model.pt")
+    with pytest.raises(NotLoadable, match=r"inputs: cannot read 'features FP32 \[16\]'"):
+        load(tmp_path / "model.pt", options={"inputs": "features FP32 [16]; keys INT64 [rows, 3]"})
+
+
+def test_a_pickled_module_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    torch.save(network(), tmp_path / "model.pt")
+    with pytest.raises(NotLoadable, match=r"a pickle of torch.save; write the module with torch.export.save"):
+        load(tmp_path / "model.pt")
+
+
+def test_a_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    file = export(network(), tmp_path, torch.from_numpy(ROWS))
+    with pytest.raises(LoadError, match=r"PyTorch cannot load model\.pt2"):
+        load(file, options={"device": "meta-data"})
+
+
+def test_the_model_of_a_fastai_learner_answers_as_the_learner_does(tmp_path: Path) -> None:
+    pytest.importorskip("fastai", reason="make test-torch installs it")
+    from fastai.data.core import DataLoaders
+    from fastai.learner import Learner
+    from torch.utils.data import DataLoader, TensorDataset
+
+    rows, labels = torch.from_numpy(ROWS), torch.arange(5) % 3
+    batches = DataLoader(TensorDataset(rows, labels), batch_size=5)
+    learner = Learner(DataLoaders(batches, batches), network(), loss_func=torch.nn.CrossEntropyLoss())
+    with learner.no_bar(), learner.no_logging():
+        learner.fit(1, 0.01)
+        expected, _ = learner.get_preds(dl=batches)
+    servable = load(export(learner.model.cpu(), tmp_path, rows))
+    answer = servable.predict({"input": ROWS})["output"]
+    np.testing.assert_allclose(torch.from_numpy(answer).softmax(1), expected, rtol=1e-4, atol=1e-5)

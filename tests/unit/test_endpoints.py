@@ -1,0 +1,279 @@
+"""Typed functions as models: what annotations become, and who is told of what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+import msgspec
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import headrace
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
+from headrace.base.tensors import Tensors
+from headrace.endpoints import EndpointModel, describe, endpoints_of, model_of
+
+
+@dataclass
+class Person:
+    """Data of a request, checked by itself."""
+
+    age: float
+    city: str
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            raise ValueError(f"expected an age of 0 or more, got {self.age:g}")
+
+
+class Pixel(msgspec.Struct):
+    """A msgspec Struct."""
+
+    x: int
+    y: int
+
+
+class Point(NamedTuple):
+    """A NamedTuple as a result."""
+
+    x: float
+    label: str
+
+
+class Columns(TypedDict):
+    """Columns of a batch."""
+
+    double: NDArray[np.float32]
+    label: list[str]
+
+
+def model(function: Callable[..., Any], *, batch: bool = False) -> EndpointModel:
+    made = EndpointModel(describe(function, batch=batch, name="f"))
+    made.load(Path(), None)
+    return made
+
+
+def specs(made: EndpointModel) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    return made.inputs, made.outputs  # type: ignore[return-value]
+
+
+def answer(made: EndpointModel, inputs: Tensors) -> dict[str, Any]:
+    return {name: np.asarray(value).tolist() for name, value in made.predict(inputs).items()}
+
+
+def people(*ages: float) -> Tensors:
+    return {"age": np.array(ages), "city": np.array([b"oslo"] * len(ages), object)}
+
+
+def test_parameters_become_inputs_and_the_result_the_output() -> None:
+    def price(age: float, visits: int, member: bool, city: str, key: bytes) -> float:
+        assert (type(age), type(visits), type(member), type(city), type(key)) == (
+            float,
+            int,
+            bool,
+            str,
+            bytes,
+        )
+        return age + visits + member + len(city) + len(key)
+
+    made = model(price)
+    inputs = [("age", "FP64", ()), ("visits", "INT64", ()), ("member", "BOOL", ()), ("city", "BYTES", ())]
+    assert specs(made) == ([*inputs, ("key", "BYTES", ())], [("output", "FP64", ())])
+    row = {"age": np.array([0.5]), "visits": np.array([2]), "member": np.array([True])}
+    texts = {"city": np.array(["köln".encode()], object), "key": np.array([b"\xff"], object)}
+    assert answer(made, {**row, **texts}) == {"output": [8.5]}
+
+
+def test_lists_and_arrays_of_a_row() -> None:
+    def total(some: list[float], words: list[str], grid: Annotated[NDArray[np.float32], (2, 3)]) -> list[int]:
+        assert grid.shape == (2, 3)
+        return [len(some), len(words)]
+
+    made = model(total)
+    assert specs(made)[0] == [
+        ("some", "FP64", (None,)),
+        ("words", "BYTES", (None,)),
+        ("grid", "FP32", (2, 3)),
+    ]
+    assert specs(made)[1] == [("output", "INT64", (None,))]
+    inputs = {
+        "some": np.zeros((1, 4)),
+        "words": np.array([[b"a", b"b"]], object),
+        "grid": np.zeros((1, 2, 3), np.float32),
+    }
+    assert answer(made, inputs) == {"output": [[4, 2]]}
+
+
+def test_arrays_of_rows_are_stacked() -> None:
+    def scaled(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return x * 2
+
+    assert answer(model(scaled), {"x": np.ones((3, 2), np.float32)}) == {"output": [[2.0, 2.0]] * 3}
+
+
+def test_fields_of_objects_are_inputs_and_outputs() -> None:
+    def greet(person: Person, pixel: Pixel) -> Point:
+        return Point(person.age + pixel.x * pixel.y, person.city)
+
+    made = model(greet)
+    assert [name for name, *_ in specs(made)[0]] == ["age", "city", "x", "y"]
+    assert specs(made)[1] == [("x", "FP64", ()), ("label", "BYTES", ())]
+    found = answer(made, {**people(1.5), "x": np.array([2]), "y": np.array([3])})
+    assert found == {"x": [7.5], "label": ["oslo"]}
+
+
+def test_a_batch_gets_columns() -> None:
+    def double(x: NDArray[np.float32], names: list[str]) -> Columns:
+        assert names == ["oslo", "oslo"]
+        return {"double": x * 2, "label": [name.upper() for name in names]}
+
+    made = model(double, batch=True)
+    assert specs(made) == (
+        [("x", "FP32", ()), ("names", "BYTES", ())],
+        [("double", "FP32", ()), ("label", "BYTES", ())],
+    )
+    inputs = {"x": np.array([1, 2], np.float32), "names": people(1, 2)["city"]}
+    assert answer(made, inputs) == {"double": [2.0, 4.0], "label": ["OSLO", "OSLO"]}
+
+
+def test_a_batch_of_objects_is_a_list() -> None:
+    def ages(people: list[Person]) -> list[float]:
+        return [one.age for one in people]
+
+    made = model(ages, batch=True)
+    assert answer(made, people(1, 2)) == {"output": [1.0, 2.0]}
+    with pytest.raises(InvalidRows, match="row 1: expected an age of 0 or more, got -2"):
+        made.predict(people(1, -2))
+
+
+def test_rows_that_are_refused_are_named_and_others_are_not() -> None:
+    def check(person: Person) -> float:
+        if person.age > 100:
+            raise InvalidRequest(f"expected an age of up to 100, got {person.age:g}", field="age")
+        return person.age
+
+    with pytest.raises(InvalidRows) as caught:
+        model(check).predict(people(1, -1, 50, 101))
+    assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "", 3: "age"}
+    assert caught.value.within(3, 4) is not None
+    assert "age: row 0: expected an age of up to 100, got 101" in str(caught.value.within(3, 4))
+
+
+def test_a_mistake_in_the_function_is_not_the_callers() -> None:
+    def fails(age: float, city: str) -> float:
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        model(fails).predict(people(1))
+
+
+def test_an_object_of_a_class_is_made_when_it_is_loaded() -> None:
+    class Ranker:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, age: float, city: str) -> int:
+            self.calls += 1
+            return self.calls
+
+    assert answer(model(Ranker), people(1, 2)) == {"output": [1, 2]}
+
+
+def no_annotation(age, city: str) -> float:  # type: ignore[no-untyped-def]
+    raise AssertionError
+
+
+def unknown_annotation(age: complex) -> float:
+    raise AssertionError
+
+
+def no_result(age: float):  # type: ignore[no-untyped-def]
+    raise AssertionError
+
+
+def a_scalar_in_a_batch(age: float) -> NDArray[np.float32]:
+    raise AssertionError
+
+
+def twice(age: float, person: Person) -> float:
+    raise AssertionError
+
+
+def several(*ages: float) -> float:
+    raise AssertionError
+
+
+async def waits(age: float) -> float:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "said"),
+    [
+        (no_annotation, False, "endpoint f: parameter age: expected float, .*; it has no annotation"),
+        (unknown_annotation, False, "parameter age: expected float, .* got .*complex"),
+        (no_result, False, "the result: expected float, .*; it has no annotation"),
+        (a_scalar_in_a_batch, True, "parameter age: .* got .*float.*, in a list or an array"),
+        (twice, False, "different names, got age, age, city"),
+        (several, False, "parameter .*ages.*: expected one that is given by name"),
+        (waits, False, "expected a function, got a coroutine function"),
+    ],
+)
+def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        describe(function, batch=batch, name="f")
+
+
+APP = """
+import headrace
+from helper import factor
+
+@headrace.endpoint
+def price(age: float) -> float:
+    return age * factor
+
+@headrace.endpoint(name="other", batch=True)
+def second(age: list[float]) -> list[float]:
+    return age
+"""
+
+
+def written(folder: Path, app: str = APP) -> Path:
+    (folder / "helper.py").write_text("factor = 3\n")
+    (folder / "app.py").write_text(app)
+    return folder / "app.py"
+
+
+def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None:
+    file = written(tmp_path)
+    assert list(endpoints_of(file, file)) == ["price", "other"]
+    made = model_of(str(file), str(file), "price")()
+    made.load(Path(), None)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("x = 1\n", "no endpoints; mark a function with @headrace.endpoint"),
+        ("1 / 0\n", "app.py fails: ZeroDivisionError: division by zero"),
+        ("x = (\n", "app.py fails: SyntaxError"),
+        (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
+    ],
+)
+def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: str) -> None:
+    file = written(tmp_path, app)
+    with pytest.raises(ConfigError, match=said):
+        endpoints_of(file, file)
+
+
+def test_a_marked_function_is_still_a_function() -> None:
+    @headrace.endpoint
+    def double(x: float) -> float:
+        return 2 * x
+
+    assert double(2.0) == 4.0
