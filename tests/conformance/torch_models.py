@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,7 +66,9 @@ def scripted(module: Callable[[], Any]) -> Callable[[Path], None]:
     def write(directory: Path) -> None:
         import torch
 
-        torch.jit.script(module()).save(directory / "model.pt")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # that TorchScript is deprecated
+            torch.jit.script(module()).save(directory / "model.pt")
 
     return write
 

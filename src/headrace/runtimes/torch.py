@@ -141,7 +141,8 @@ class TorchServable:
                     )
                     for name, array in inputs.items()
                 }
-                answer = self._program.run(*(given.pop(name) for name in positional), **given)
+                arguments = [given.pop(name) for name in positional]
+                answer = self._program.run(*arguments, **given)
                 return {name: tensor.cpu().numpy() for name, tensor in _named(answer).items()}
         except Exception as error:  # the boundary to PyTorch
             raise ModelError(f"the model failed: {_first_line(error)}") from error
