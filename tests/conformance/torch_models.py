@@ -60,15 +60,16 @@ def exported(module: Callable[[], Any], inputs: Callable[[int], Tensors]) -> Cal
     return write
 
 
-def scripted(module: Callable[[], Any]) -> Callable[[Path], None]:
+def traced(module: Callable[[], Any], inputs: Callable[[int], Tensors]) -> Callable[[Path], None]:
     """Writes a version directory with TorchScript."""
 
     def write(directory: Path) -> None:
         import torch
 
+        example = tuple(torch.from_numpy(one) for one in inputs(4).values())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # that TorchScript is deprecated
-            torch.jit.script(module()).save(directory / "model.pt")
+            torch.jit.trace(module(), example, strict=False).save(directory / "model.pt")
 
     return write
 
@@ -77,7 +78,7 @@ def _features(rows: int) -> Tensors:
     return {"input": _FEATURES[:rows].copy()}
 
 
-def _named(rows: int) -> Tensors:
+def named(rows: int) -> Tensors:
     return {"features": _FEATURES[:rows].copy(), "keys": _KEYS[:rows].copy()}
 
 
@@ -96,19 +97,19 @@ TORCH = (
                 ("input FP32 [rows, 16]", "output FP32 [rows, 3]"),
                 _CODE,
             ),
-            Example("lookup", exported(lookup, _named), _named, _LOOKUP, _CODE),
+            Example("lookup", exported(lookup, named), named, _LOOKUP, _CODE),
             Example(
                 "script",
-                scripted(lookup),
-                _named,
+                traced(lookup, named),
+                named,
                 _LOOKUP,
                 RuntimeOptions(allow_code=True, options={"inputs": _INPUTS}),
             ),
         ),
         failing=Example(
             "lookup",
-            exported(lookup, _named),
-            lambda rows: {**_named(rows), "keys": np.full((rows, 3), 999)},
+            exported(lookup, named),
+            lambda rows: {**named(rows), "keys": np.full((rows, 3), 999)},
             (),
             _CODE,
         ),

@@ -25,7 +25,10 @@ from headrace.runtimes.options import RuntimeOptions
 _OPTIONS: dict[str, type] = {"inputs": str, "device": str}
 _INPUTS_WAY_OUT = 'set runtime.options.inputs, such as "x FP32 [rows, 10]; ids INT64 [rows]"'
 
-warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+with warnings.catch_warnings():
+    # PyTorch warns of arrays that cannot be written to, once per process: here.
+    warnings.simplefilter("ignore", UserWarning)
+    torch.from_numpy(np.frombuffer(bytes(4), np.float32))
 
 
 class _Program(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from headrace.base.errors import LoadError, NotLoadable
 from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.runtimes.options import RuntimeOptions
-from tests.conformance.torch_models import lookup, network, scripted
+from tests.conformance.torch_models import lookup, named, network, traced
 
 torch = pytest.importorskip("torch", reason="make test-torch installs it")
 
@@ -80,7 +80,7 @@ def test_code_needs_permission(tmp_path: Path) -> None:
 
 
 def test_torchscript_without_types_names_the_option(tmp_path: Path) -> None:
-    scripted(lookup)(tmp_path)
+    traced(lookup, named)(tmp_path)
     with pytest.raises(
         NotLoadable, match="inputs: expected features, keys, which the program takes, got none"
     ):
