@@ -25,11 +25,6 @@ from headrace.runtimes.options import RuntimeOptions
 _OPTIONS: dict[str, type] = {"inputs": str, "device": str}
 _INPUTS_WAY_OUT = 'set runtime.options.inputs, such as "x FP32 [rows, 10]; ids INT64 [rows]"'
 
-with warnings.catch_warnings():
-    # PyTorch warns of arrays that cannot be written to, once per process: here.
-    warnings.simplefilter("ignore", UserWarning)
-    torch.from_numpy(np.frombuffer(bytes(4), np.float32))
-
 
 class _Program(NamedTuple):
     """A program and its description.
@@ -39,14 +34,12 @@ class _Program(NamedTuple):
         positional: Names of the inputs that it takes by position, in order; the others are taken by name.
         inputs: Its inputs.
         rows: Number of rows that it takes; None for any.
-        writes: Whether it may write to its inputs.
     """
 
     run: Callable[..., Any]
     positional: Sequence[str]
     inputs: tuple[TensorSpec, ...]
     rows: int | None
-    writes: bool
 
 
 def load(file: Path, options: RuntimeOptions) -> TorchServable:
@@ -135,16 +128,11 @@ class TorchServable:
         if not getattr(self._of_thread, "is_set", False):
             torch.set_num_threads(self._threads)  # each thread has its own number
             self._of_thread.is_set = True
-        positional, writes = self._program.positional, self._program.writes
         try:
             with torch.inference_mode():
-                given = {
-                    name: torch.from_numpy(array.copy() if writes else np.ascontiguousarray(array)).to(
-                        self._device
-                    )
-                    for name, array in inputs.items()
-                }
-                arguments = [given.pop(name) for name in positional]
+                # Copies, because a program may write to its inputs.
+                given = {name: torch.tensor(array, device=self._device) for name, array in inputs.items()}
+                arguments = [given.pop(name) for name in self._program.positional]
                 answer = self._program.run(*arguments, **given)
                 return {name: tensor.cpu().numpy() for name, tensor in _named(answer).items()}
         except Exception as error:  # the boundary to PyTorch
@@ -175,8 +163,7 @@ def _exported(file: Path, device: torch.device) -> _Program:
     fixed = {int(value.shape[0]) for value in values if isinstance(value.shape[0], int)}
     if len(fixed) > 1:
         raise NotLoadable("the inputs have different fixed first axes, which cannot all be rows")
-    writes = bool(getattr(signature, "user_inputs_to_mutate", None))
-    return _Program(program.module(), positional, specs, next(iter(fixed), None), writes)
+    return _Program(program.module(), positional, specs, next(iter(fixed), None))
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
@@ -205,10 +192,12 @@ def _scripted(file: Path, options: RuntimeOptions, device: torch.device) -> _Pro
                 f"{file.name} is not TorchScript but a pickle of torch.save; write the module with "
                 "torch.export.save(torch.export.export(module, inputs), 'model.pt2'), or load it in model.py"
             )
-    module = torch.jit.load(file, map_location=device).eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that TorchScript is deprecated
+        module = torch.jit.load(file, map_location=device).eval()
     names = [one.name for one in module.forward.schema.arguments[1:]]
     specs = _declared(str(options.options.get("inputs", "")), names)
-    return _Program(module, names, specs, None, True)
+    return _Program(module, names, specs, None)
 
 
 def _declared(text: str, names: Sequence[str]) -> tuple[TensorSpec, ...]:
