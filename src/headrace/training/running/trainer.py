@@ -28,10 +28,13 @@ from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.learner import Learner
 from headrace.training.running.loop import EXIT_CODES, Blocks, error_text, run_loop
 from headrace.training.running.resumption import difference
-from headrace.training.running.schedule import NEVER, Every, Mark, is_due
+from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
 
 _VERSIONS_SAVED = 10_000
 """Number of most recent versions listed in a checkpoint, which bounds the manifest of an unbounded run."""
+
+_VERSION_POLL_SECONDS = 0.1
+"""Interval for checking, while no rows arrive, whether a version has been written."""
 
 _log = logging.getLogger(__name__)
 
@@ -155,6 +158,11 @@ class Trainer:
             versions=self._versions,
         )
 
+    @property
+    def _mark(self) -> Mark:
+        progress = self.progress
+        return Mark(progress.rows, progress.seconds)
+
     def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
         """Resume from a checkpoint.
 
@@ -215,19 +223,32 @@ class Trainer:
         return RunResult(said, code, error)
 
     def take(self, block: Block) -> None:
-        """Learn from a block; then report, publish and save as due. Called by the loop."""
+        """Learn from a block, and report. Called by the loop."""
         closed = self._learner.take(block)
-        if self._writing is not None and self._writing[0].done():
-            self._await_version()
+        self._note_version()
         progress = self.progress
         self._say(closed, progress)
         for observer in self._observers:
             observer.moved(progress)
-        mark = Mark(progress.rows, progress.seconds)
-        if is_due(self._plan.publish_every, self._asked, mark):
+
+    def act(self) -> float | None:
+        """Publish and save as due. Called by the loop.
+
+        Returns:
+            Seconds until the next action is due if no block arrives; None for never.
+        """
+        self._note_version()
+        every, saved_every = self._plan.publish_every, self._plan.checkpoint_every
+        mark = self._mark
+        if is_due(every, self._asked, mark):
             self._publish()
-        if is_due(self._plan.checkpoint_every, self._save_asked, mark):
+        if is_due(saved_every, self._save_asked, mark):
             self._save()
+        mark = self._mark
+        due = [seconds_until(every, self._asked, mark), seconds_until(saved_every, self._save_asked, mark)]
+        if every.seconds and self._writing is not None:
+            due.append(_VERSION_POLL_SECONDS)
+        return min((one for one in due if one is not None), default=None)
 
     def explain(self, error: Exception) -> str:
         """Return the error text of the exception that ended the loop. Called by the loop."""
@@ -259,10 +280,10 @@ class Trainer:
 
     def _publish(self) -> None:
         self._await_version()
-        if self._plan.release is None:
-            return
         progress = self.progress
         self._asked = Mark(progress.rows, progress.seconds)
+        if self._plan.release is None:
+            return
         last = self._learner.windows.last
         training = Training(
             rows=progress.rows - (progress.pending_rows or 0),
@@ -276,6 +297,11 @@ class Trainer:
             self._fail("not published", error)
         else:
             self._writing = self._writers.submit(write), self._asked
+
+    def _note_version(self) -> None:
+        """Report the result of the version that was being written, if it has been."""
+        if self._writing is not None and self._writing[0].done():
+            self._await_version()
 
     def _await_version(self) -> None:
         """Wait for the version that is being written, if any, and report its result."""
@@ -300,12 +326,12 @@ class Trainer:
             observer.published(publication, mark.rows)
 
     def _save(self) -> None:
-        directory = self._plan.checkpoint
-        if directory is None:
-            return
         self._await_version()
         progress = self.progress
         self._save_asked = Mark(progress.rows, progress.seconds)
+        directory = self._plan.checkpoint
+        if directory is None:
+            return
         saved = _Saved(
             seconds=progress.seconds,
             idle_seconds=progress.idle_seconds,

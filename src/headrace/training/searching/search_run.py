@@ -118,6 +118,9 @@ class _Shown:
         if self._terminal.due:
             self._terminal.show(f"{self._going.rows:,} rows")
 
+    def act(self) -> None:
+        self._going.act()
+
     def explain(self, error: Exception) -> str:
         return self._going.explain(error)
 

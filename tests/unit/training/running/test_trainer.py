@@ -34,6 +34,9 @@ class Rows:
         self.idle_seconds = 0.0
         self.stream_bytes = 0
 
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError(f"nothing is due at a time, but the loop waits for {seconds} s")
+
     def __iter__(self) -> Iterator[Block]:
         for block in self._blocks:
             self.stream_bytes += 10 * len(block)
@@ -109,6 +112,55 @@ def test_versions_appear_every_so_many_rows_and_at_the_end() -> None:
     assert result.summary["rows"] == 350
     assert result.summary["versions"] == [1, 2, 3, 4]
     assert result.summary["stopped"] == "end"
+
+
+class SilentRows(Rows):
+    """A block, and a silence until something has happened, by a clock of its own."""
+
+    def __init__(self, seconds: float, until: Callable[[], bool], then: Callable[[], None]) -> None:
+        super().__init__([make_block(40)], then)
+        self.clock = 0.0
+        self._seconds, self._until = seconds, until
+
+    def wait(self, seconds: float) -> bool:
+        self.clock += seconds
+        return self._until()
+
+    def __iter__(self) -> Iterator[Block]:
+        self.clock = self._seconds  # the first row took so long
+        return super().__iter__()
+
+
+def silent_trainer(plan: RunPlan, rows: SilentRows, listener: Listener) -> Trainer:
+    learner = Learner(RateModel(), Windows(100), None)
+    return Trainer(learner, plan, [listener], now=lambda: rows.clock)
+
+
+@pytest.mark.parametrize("seconds", [10.0, 60.0], ids=["in the silence", "right before it"])
+def test_rows_before_a_silence_are_published_in_time(seconds: float) -> None:
+    versions, listener = Versions(), Listener()
+    told: list[tuple[int, int]] = []
+    rows = SilentRows(seconds, lambda: bool(listener.versions), lambda: told.extend(listener.versions))
+    every = plan(release=versions, publish_every=Every(seconds=60.0))
+    assert silent_trainer(every, rows, listener).run(rows).exit_code == 0
+    assert told == [(1, 40)]
+    assert [training.rows for training in versions.published] == [40]
+    assert rows.clock >= 60.0
+
+
+def test_rows_before_a_silence_are_saved_in_time(tmp_path: Path) -> None:
+    saved: list[bool] = []
+    rows = SilentRows(10.0, lambda: False, lambda: saved.append(load_checkpoint(tmp_path) is not None))
+    every = plan(checkpoint=tmp_path, checkpoint_every=Every(seconds=60.0))
+    assert silent_trainer(every, rows, Listener()).run(rows).exit_code == 0
+    assert (saved, rows.clock) == ([True], 60.0)
+
+
+def test_a_time_without_an_action_is_waited_for_once() -> None:
+    rows = SilentRows(10.0, lambda: False, lambda: None)
+    timed = plan(publish_every=Every(seconds=60.0), checkpoint_every=Every(seconds=90.0))
+    assert silent_trainer(timed, rows, Listener()).run(rows).exit_code == 0
+    assert rows.clock == 90.0
 
 
 def test_nothing_new_is_not_published_twice() -> None:

@@ -171,6 +171,9 @@ class Blocks:
     def __init__(self, wrong: bool = False) -> None:
         self._wrong = wrong
 
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError("nothing is due at a time")
+
     def __iter__(self) -> Iterator[Block]:
         yield block(500)
         yield block(500, 500)
