@@ -115,6 +115,15 @@ def test_patches_follow_a_whole_version_and_hold_what_was_learnt(tmp_path: Path,
     assert bases == [None, 1, 1, None, 4]
 
 
+def test_whole_versions_recur_although_versions_are_deleted(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, keep=2, patch=True, whole_every=4)
+    weights, bases = weights_for(SETTINGS), []
+    for row in range(9):
+        weights = nudged(weights, row)
+        bases.append(release(publisher, weights).base)
+    assert bases == [None, 1, 1, 1, None, 5, 5, 5, None]
+
+
 def test_a_patch_of_quantized_tables_holds_little_more_than_what_was_touched(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, patch=True, quantize=8)
     weights = weights_for(SETTINGS)
