@@ -198,7 +198,7 @@ class KerasModel:
             if not np.isfinite(np.sum(variable.numpy(), dtype=np.float64)):
                 raise ModelError(
                     f"{variable.path} holds a weight that is not a finite number; nothing was published. "
-                    "Go back to a checkpoint, and lower the learning rate"
+                    "Start a new run with a lower learning rate"
                 )
         # Keras' own export writes every variable twice.
         published = tensorflow.Module()

@@ -237,7 +237,7 @@ def _check_finite(weights: Weights) -> None:
             if chunk.size and not (np.isfinite(chunk.max()) and np.isfinite(chunk.min())):
                 raise ModelError(
                     f"{name} holds a weight that is not a finite number; nothing was published. "
-                    "Go back to a checkpoint, and lower the learning rate"
+                    "Start a new run with a lower learning rate"
                 )
 
 

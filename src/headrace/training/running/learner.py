@@ -179,6 +179,6 @@ def _check(predictions: Array, block: Block) -> None:
     if not np.isfinite(predictions.sum(dtype=np.float64)):
         raise ModelError(
             f"the model has diverged: from row {block.first_row} to {block.first_row + len(block) - 1} "
-            "its predictions are not finite; lower --learning-rate, and resume from the last checkpoint or "
-            "version"
+            "its predictions are not finite; start a new run with a lower learning rate, and with another "
+            "directory if --checkpoint is given"
         )

@@ -135,7 +135,9 @@ def test_a_state_with_another_kind_of_labels_is_refused(saved: float, now: float
 
 def test_a_model_that_diverges_says_where() -> None:
     one = learner(model=DivergingModel(60))
-    with pytest.raises(ModelError, match=r"from row 60 to 89 its predictions are not finite; lower"):
+    with pytest.raises(
+        ModelError, match=r"from row 60 to 89 its predictions are not finite; start a new run"
+    ):
         run(one, 300)
     assert one.position.rows == 60
 
