@@ -49,6 +49,10 @@ class JsonReport:
         self._said_versions = 0
         self.problem: str | None = None
 
+    def resumed(self, progress: Progress) -> None:
+        """Continue after the last window, at which this progress was reported."""
+        self._said_versions = len(progress.versions)
+
     def moved(self, progress: Progress) -> None:
         """Do nothing: windows are written."""
 
@@ -103,6 +107,10 @@ class TerminalReport:
         self._before = Progress()
         self._window = ""
 
+    def resumed(self, progress: Progress) -> None:
+        """Show the pace since this progress until the first window."""
+        self._before = progress
+
     def moved(self, progress: Progress) -> None:
         """Refresh the line, at most ten times a second."""
         if not self._line.due:
@@ -119,7 +127,9 @@ class TerminalReport:
         self._line.show("  ".join(parts))
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Show the window's scores from now on."""
+        """Show the window's scores from now on; clear the line for a trend, which ``Warnings`` writes."""
+        if window.trend is not None:
+            self.clear()
         score = window.score
         self._window = "  ".join(
             f"{name} {value:.5f}"
@@ -137,7 +147,7 @@ class TerminalReport:
         """Do nothing: the line shows the newest version."""
 
     def failed(self, what: str) -> None:
-        """Clear the line, because ``Warnings`` writes to the same terminal."""
+        """Clear the line for the failure, which ``Warnings`` writes."""
         self.clear()
 
     def clear(self) -> None:
