@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import shutil
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -221,6 +224,32 @@ def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(
     assert release(publisher).deleted == ()
     assert versions(tmp_path) == [1, 2]
     assert "old versions are kept" in caplog.text
+
+
+def test_a_version_is_published_although_old_ones_cannot_be_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(directory: Path) -> dict[int, Path]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(publishing, "version_directories", failing)
+    done = release(Publisher(tmp_path, keep=1))
+    assert (done.version, done.deleted) == (1, ())
+    assert "old versions are kept, because it is unknown which are needed" in caplog.text
+
+
+def test_a_version_that_another_publisher_deletes_at_once_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish_and_delete(*given: Any, **named: Any) -> Path:
+        path = manifest_publish(*given, **named)
+        shutil.rmtree(path)
+        return path
+
+    manifest_publish = publishing.publish
+    monkeypatch.setattr(publishing, "publish", publish_and_delete)
+    done = release(Publisher(tmp_path, keep=1))
+    assert (done.version, done.size_bytes) == (1, 0)
 
 
 def test_a_weight_that_is_no_number_is_never_published(tmp_path: Path) -> None:
