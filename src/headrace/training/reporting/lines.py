@@ -87,7 +87,8 @@ class JsonReport:
             self._output.flush()
         except BrokenPipeError:
             # The reader closed the pipe. Learning goes on, and further lines are discarded.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
+            with open(os.devnull, "wb") as discarded:
+                os.dup2(discarded.fileno(), self._output.fileno())
         except OSError as error:
             # Learning goes on. The next line may succeed, for example if a full disk has room again.
             self.problem = f"standard output cannot be written: {error.strerror or error}"

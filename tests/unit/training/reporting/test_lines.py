@@ -60,8 +60,10 @@ def test_lines_that_nobody_reads_do_not_end_a_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as output:
+        before = os.listdir("/proc/self/fd")
         JsonReport(output).write({"rows": 1})
         JsonReport(output).write({"rows": 2})
+        assert os.listdir("/proc/self/fd") == before, "no descriptor is left open"
 
 
 def test_a_full_disk_under_what_is_said_does_not_end_a_run() -> None:
