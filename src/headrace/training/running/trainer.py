@@ -94,13 +94,18 @@ class RunResult(NamedTuple):
 
 
 class _Saved(msgspec.Struct, kw_only=True):
-    """The trainer's state in a checkpoint."""
+    """The trainer's state in a checkpoint.
+
+    Attributes:
+        unlisted: Number of versions published since the last window, whose next line lists them.
+    """
 
     seconds: float
     idle_seconds: float
     stream_bytes: int
     versions: list[int]
     published_rows: int
+    unlisted: int = 0
     unfinished: tuple[int, int] | None = None
 
 
@@ -163,13 +168,16 @@ class Trainer:
         progress = self.progress
         return Mark(progress.rows, progress.seconds)
 
-    def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
+    def resume(self, checkpoint: Checkpoint, *, continued: bool) -> Progress:
         """Resume from a checkpoint.
 
         Args:
             checkpoint: The checkpoint.
             continued: Whether the input starts with the rows after the checkpoint; otherwise with the
                 stream's first row.
+
+        Returns:
+            The progress at the checkpoint, with the versions published until the last window only.
 
         Raises:
             ConfigError: The checkpoint is of another model or schema, or of other windows, slices or label
@@ -197,7 +205,9 @@ class Trainer:
         self._versions = tuple(self._before.versions)
         self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
         self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
-        self._windowed = self.progress
+        listed = max(0, len(self._versions) - self._before.unlisted)
+        self._windowed = self.progress._replace(versions=self._versions[:listed])
+        return self._windowed
 
     def run(self, blocks: Blocks) -> RunResult:
         """Learn until the stream ends, or the run is stopped.
@@ -338,6 +348,7 @@ class Trainer:
             stream_bytes=progress.stream_bytes,
             versions=list(self._versions[-_VERSIONS_SAVED:]),
             published_rows=self._published.rows,
+            unlisted=len(self._versions) - len(self._windowed.versions),
             unfinished=self._learner.unfinished,
         )
         try:

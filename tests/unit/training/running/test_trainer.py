@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import time
@@ -17,7 +19,8 @@ from headrace.base.tensors import Array
 from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Training
-from headrace.training.reporting.progress import Pace, Progress
+from headrace.training.reporting.lines import JsonReport
+from headrace.training.reporting.progress import Observer, Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
@@ -87,7 +90,7 @@ class Listener:
 
 
 def trainer(
-    plan: RunPlan, *, listener: Listener | None = None, model: RateModel | None = None, delay: float = 0.0
+    plan: RunPlan, *, listener: Observer | None = None, model: RateModel | None = None, delay: float = 0.0
 ) -> Trainer:
     pending = Pending(delay) if delay else None
     learner = Learner(model or RateModel(), Windows(100), pending)
@@ -285,8 +288,15 @@ def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: floa
         timed = ("seconds", "rows_per_second", "idle_share", "stream_bytes")
         return {name: value for name, value in summary.items() if name not in timed}
 
+    def lines(output: io.StringIO) -> list[dict[str, object]]:
+        return [untimed(json.loads(line)) for line in output.getvalue().splitlines()]
+
+    outputs = [io.StringIO() for _ in range(3)]
+    reports = [JsonReport(output) for output in outputs]
     every = {"publish_every": Every(rows=100), "checkpoint_every": Every(rows=90)}
-    undisturbed = trainer(plan(release=Versions(), checkpoint=tmp_path / "a", **every), delay=delay)
+    undisturbed = trainer(
+        plan(release=Versions(), checkpoint=tmp_path / "a", **every), listener=reports[0], delay=delay
+    )
     expected = undisturbed.run(Rows(make_blocks(600, 30)))
 
     class Killed(BaseException):
@@ -296,16 +306,20 @@ def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: floa
         raise Killed
 
     versions = Versions()
-    first = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
+    both = plan(release=versions, checkpoint=tmp_path / "b", **every)
+    first = trainer(both, listener=reports[1], delay=delay)
     with pytest.raises(Killed):
         first.run(Rows(make_blocks(330, 30), kill))
     saved = load_checkpoint(tmp_path / "b")
     assert saved is not None
     versions.published = versions.published[: len(saved.meta["trainer"]["versions"])]  # type: ignore[index]
-    second = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
-    second.resume(saved, continued=False)
+    second = trainer(both, listener=reports[2], delay=delay)
+    reports[2].resumed(second.resume(saved, continued=False))
     found = second.run(Rows(make_blocks(600, 30, first_row=270)))
     assert untimed(found.summary) == untimed(expected.summary)
+    resumed = lines(outputs[2])
+    before = [line for line in lines(outputs[1]) if line["window"] < resumed[0]["window"]]  # type: ignore[operator]
+    assert before + resumed == lines(outputs[0])
 
 
 def test_a_checkpoint_does_not_grow_with_each_version(tmp_path: Path) -> None:
