@@ -238,7 +238,7 @@ def test_tokens_come_from_files_or_the_environment_and_are_not_sent_in_the_clear
         ({"token_file": "token", "url": "http://encoder.example"}, "expected https://…, because a token"),
         ({"token_file": "token", "token_env": "X"}, "token_env: expected none, as token_file is set"),
         ({"url": "encoder:8501"}, "url: expected http://HOST:PORT"),
-        ({"url": "http://user@encoder"}, "url: expected http://HOST:PORT"),
+        ({"url": "http://user@encoder"}, "url: expected no user name or password in it"),
         (
             {"url": "https://encoder", "ca_file": "none.pem"},
             r"ca_file: \S+none.pem cannot be used: No such file",

@@ -49,8 +49,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "each window of rows, unless standard output and standard error are both terminals, and at the "
             "end one for the run. With --json, only the last one is written.",
             examples=_EXAMPLES,
-            failure="the stream is cut or corrupt, the model diverged, something could not be written, or no "
-            "configuration of a search passes its gates",
+            failure="the stream is cut or corrupt, the model diverged, something could not be written, or "
+            "a search excludes every configuration",
             run=run,
             own_keys=ModelSettings.__struct_fields__,
             own_help=", and the structure of the model",

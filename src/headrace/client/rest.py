@@ -25,13 +25,14 @@ from headrace.base.errors import (
     shown,
 )
 from headrace.net.client_tls import client_context
-from headrace.net.deadline_connection import Connection, remaining
+from headrace.net.deadline_connection import Connection, Lookups, connect, system_addresses
 from headrace.net.urls import KEPT_IN_PATHS
 
 _PIECE_BYTES = 2**20
 _LARGEST_ERROR_BYTES = 65_536
 _LONGEST_WAIT_SECONDS = 300.0
 _MOST_IDLE = 8
+_MOST_LOOKUPS = 16
 _OK, _NO_SERVER_ERROR = 200, 500
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -75,12 +76,15 @@ def read_address(url: str) -> Address:
     Raises:
         ConfigError: The URL is invalid.
     """
+    if "@" in url.split("//", 1)[-1].split("/", 1)[0]:  # do not repeat the URL: it may contain a password
+        raise ConfigError("url: expected no user name or password in it; set token_file or token_env")
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"url: expected http://HOST:PORT, got {url!r}: {error}") from error
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or parts.query:
+    more = parts.query or parts.fragment
+    if parts.scheme not in ("http", "https") or not parts.hostname or more or port == 0:
         raise ConfigError(f"url: expected http://HOST:PORT or https://HOST:PORT, got {url!r}")
     if not parts.hostname.isascii():
         raise ConfigError(
@@ -113,7 +117,9 @@ class RestClient:
         self._address = address
         self._token = token
         self._tls = client_context(ca_file) if address.is_secure else None
+        self._lookups = Lookups(system_addresses, _MOST_LOOKUPS)
         self._idle: list[socket.socket] = []
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def ask(self, path: str, body: bytes, headers: dict[str, str], seconds: float, most_bytes: int) -> Reply:
@@ -144,8 +150,9 @@ class RestClient:
             raise Unavailable(f"{self._address.host} cannot be reached: {said}") from error
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close the idle connections now, and others once their calls end."""
         with self._lock:
+            self._is_closed = True
             idle, self._idle = self._idle, []
         for one in idle:
             one.close()
@@ -166,16 +173,11 @@ class RestClient:
             return self._idle.pop() if self._idle else None
 
     def _connected(self, deadline: float) -> socket.socket:
-        address = (self._address.host, self._address.port)
-        connected = socket.create_connection(address, timeout=remaining(deadline))
+        host, port = self._address.host, self._address.port
+        addresses = self._lookups.addresses(host, port, deadline)
+        connected = connect(host, port, addresses, deadline, self._tls)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is None:
-            return connected
-        try:
-            return self._tls.wrap_socket(connected, server_hostname=self._address.host)
-        except BaseException:
-            connected.close()
-            raise
+        return connected
 
     def _once(
         self, connected: socket.socket, request: bytes, deadline: float, most_bytes: int, *, is_kept: bool
@@ -199,7 +201,7 @@ class RestClient:
         finally:
             response.close()
             with self._lock:
-                stays = is_whole and len(self._idle) < _MOST_IDLE
+                stays = is_whole and not self._is_closed and len(self._idle) < _MOST_IDLE
                 if stays:
                     self._idle.append(connected)
             if not stays:

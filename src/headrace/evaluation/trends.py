@@ -18,7 +18,6 @@ REMEMBERED = 64
 """Number of windows considered, the newest included."""
 
 _TOGETHER = 5
-_LEAST_SPREAD = 0.002
 _JUMP_SPREADS = 4.0
 _JUMP_SHARE = 0.01
 _TIRED_SHARE = 0.02
@@ -42,7 +41,7 @@ def trend_of(entropies: Sequence[float]) -> Trend | None:
     chance = _chance(entropies[:-1])
     if len(before) == _TOGETHER:
         middle = statistics.fmean(before)
-        spread = max(statistics.stdev(before), chance, _LEAST_SPREAD * middle)
+        spread = max(statistics.stdev(before), chance)
         if newest > middle + max(_JUMP_SPREADS * spread, _JUMP_SHARE * middle):
             return "jumped"
     recent, earlier = entropies[-_TOGETHER:], entropies[:-_TOGETHER]

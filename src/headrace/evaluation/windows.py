@@ -157,14 +157,16 @@ class Windows:
         (score,) = _scores(window, rows, _all_in_one(rows))
         self._total.merge(window)
         slices = {name: self._by_value(rows, number) for number, name in enumerate(self._slices)}
+        trend = None
         if is_whole and score.normalized_entropy is not None:
             self._entropies = [*self._entropies, score.normalized_entropy][-REMEMBERED:]
+            trend = trend_of(self._entropies)
         self._last = Window(
             number=self._closed,
             last_row=self.rows,
             score=score,
             slices=slices,
-            trend=trend_of(self._entropies) if is_whole else None,
+            trend=trend,
         )
         return self._last
 

@@ -90,8 +90,101 @@ def remaining(deadline: float) -> float:
     return left
 
 
+class Lookups:
+    """Lookups of host names, each in a thread, as the resolver has no timeout of its own. Thread-safe."""
+
+    def __init__(self, resolve: Resolve, most: int) -> None:
+        """Keep the settings.
+
+        Args:
+            resolve: Function that resolves host names.
+            most: Maximum number of concurrent lookups, including hanging ones.
+        """
+        self._resolve = resolve
+        self._free = threading.BoundedSemaphore(most)
+
+    def addresses(self, host: str, port: int, deadline: float) -> Sequence[str]:
+        """Return the addresses of a host, at least one, the best first.
+
+        Raises:
+            OSError: The host cannot be resolved, or not in time.
+        """
+        if not self._free.acquire(timeout=remaining(deadline)):
+            raise OSError("too many host names are being resolved")
+        answers: SimpleQueue[Sequence[str] | OSError] = SimpleQueue()
+        lookup = threading.Thread(target=self._look_up, args=(host, port, answers), daemon=True)
+        try:
+            lookup.start()
+        except BaseException:
+            self._free.release()
+            raise
+        try:
+            answer = answers.get(timeout=remaining(deadline))
+        except Empty:
+            raise TimeoutError("timed out") from None
+        if isinstance(answer, OSError):
+            raise answer
+        if not answer:
+            raise OSError("no addresses")
+        return list(answer)[:_MOST_ADDRESSES]
+
+    def _look_up(self, host: str, port: int, answers: SimpleQueue[Sequence[str] | OSError]) -> None:
+        try:
+            answers.put(self._resolve(host, port))
+        except OSError as error:
+            answers.put(error)
+        except Exception as error:  # noqa: BLE001 - a resolver may raise anything; a thread waits for it
+            answers.put(OSError(f"{type(error).__name__}: {error}"))
+        finally:
+            self._free.release()
+
+
+def connect(
+    host: str, port: int, addresses: Sequence[str], deadline: float, tls: ssl.SSLContext | None
+) -> socket.socket:
+    """Connect to the first address that answers; each may take its share of the remaining time.
+
+    Args:
+        host: Host name that the certificate must be for.
+        port: Port number.
+        addresses: Addresses of the host, at least one.
+        deadline: Deadline on the monotonic clock.
+        tls: Context of the TLS handshake; None for a connection without TLS.
+
+    Raises:
+        ssl.SSLCertVerificationError: The certificate is invalid; the other addresses are not tried.
+        OSError: No address answers in time; the error of the last one.
+    """
+    error = OSError("no address")
+    for tried, address in enumerate(addresses):
+        try:
+            return _connected(host, (address, port), deadline, len(addresses) - tried, tls)
+        except ssl.SSLCertVerificationError:
+            raise
+        except OSError as failed:
+            error = failed
+    raise error
+
+
+def _connected(
+    host: str, address: tuple[str, int], deadline: float, shares: int, tls: ssl.SSLContext | None
+) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    connected = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        connected.settimeout(remaining(deadline) / shares)
+        connected.connect(address)
+        if tls is not None:
+            connected.settimeout(remaining(deadline))
+            connected = tls.wrap_socket(connected, server_hostname=host)
+    except BaseException:
+        connected.close()
+        raise
+    return connected
+
+
 class Connector:
-    """Opens connections. Thread-safe."""
+    """Opens connections to allowed addresses. Thread-safe."""
 
     def __init__(self, resolve: Resolve, allowed: Sequence[Network], ca_file: str, most_lookups: int) -> None:
         """Prepare the state shared by all connections.
@@ -105,75 +198,30 @@ class Connector:
         Raises:
             ConfigError: The file cannot be read, or holds no certificates.
         """
-        self._resolve = resolve
+        self._lookups = Lookups(resolve, most_lookups)
         self._allowed = allowed
         self._tls = client_context(ca_file)
-        self._lookups = threading.BoundedSemaphore(most_lookups)
 
     def open(self, target: Target, deadline: float) -> Connection:
         """Connect to the first of a host's allowed addresses that answers.
 
         Raises:
             Failing: No address is allowed, or the certificate is invalid (final); no address answers in time.
-            TimeoutError: The deadline passed before an address was tried.
         """
-        addresses = self._addresses(target, deadline)
+        host, port = target.host, target.port
+        try:
+            addresses = self._lookups.addresses(host, port, deadline)
+        except OSError as failed:
+            raise not_now(f"cannot resolve {shown(host)}: {failed}") from failed
         found = {address: forbidden(address, self._allowed) for address in addresses}
         good = [address for address, reason in found.items() if not reason]
         if not good:
             address, reason = next(iter(found.items()))
-            raise never(f"{shown(target.host)} resolves to {address}, {reason}, which is not allowed")
-        error: OSError = OSError("no address")
-        for tried, address in enumerate(good):
-            try:
-                return self._connected(target, address, deadline, len(good) - tried)
-            except ssl.SSLCertVerificationError as failed:
-                raise never(f"{shown(target.host)}: {failed.verify_message}") from failed
-            except OSError as failed:
-                error = failed
-        raise not_now(f"cannot connect to {shown(target.host)}: {error}") from error
-
-    def _connected(self, target: Target, address: str, deadline: float, shares: int) -> Connection:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        connected = socket.socket(family, socket.SOCK_STREAM)
+            raise never(f"{shown(host)} resolves to {address}, {reason}, which is not allowed")
+        tls = self._tls if target.scheme == "https" else None
         try:
-            connected.settimeout(remaining(deadline) / shares)
-            connected.connect((address, target.port))
-            if target.scheme == "https":
-                connected.settimeout(remaining(deadline))
-                connected = self._tls.wrap_socket(connected, server_hostname=target.host)
-        except BaseException:
-            connected.close()
-            raise
-        return Connection(connected, deadline)
-
-    def _addresses(self, target: Target, deadline: float) -> Sequence[str]:
-        """Resolve a host name in a separate thread, as the resolver has no timeout of its own."""
-        if not self._lookups.acquire(timeout=remaining(deadline)):
-            raise not_now("too many host names are being resolved")
-        answers: SimpleQueue[Sequence[str] | OSError] = SimpleQueue()
-        lookup = threading.Thread(target=self._look_up, args=(target, answers), daemon=True)
-        try:
-            lookup.start()
-        except BaseException:
-            self._lookups.release()
-            raise
-        try:
-            answer = answers.get(timeout=remaining(deadline))
-        except Empty:
-            raise not_now(f"cannot resolve {shown(target.host)}: timed out") from None
-        if isinstance(answer, OSError):
-            raise not_now(f"cannot resolve {shown(target.host)}: {answer}") from answer
-        if not answer:
-            raise not_now(f"cannot resolve {shown(target.host)}: no addresses")
-        return list(answer)[:_MOST_ADDRESSES]
-
-    def _look_up(self, target: Target, answers: SimpleQueue[Sequence[str] | OSError]) -> None:
-        try:
-            answers.put(self._resolve(target.host, target.port))
-        except OSError as error:
-            answers.put(error)
-        except Exception as error:  # noqa: BLE001 - a resolver may raise anything; a thread waits for it
-            answers.put(OSError(f"{type(error).__name__}: {error}"))
-        finally:
-            self._lookups.release()
+            return Connection(connect(host, port, good, deadline, tls), deadline)
+        except ssl.SSLCertVerificationError as failed:
+            raise never(f"{shown(host)}: {failed.verify_message}") from failed
+        except OSError as failed:
+            raise not_now(f"cannot connect to {shown(host)}: {failed}") from failed

@@ -65,7 +65,7 @@ def make_cells(
     centres = _centres(rows, count, np.random.default_rng(seed), turns, progress)
     probes = min(probes, count)
     nearest = np.empty((rows.count, probes), np.int32)
-    for some in rows.blocks(_at_once(rows, count)):
+    for some in rows.blocks(rows.at_once(count)):
         nearest[some] = _nearest_cells(rows, rows.take(some), centres, probes)
         progress("sorting into cells", some.stop, rows.count)
     return Cells(centres, nearest)
@@ -77,7 +77,7 @@ def _centres(rows: Rows, count: int, random: np.random.Generator, turns: int, pr
     size = min(rows.count, max(_SAMPLED_A_CELL * count, 4096))
     sample = rows.take(np.sort(random.choice(rows.count, size, replace=False)))
     centres = sample[random.choice(size, count, replace=False)]
-    step = _at_once(rows, count)
+    step = rows.at_once(count)
     for turn in range(turns):
         home = np.concatenate(
             [
@@ -103,11 +103,6 @@ def _nearest_cells(rows: Rows, taken: Floats, centres: Floats, probes: int) -> n
     kept = np.argpartition(-made, probes - 1, axis=1)[:, :probes]
     order = np.argsort(-np.take_along_axis(made, kept, axis=1), axis=1, kind="stable")
     return np.asarray(np.take_along_axis(kept, order, axis=1), np.int32)
-
-
-def _at_once(rows: Rows, count: int) -> int:
-    """Return how many rows to process at a time, so that neither they nor their scores exceed a block."""
-    return max(1, min(rows.block, rows.block * rows.dimension // count))
 
 
 def _grouped(cell: npt.NDArray[np.int32], count: int) -> tuple[Numbers, Numbers]:

@@ -33,7 +33,10 @@ def first_equal(rows: Rows) -> Numbers:
     """
     hashes = np.empty(rows.count, np.uint64)
     for some in rows.blocks():
-        hashes[some] = _hashed(rows.stored(some)[0])
+        vectors, scales = rows.stored(some)
+        hashes[some] = _hashed(vectors)
+        if scales is not None and rows.metric != "cosine":
+            hashes[some] ^= _hashed(scales[:, None])
     _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
     found = first[which].astype(np.int64)
     repeated = np.flatnonzero(found != np.arange(rows.count))
@@ -125,6 +128,7 @@ _QUERIES_AT_ONCE = 1024
 _MEMBERS_AT_ONCE = 4096
 _ROUNDING = 2e-5
 _EXACT = 1e-9
+_FARTHEST = 1e18  # beyond any distance; its square fits into float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +164,7 @@ class Group:
     Attributes:
         rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
         similarities: float64 ``[n]``: similarity to the first row, computed in float64; the distance for
-            ``l2``.
+            ``l2``, and 1 for equal zero vectors.
     """
 
     rows: Numbers
@@ -209,7 +213,7 @@ class _Cut:
     def of(cls, rows: Rows, threshold: float) -> _Cut:
         if rows.metric == "cosine":
             return cls(threshold, threshold, _ROUNDING)
-        return cls(threshold, -(threshold**2), _ROUNDING * rows.dimension * rows.largest**2)
+        return cls(threshold, -(min(threshold, _FARTHEST) ** 2), _ROUNDING * rows.dimension * rows.largest**2)
 
     def similar(self, rows: Rows, some: Numbers, there: Numbers, made: Floats) -> tuple[Numbers, Numbers]:
         """Return the similar pairs of a block; scores near the threshold are recomputed in float64."""
@@ -341,7 +345,7 @@ def _recall(rows: Rows, cells: Cells, cut: _Cut, effort: Effort) -> float | None
     random = np.random.default_rng(effort.seed)
     asked = np.sort(random.choice(rows.count, min(rows.count, effort.checked_rows), replace=False))
     found = total = 0
-    for block in rows.blocks():
+    for block in rows.blocks(rows.at_once(len(asked))):
         there = np.arange(block.start, block.stop)
         if not len(asked):
             break
@@ -378,5 +382,7 @@ def _group(rows: Rows, members: Numbers) -> Group:
     near = np.concatenate([scores(rows.metric, rows.take(some), mean)[:, 0] for some in blocks])
     central = members[int(np.argmax(near))]
     similar = rows.exactly(np.full(len(members), central), members)
+    if rows.metric == "cosine" and not similar.any():
+        similar[:] = 1.0  # equal zero vectors, which have no angle
     order = np.lexsort((members, similar if rows.metric == "l2" else -similar, members != central))
     return Group(members[order], similar[order])

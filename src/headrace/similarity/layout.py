@@ -136,6 +136,8 @@ def _tsne(taken: Floats, seed: int) -> Floats:
         raise ConfigError("t-SNE needs scikit-learn: pip install 'headrace[sklearn]'") from None
     if taken.shape[1] > _PCA_BEFORE_TSNE:
         taken = _principal(taken, min(_PCA_BEFORE_TSNE, *taken.shape), seed)[0]
+    if taken.shape[1] == 1:  # TSNE starts from two principal components
+        taken = np.pad(taken, ((0, 0), (0, 1)))
     # TSNE requires a perplexity below the number of vectors.
     perplexity = min(_PERPLEXITY, (len(taken) - 1) / 3)
     made: Any = TSNE(init="pca", perplexity=perplexity, random_state=seed).fit_transform(taken)

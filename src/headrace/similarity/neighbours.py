@@ -66,7 +66,7 @@ def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatche
     for some in queries.blocks(_QUERIES_AT_ONCE):
         asked = queries.take(some)
         best: tuple[Floats, Numbers] | None = None
-        for block in rows.blocks():
+        for block in rows.blocks(rows.at_once(len(asked))):
             best = _better(best, scores(rows.metric, asked, rows.take(block)), block.start, count)
             progress("comparing", some.start * rows.count + len(asked) * block.stop, total)
         if best is not None:

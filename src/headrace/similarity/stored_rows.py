@@ -129,6 +129,16 @@ class Rows:
         step = rows or self.block
         return [slice(start, min(start + step, self.count)) for start in range(0, self.count, step)]
 
+    def at_once(self, others: int) -> int:
+        """Return how many rows to compare with some others at a time.
+
+        Neither these rows nor their scores are then larger than a block.
+
+        Args:
+            others: Number of vectors that each row is compared with.
+        """
+        return max(1, min(self.block, _BLOCK_NUMBERS // max(1, others)))
+
     def exactly(self, left: Numbers, right: Numbers) -> Doubles:
         """Return the similarities of pairs of rows in float64, as shown to users; distances for ``l2``.
 

@@ -54,7 +54,8 @@ def _is_plain(column: pa.Array) -> bool:
     if column.type not in _OFFSETS or not len(column):
         return False
     valid, offsets, data = column.buffers()
-    places = np.frombuffer(offsets, _OFFSETS[column.type])[column.offset : column.offset + len(column) + 1]
+    end = column.offset + len(column) + 1  # the buffer may be larger, by part of an offset even
+    places = np.frombuffer(offsets, _OFFSETS[column.type], end)[column.offset :]
     ascii_bytes = 0 if data is None or np.frombuffer(data, np.int8).min(initial=0) < 0 else data.size
     return bool(
         valid is None and places[0] >= 0 and places[-1] <= ascii_bytes and (places[1:] >= places[:-1]).all()

@@ -36,8 +36,8 @@ class Block:
         weights: Weight of each row: float32 ``[rows]``; None for 1 each.
         timestamps: Microseconds since 1970: int64 ``[rows]``; None if the stream has none.
         truth: The probability that each label was drawn with: float32 ``[rows]``; None for real rows.
-        keys: Keys of the values of exact fields: uint64 ``[rows, len(exact_slots)]``; 0 for no value. In a
-            field's first slot, 0 selects the table's row for missing values. None if no field is exact.
+        keys: Keys of the values of exact fields: uint64 ``[rows, len(exact_slots)]``; 0 for no value. A
+            field without any value in a row is missing there. None if no field is exact.
         views: Number of views of each row, whole numbers: float32 ``[rows]``; None for 1 each.
         slices: The columns by which metrics are split, by name.
         first_row: The number of the first row in the stream, from 0.

@@ -229,13 +229,14 @@ class _SliceCodes:
         """Write the code of each row's value."""
         if pa.types.is_nested(column.type):
             column = pa.array([None if value is None else str(value) for value in column.to_pylist()])
-        if pa.types.is_dictionary(column.type) and len(column.dictionary) > len(column):
-            column = plain(column)  # At least one entry is unused: number the used ones only.
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
-        numbers = [-1 if value is None else self._code(value) for value in _values(encoded.dictionary)]
+        numbers = np.full(len(encoded.dictionary) + 1, -1, np.int32)
+        used = encoded.indices.unique().drop_null()
+        for entry, value in zip(used.to_numpy(), _values(plain(encoded.dictionary).take(used)), strict=True):
+            numbers[entry] = -1 if value is None else self._code(value)
         # int32, because the indices' own type may not hold the number that stands for null.
-        places = encoded.indices.cast(pa.int32()).fill_null(len(numbers)).to_numpy(zero_copy_only=False)
-        codes[:] = np.array([*numbers, -1], np.int32)[places]
+        places = encoded.indices.cast(pa.int32()).fill_null(-1).to_numpy(zero_copy_only=False)
+        codes[:] = numbers[places]
 
     def _code(self, value: object) -> int:
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

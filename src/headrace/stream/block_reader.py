@@ -165,6 +165,13 @@ class Reader:
             self.rows = block.first_row + len(block)
             yield block
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next Block, or the end; return False after the timeout, if a thread reads ahead."""
+        began = time.perf_counter()
+        is_there = self._ahead is None or self._ahead.wait(seconds)
+        self.idle_seconds += time.perf_counter() - began
+        return is_there
+
     def close(self) -> None:
         """Stop reading; the file stays open, and data read ahead is lost."""
         self._source.close()

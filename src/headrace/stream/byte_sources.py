@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import stat
+import time
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 from headrace.base.errors import StreamError
@@ -92,17 +93,20 @@ class DescriptorSource:
 
     def read(self, room: memoryview, timeout: float | None) -> int | None:
         """See ``Source``."""
-        ready = self._poll.poll(None if timeout is None else timeout * 1000)
-        if any(descriptor == self._listen for descriptor, _ in ready):
-            raise Woken
-        if not ready:
-            return None
-        try:
-            return os.readv(self._descriptor, [room])
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise _unreadable(error) from error
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            ready = self._poll.poll(left)
+            if any(descriptor == self._listen for descriptor, _ in ready):
+                raise Woken
+            if not ready:
+                return None
+            try:
+                return os.readv(self._descriptor, [room])
+            except BlockingIOError:
+                continue  # Another process has read the bytes.
+            except OSError as error:
+                raise _unreadable(error) from error
 
     def wake(self) -> None:
         """See ``Source``."""

@@ -14,7 +14,7 @@ import pyarrow.csv as arrow_csv
 
 from headrace.base.errors import ConfigError, StreamError, shown
 from headrace.stream.text_cells import trimmed
-from headrace.stream.text_lines import Lines
+from headrace.stream.text_lines import Lines, WholeRows
 
 _BOM = b"\xef\xbb\xbf"
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}
@@ -70,26 +70,10 @@ class CsvRows:
             ConfigError: The file is not UTF-8.
             StreamError: A row cannot be read.
         """
-        convert = arrow_csv.ConvertOptions(
-            column_types=dict.fromkeys(self.names, pa.string()),
-            include_columns=self.names,
-            null_values=[""],
-            strings_can_be_null=True,
-        )
-        parse = arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
         first_row = 0
         for piece in self._pieces():
             self._check(piece, first_row)
-            # Arrow's errors name the row only with one thread and the whole piece in one block.
-            read = arrow_csv.ReadOptions(
-                column_names=self._all_names, use_threads=False, block_size=len(piece) + 1
-            )
-            try:
-                table = arrow_csv.read_csv(pa.BufferReader(piece), read, parse, convert)
-            except pa.ArrowInvalid as error:
-                if "Empty CSV file" in str(error):
-                    continue
-                raise self._error(error, first_row, piece) from error
+            table = self._table(piece, first_row)
             if _may_have_spaces(piece, self._delimiter):
                 table = self._trimmed(table, first_row)
             yield from table.to_batches()
@@ -123,15 +107,13 @@ class CsvRows:
                 "a line end; rename that column"
             )
         try:
-            names = [name.strip() for name in next(csv.reader([text], delimiter=self._delimiter), [])]
+            names = next(csv.reader([text], delimiter=self._delimiter), [])
         except csv.Error as error:
             raise ConfigError(f"expected a first line that names the columns: {error}") from None
-        quoted = next((name for name in names if name.startswith('"')), None)
+        quoted = next((name for name in names if re.match(_SPACE_AND_QUOTE, name)), None)
         if quoted is not None:
-            raise ConfigError(
-                f"expected a quotation mark right after the delimiter, got {shown(' ' + quoted)}"
-            )
-        return names
+            raise ConfigError(f"expected a quotation mark right after the delimiter, got {shown(quoted)}")
+        return [name.strip() for name in names]
 
     def _pieces(self) -> Iterator[bytes]:
         for piece in self._lines:
@@ -146,15 +128,35 @@ class CsvRows:
             if begin.startswith(mark) or (mark == b"\x00" and mark in begin[:_NUL_WITHIN]):
                 raise ConfigError(f"expected UTF-8, got {encoding}; {_WAY_OUT}")
 
+    def _table(self, piece: bytes, first_row: int) -> pa.Table:
+        convert = arrow_csv.ConvertOptions(
+            column_types=dict.fromkeys(self.names, pa.string()),
+            include_columns=self.names,
+            null_values=[""],
+            strings_can_be_null=True,
+        )
+        parse = arrow_csv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True)
+        # Arrow's errors name the row only with one thread and the whole piece in one block.
+        read = arrow_csv.ReadOptions(
+            column_names=self._all_names, use_threads=False, block_size=len(piece) + 1
+        )
+        try:
+            return arrow_csv.read_csv(pa.BufferReader(piece), read, parse, convert)
+        except pa.ArrowInvalid as error:
+            if "Empty CSV file" in str(error):
+                return pa.table({name: pa.array([], pa.string()) for name in self.names})
+            raise self._error(error, first_row, piece) from error
+
     def _check(self, piece: bytes, first_row: int) -> None:
         """Refuse a backslash before a quotation mark (Spark, MySQL): the cell would end there."""
-        if b'\\"' not in piece or b'"' not in piece:
+        if b'\\"' not in piece:
             return
         found = self._backslash.search(piece)
         if not (found or self._doubled.search(piece)):
             found = self._backslash_last.search(piece)
         if found:
-            row = first_row + piece.count(b"\n", 0, found.start())
+            before = piece[: WholeRows(self._delimiter)(bytearray(piece[: found.start() + 1]))]
+            row = first_row + self._table(before, first_row).num_rows
             raise StreamError(
                 'expected "" for a quotation mark within a quoted value, got \\" (a backslash before it); '
                 'write the file with doubled quotes (Spark: .option("escape", "\\""))',

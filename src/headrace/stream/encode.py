@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream import vw_text
+from headrace.stream.batch_validation import Validator
 from headrace.stream.column_conversion import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.csv_rows import CsvRows
 from headrace.stream.read_ahead import Ahead
@@ -332,8 +333,11 @@ def _read_arrow(path: Path) -> Iterator[pa.RecordBatch]:
     _refuse_standard_input(path, "the Arrow file format")
     try:
         with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
+            validator = Validator(reader.schema)
             for number in range(reader.num_record_batches):
-                yield reader.get_batch(number)
+                batch = reader.get_batch(number)
+                validator.validate(batch, new_dictionaries=not number)
+                yield batch
     except (OSError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path}: {error}") from error
 

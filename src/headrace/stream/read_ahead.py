@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Generic, Self, TypeVar
 
 from headrace.stream.byte_sources import Source, Woken
@@ -33,6 +33,7 @@ class Ahead(Generic[Item]):
         self._items = items
         self._source = source
         self._made: SimpleQueue[Item | BaseException | None] = SimpleQueue()
+        self._next: list[Item | BaseException | None] = []  # the item that ``wait`` has found, if any
         self._places = threading.Semaphore(places)
         self._closed = False
         self._ended = False
@@ -47,12 +48,21 @@ class Ahead(Generic[Item]):
         """Return the next item; raise the iterator's exception, once."""
         if self._ended:
             raise StopIteration
-        made = self._made.get()
+        made = self._next.pop() if self._next else self._made.get()
         self._places.release()
         if made is None or isinstance(made, BaseException):
             self._ended = True
             raise made or StopIteration
         return made
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next item, or the end; return False after the timeout."""
+        if not (self._next or self._ended):
+            try:
+                self._next.append(self._made.get(timeout=seconds))
+            except Empty:
+                return False
+        return True
 
     def close(self) -> None:
         """Stop the thread; items computed ahead are lost."""

@@ -82,9 +82,9 @@ def infer_schema(
 ) -> Schema:
     """Infer the role of each column.
 
-    Integers and texts that repeat, booleans and lists become categorical. Floats, and integers that hardly
-    repeat, become dense. Fixed-size lists of floats become vectors. Texts that hardly repeat, integers that
-    hardly repeat and exceed 2**24, and other types are ignored.
+    Integers and texts that repeat, booleans and lists of these become categorical. Floats, and integers that
+    hardly repeat, become dense. Fixed-size lists of floats become vectors. Texts that hardly repeat, integers
+    that hardly repeat and exceed 2**24, and other types are ignored.
 
     Args:
         sample: The first rows.
@@ -180,8 +180,11 @@ def _why(reading: Reading, field: Field) -> str:
 
 def _otherwise(reading: Reading, field: Field) -> str:
     """Return the schema setting that overrides the guess, as a clause."""
-    text = "" if pa.types.is_integer(reading.values.type) else ", text = true"
+    kind = reading.values.type
+    text = "" if pa.types.is_integer(kind) else ", text = true"
     role = f'"categorical"{text}'
+    if is_listed(kind) and pa.types.is_floating(kind.value_type):
+        role = '"vector" and its size'
     if field.role == "categorical":
         role = '"dense"' if reading.is_nearly_numbers else '"ignored"'
     return f"; to change it, set role = {role} in a schema (--print-schema writes one)"
@@ -218,6 +221,10 @@ def _longest(lists: pa.Array) -> int:
     return min(4096, 1 << (longest - 1).bit_length())
 
 
+def _is_category(kind: pa.DataType) -> bool:
+    return bool(is_text(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+
+
 @dataclass(frozen=True)
 class _Guess:
     """One column whose role is being inferred."""
@@ -236,7 +243,7 @@ class _Guess:
         kind = column.type
         if pa.types.is_fixed_size_list(kind) and pa.types.is_floating(kind.value_type):
             return Field(name=self.name, role="vector", size=kind.list_size, context=self.context)
-        if is_listed(kind):
+        if is_listed(kind) and _is_category(kind.value_type):
             return self._category(column.flatten(), _longest(column))
         if is_text(kind):
             return self._text(column)

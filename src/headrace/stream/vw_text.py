@@ -111,6 +111,14 @@ def read_batches(
     seen = dict.fromkeys(name for one in sample for name in one.categories if name not in known)
     # A namespace of numbers alone is not categorical, even if one of its numbers is 1.
     known += [name for name in seen if any(_categories(one, name, numeric) for one in sample)]
+    for name in (LABEL, WEIGHT):
+        if name in known:
+            raise StreamError(
+                f"the column of {name}s has the name of this namespace, too; rename the namespace, or leave "
+                "it out with a schema (--schema FILE)",
+                row=next((row for row, one in enumerate(sample) if name in one.categories), 0),
+                field=name,
+            )
     row = 0
     for batch in itertools.chain([sample], read):
         if batch:

@@ -56,6 +56,17 @@ def make_learner(
     return Learner(model, Windows(options.window_rows, options.slices), pending), release
 
 
+def make_plot(options: TrainOptions, settings: ModelSettings) -> Plot | None:
+    """Create the plot of a run; None without ``--plot``.
+
+    Args:
+        options: Options of the run.
+        settings: Settings of a click model.
+    """
+    kind = settings.kind if options.keras is None else "keras"
+    return Plot(options.plot, f"headrace train · {kind}") if options.plot else None
+
+
 def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) -> dict[str, object]:
     """Return the properties that a run and a checkpoint must have in common.
 
@@ -145,12 +156,11 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             identity=identity_of(options, settings, reader.features.schema),
             origin=origin,
         )
-        plot = Plot(options.plot, f"headrace train · {settings.kind}") if options.plot else None
-        reports = Reports(output, errors, plot, told, windows=not options.json)
-        stack.enter_context(told_of_compiling(errors))
+        reports = Reports(output, errors, make_plot(options, settings), told, windows=not options.json)
+        stack.enter_context(told_of_compiling(errors, reports.clear))
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:
-            trainer.resume(checkpoint, continued=options.continued or origin is not None)
+            reports.resume(trainer.resume(checkpoint, continued=options.continued or origin is not None))
         result = trainer.run(RenumberedBlocks(reader, before))
         error = reports.end(result.summary, result.error)
     return result.exit_code or int(error is not None)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.client.rest import RestClient, read_address
+from headrace.client import rest
+from headrace.client.rest import Address, RestClient, read_address
+from headrace.net import deadline_connection
 
 
 class Busy(http.server.BaseHTTPRequestHandler):
@@ -61,3 +65,74 @@ def test_a_host_of_other_letters_is_refused() -> None:
 )
 def test_the_time_to_wait_is_always_a_number(url: str, told: str, seconds: float) -> None:
     assert refusal(url, f"/v2?{told}").retry_after_seconds == seconds
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:0", "http://host/#x", "http://host/?x", "ftp://host", "http://"]
+)
+def test_a_url_that_is_not_the_address_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="url: expected http://HOST:PORT or https://HOST:PORT, got "):
+        read_address(url)
+
+
+def test_ports_are_optional() -> None:
+    assert read_address("https://host/v1/") == Address("host", 443, "/v1", is_secure=True)
+    assert read_address("http://host:8501") == Address("host", 8501, "", is_secure=False)
+
+
+@pytest.mark.parametrize("url", ["http://ann:secret@host", "http://ann:secret@host:x", "ann:secret@host"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"url: .*token_file") as caught:
+        read_address(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_call_over_several_addresses_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock moves only while an address is waited for, as long as the socket allows."""
+    now, waits = [100.0], []
+
+    class Silent:
+        def __init__(self, *_: object) -> None:
+            self.seconds = 0.0
+
+        def settimeout(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def connect(self, address: tuple[str, int]) -> None:
+            waits.append((address[0], self.seconds))
+            now[0] += self.seconds
+            raise TimeoutError("timed out")
+
+        def close(self) -> None:
+            pass
+
+    found = [(0, 0, 0, "", ("192.0.2.1", 80)), (0, 0, 0, "", ("2001:db8::1", 80, 0, 0))]
+    sockets = {"socket": Silent, "getaddrinfo": lambda *_, **__: found}
+    kinds = {name: getattr(socket, name) for name in ("AF_INET", "AF_INET6", "SOCK_STREAM")}
+    monkeypatch.setattr(deadline_connection, "socket", SimpleNamespace(**sockets, **kinds))
+    for module in (deadline_connection, rest):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with pytest.raises(Unavailable, match=r"two\.example did not answer within 30 s"):
+        RestClient(read_address("http://two.example"), "", "").ask("/", b"", {}, 30.0, 1000)
+    assert waits == [("192.0.2.1", 15.0), ("2001:db8::1", 15.0)]
+
+
+def test_a_call_does_not_wait_for_a_resolver_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait() and [])
+    try:
+        with pytest.raises(Unavailable, match=r"lost\.example did not answer within 0\.1 s"):
+            RestClient(read_address("http://lost.example"), "", "").ask("/", b"", {}, 0.1, 1000)
+    finally:
+        ended.set()
+
+
+def test_a_call_that_ends_after_close_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        client = RestClient(read_address("http://host"), "", "")
+        monkeypatch.setattr(client, "_connected", lambda _: ours)
+        theirs.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        client.close()
+        assert client.ask("/", b"", {}, 30.0, 1000).body == b"{}"
+        assert ours.fileno() == -1

@@ -76,6 +76,14 @@ def test_the_rows_that_are_left_at_the_end_are_no_window_to_judge_by() -> None:
     assert _trends(windows.add(_rows(0.9))) == ["jumped"]
 
 
+def test_a_window_without_clicks_does_not_repeat_the_trend_of_the_one_before() -> None:
+    windows = Windows(100)
+    for _ in range(6):
+        windows.add(_rows(0.3))
+    assert _trends(windows.add(_rows(0.9))) == ["jumped"]
+    assert _trends(windows.add(_rows(0.9)._replace(labels=np.zeros(100, np.float32)))) == [None]
+
+
 def _trends(windows: list[Window]) -> list[Trend | None]:
     return [window.trend for window in windows]
 

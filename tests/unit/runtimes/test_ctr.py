@@ -193,11 +193,13 @@ def test_exact_values_are_looked_up(tmp_path: Path) -> None:
     weights.keys["ad"] = keys  # type: ignore[index]
     write_model(tmp_path, settings, features, weights)
     servable = load(tmp_path / "model.ctr", RuntimeOptions())
-    inputs = {"ad": np.array([[77, -1], [78, 77], [-1, -1]]), "hour": np.array([1, 2, -1])}
+    ads = np.array([[77, -1], [78, 77], [-1, 77], [78, -1], [-1, -1]])
+    inputs = {"ad": ads, "hour": np.array([1, 2, 2, -1, -1])}
     starts = {name: first for name, (first, _) in features.tables.items()}
     ad, hour = starts["ad"], starts["hour"]
-    rows = np.array([[ad + place, 0, hour + 1], [ad, ad + place, hour + 2], [ad, 0, hour]], np.uint32)
-    wanted = GroupedScorer(settings, features, weights).predict(rows, np.zeros((3, 0), np.float32))
+    ad_rows = [[ad + place, 0], [0, ad + place], [0, ad + place], [ad, 0], [ad, 0]]
+    rows = np.column_stack([ad_rows, hour + np.array([1, 2, 2, 0, 0])]).astype(np.uint32)
+    wanted = GroupedScorer(settings, features, weights).predict(rows, np.zeros((5, 0), np.float32))
     assert servable.predict(inputs)["probability"].tolist() == wanted.tolist()
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.similarity import duplicates as duplicates_module
 from headrace.similarity.duplicates import Duplicates, Effort, duplicates
-from headrace.similarity.stored_rows import Metric, Rows, similarities
+from headrace.similarity.stored_rows import Metric, Rows, scores, similarities
 from tests.unit.similarity.spaces import digits, patches
 
 CELLS = Effort(exact=False)
@@ -85,6 +86,7 @@ def test_equal_vectors_are_one_group_however_many_there_are() -> None:
     assert [len(group.rows) for group in found.groups] == [50_000, 2, 2, 2]
     assert found.equal_rows == 49_999  # of those twice as long, only the direction is equal
     assert found.pair_count == 50_000 * 49_999 // 2 + 3
+    assert all((group.similarities >= 0.9).all() for group in found.groups)
     assert duplicates(Rows(vectors, "l2"), 0.0).group_count == 1
 
 
@@ -113,6 +115,31 @@ def test_int8_vectors_of_another_scale_are_equal_by_cosine_only() -> None:
     assert duplicates(Rows(vectors, scales=scales), 1.0).group_count == 1
     assert duplicates(Rows(vectors, "l2", scales=scales), 1.9).group_count == 0
     assert duplicates(Rows(vectors, "l2", scales=scales), 2.0).group_count == 1
+
+
+def test_int8_vectors_of_equal_scales_are_equal_by_distance_among_others() -> None:
+    vectors, scales = np.ones((4, 4), np.int8), np.array([1, 2, 2, 1], np.float32)
+    found = duplicates(Rows(vectors, "l2", scales=scales), 0.0)
+    assert groups(found) == {frozenset({0, 3}), frozenset({1, 2})}
+    assert found.equal_rows == 2
+
+
+@pytest.mark.parametrize("threshold", [1e20, 1e200])
+def test_all_vectors_are_near_within_a_huge_distance(threshold: float) -> None:
+    assert duplicates(Rows(digits()[0][:10], "l2"), threshold).pair_count == 45
+
+
+def test_the_scores_of_sampled_short_vectors_fit_into_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def counted(metric: Metric, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        sizes.append(len(one) * len(other))
+        return scores(metric, one, other)
+
+    monkeypatch.setattr(duplicates_module, "scores", counted)
+    vectors = np.random.default_rng(0).standard_normal((6000, 4)).astype(np.float32)
+    duplicates(Rows(vectors), 1.0, Effort(exact=False, checked_rows=1000))
+    assert max(sizes) <= 2**22
 
 
 def test_no_vectors_have_no_duplicates() -> None:

@@ -43,6 +43,13 @@ def test_tsne_keeps_neighbours_that_two_axes_lose() -> None:
     assert kept["tsne"] > 0.9 > kept["pca"]
 
 
+def test_tsne_lays_out_vectors_of_one_number() -> None:
+    vectors = np.repeat(np.arange(2, dtype=np.float32) * 100, 10)[:, None] + np.arange(20)[:, None] / 100
+    points = layout(Rows(vectors.astype(np.float32), "l2"), "tsne").points
+    assert points.shape == (20, 2)
+    assert np.isfinite(points).all()
+
+
 def test_very_many_rows_are_drawn_by_a_sample() -> None:
     rows = Rows(digits()[0])
     made = layout(rows, most=100)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest
+from headrace.similarity import neighbours as neighbours_module
 from headrace.similarity.neighbours import INDEX_PAYS_QUERIES, Index, index_pays, nearest, neighbours
-from headrace.similarity.stored_rows import Metric, Rows
+from headrace.similarity.stored_rows import Metric, Rows, scores
 from tests.unit.similarity.spaces import digits, patches
 
 
@@ -44,6 +45,22 @@ def test_neighbours_do_not_depend_on_how_the_vectors_are_cut_into_blocks() -> No
     small = nearest(rows, rows.like(vectors[:40]), 5)
     np.testing.assert_array_equal(whole.rows, small.rows)
     np.testing.assert_array_equal(whole.similarities, small.similarities)
+
+
+def test_the_scores_of_short_vectors_fit_into_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def counted(metric: Metric, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        made = scores(metric, one, other)
+        sizes.append(made.size)
+        return made
+
+    monkeypatch.setattr(neighbours_module, "scores", counted)
+    rows = Rows(np.random.default_rng(0).standard_normal((20_000, 4), np.float32))
+    found = nearest(rows, rows.only(np.arange(300)), 1)
+    np.testing.assert_array_equal(found.rows[:, 0], np.arange(300))
+    assert sum(sizes) == 300 * rows.count
+    assert max(sizes) <= 2**22
 
 
 def test_int8_vectors_are_compared_with_their_scales_where_these_count() -> None:

@@ -44,6 +44,14 @@ def test_what_is_wrong_is_refused(kind: pa.DataType, data: bytes, ends: list[int
         validate(kind, data, ends)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_may_be_followed_by_part_of_another(kind: pa.DataType) -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 3], KINDS[kind]).tobytes() + b"\0")
+    column = pa.Array.from_buffers(kind, 2, [None, offsets, pa.py_buffer(b"abc")])
+    batch = pa.record_batch([column.slice(1)], names=["text"])
+    Validator(batch.schema).validate(batch, new_dictionaries=False)
+
+
 def test_a_wrong_number_of_nulls_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid):
         validate(pa.string(), b"abcdef", [2, 6], nulls=2)

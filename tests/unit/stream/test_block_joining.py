@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.base.errors import ConfigError, StreamError
+from headrace.stream import dictionaries
 from headrace.stream.block import Block
 from headrace.stream.block_joining import OTHER, Joiner
 from headrace.stream.features import Features
@@ -245,7 +246,8 @@ def test_slices_of_a_dictionary_as_large_as_its_indices_allow() -> None:
     values = [f"v{number}" for number in range(128)]
     column = pa.DictionaryArray.from_arrays(pa.array([127, None, 0] * 50, pa.int8()), pa.array(values))
     cut = Joiner(Features.of(schema_of(a={})), ("site",)).join(batch_of(a=[1, 2, 3] * 50, site=column))
-    assert cut.slices["site"].codes.tolist() == [127, -1, 0] * 50
+    assert cut.slices["site"].codes.tolist() == [0, -1, 1] * 50
+    assert cut.slices["site"].values == ("v127", "v0")
 
 
 def test_slices_of_a_few_rows_of_a_large_dictionary_know_only_their_values() -> None:
@@ -257,6 +259,15 @@ def test_slices_of_a_few_rows_of_a_large_dictionary_know_only_their_values() -> 
     assert cut.slices["site"].values == ("900", "0")
 
 
+@pytest.mark.parametrize("type_", ["string", "string_view"])
+def test_unused_entries_of_a_dictionary_leave_room_for_used_ones(type_: str) -> None:
+    entries = pa.array([str(one) for one in range(1500)]).cast(type_)
+    column = pa.DictionaryArray.from_arrays(pa.array([1400, 1200, None, 1400] * 500), entries)
+    cut = Joiner(Features.of(schema_of(a={})), ("site",)).join(batch_of(a=[1] * 2000, site=column))
+    assert cut.slices["site"].codes[:4].tolist() == [0, 1, -1, 0]
+    assert cut.slices["site"].values == ("1400", "1200")
+
+
 def test_texts_that_somebody_was_to_cut_are_not_taken_for_one_value() -> None:
     schema = schema_of(a={"text": True, "values": 3, "separator": "|"})
     with pytest.raises(
@@ -266,11 +277,12 @@ def test_texts_that_somebody_was_to_cut_are_not_taken_for_one_value() -> None:
     assert Joiner(Features.of(schema)).join(batch_of(a=[["x", "y"]])).indices.all(axis=1).tolist() == [False]
 
 
-def test_a_slice_whose_values_take_too_much_is_the_stream_s_error() -> None:
-    texts = pa.array(["x" * 2**20, *map(str, range(999))])
+def test_a_slice_whose_values_take_too_much_is_the_stream_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dictionaries, "MOST_BYTES", 100)
+    texts = pa.array(["x" * 60, "y" * 60], pa.string_view())
     codes = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), texts)
     joiner = Joiner(Features.of(schema_of(a={})), ("site",))
-    with pytest.raises(StreamError, match=f"would take {300 * 2**20} bytes") as caught:
+    with pytest.raises(StreamError, match="would take 120 bytes") as caught:
         joiner.join(batch_of(a=[1] * 300, site=codes), 7)
     assert (caught.value.row, caught.value.field) == (7, "site")
 

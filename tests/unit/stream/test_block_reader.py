@@ -162,6 +162,32 @@ def test_without_lingering_a_block_waits_for_its_rows() -> None:
         late.join()
 
 
+def test_waiting_for_a_block_neither_takes_nor_loses_it() -> None:
+    start = len(stream_of(batch_of(a=np.arange(0), y=np.zeros(0)), NUMBERS)) - 8  # the schema, not the end
+    cut = len(DATA) // 2
+    with pipe() as (reading, writing):
+        writing.write(DATA[:start])
+        with BackgroundReader(reading, ReadSettings(batch_rows=170)) as reader:
+            assert not reader.wait(0.0)
+            blocks = iter(reader)
+            writing.write(DATA[start:cut])
+            assert reader.wait(600.0)
+            assert reader.wait(0.0)
+            first = next(blocks)
+            writing.write(DATA[cut:])
+            writing.close()
+            assert values([first, *blocks]) == list(range(1000))
+            assert reader.wait(0.0)
+            assert next(blocks, None) is None
+
+
+def test_a_reader_without_a_thread_does_not_wait() -> None:
+    with pipe() as (reading, writing):
+        writing.write(DATA)
+        with Reader(reading) as reader:
+            assert reader.wait(0.0)
+
+
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name == "headrace-reader"]
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import ConfigError, HeadraceError, StreamError
 from headrace.stream.csv_rows import CsvRows
 from headrace.stream.text_lines import Lines, WholeRows
 
@@ -105,3 +105,22 @@ def test_blank_lines_before_the_names_are_skipped() -> None:
 def test_columns_may_lack_a_name() -> None:
     made, found = rows(b",ad,\n0,a,\n1,b,\n")
     assert (made.names, made.nameless, found) == (["ad"], 2, [("a",), ("b",)])
+
+
+@pytest.mark.parametrize(
+    "before",
+    ['a,b\n"x\ny",1\n', "a,b\n\nx,1\n\n", "a,b\rx,1\r", "a,b\r\nx,1\r\n"],
+    ids=["line end in a cell", "blank lines", "CR", "CRLF"],
+)
+@pytest.mark.parametrize("row", ['z,"q \\" r"\n', '\\"z,2\n'], ids=["quoted", "plain"])
+def test_a_backslash_before_a_quotation_mark_is_found_in_its_row(before: str, row: str) -> None:
+    with pytest.raises(StreamError, match="a backslash before it") as caught:
+        rows((before + row.replace("\n", before[-1])).encode())
+    assert caught.value.row == 1
+
+
+def test_a_name_may_have_quotation_marks() -> None:
+    made, found = rows(b'"""x""",n\n1,2\n')
+    assert (made.names, found) == (['"x"', "n"], [("1", "2")])
+    with pytest.raises(ConfigError, match="got ' \"x\"'"):
+        rows(b'n, "x"\n1,2\n')

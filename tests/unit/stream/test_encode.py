@@ -200,6 +200,18 @@ def test_an_arrow_file_becomes_the_rows_that_it_says(tmp_path: Path) -> None:
     assert read(tmp_path / "clicks.arrow", EncodeSettings(format="arrow")) == TYPED_ROWS
 
 
+def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
+    path, texts = tmp_path / "clicks.arrow", ["first", "second"]
+    with pa.ipc.new_file(str(path), pa.schema({"label": pa.int8(), "a": pa.string()})) as writer:
+        writer.write_batch(pa.record_batch({"label": pa.array([0, 1], pa.int8()), "a": texts}))
+    ends = np.array([0, 5, 11], np.int32).tobytes()
+    whole = path.read_bytes()
+    assert whole.count(ends) == 1
+    path.write_bytes(whole.replace(ends, np.array([0, 5, 2**30], np.int32).tobytes()))
+    with pytest.raises(ConfigError, match=r"clicks\.arrow: .*offset"):
+        read(path, EncodeSettings(format="arrow"))
+
+
 @pytest.mark.parametrize("name", ["parquet", "arrow"])
 def test_what_is_no_such_file_is_said(run: Run, name: Format) -> None:
     with pytest.raises(ConfigError, match="rows"):

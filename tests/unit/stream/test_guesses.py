@@ -163,6 +163,33 @@ def test_views_of_texts_are_texts(tmp_path: Path, kind: str) -> None:
     assert found.column("x").to_pylist()[5] in ("a rather long text 1", ["a rather long text 1"])
 
 
+@pytest.mark.parametrize(
+    ("values", "way_out"),
+    [
+        ([{"a": 1}], '"categorical"'),
+        ([[1], [2]], '"categorical"'),
+        ([], '"categorical"'),
+        ([1.5, 2.0], '"vector" and its size'),
+    ],
+    ids=["structs", "lists", "nothing", "floats"],
+)
+def test_lists_of_anything_but_categories_are_ignored_and_told(
+    tmp_path: Path, values: list[object], way_out: str
+) -> None:
+    table = pa.table({"x": [values, None] * 300, "u": [["a"], ["b"]] * 300, "clicked": [0, 1] * 300})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    made, found = read(tmp_path / "rows.parquet", "parquet")
+    assert {one.name: one.role for one in made.schema.fields} == {
+        "x": "ignored",
+        "u": "categorical",
+        "clicked": "label",
+    }
+    (doubt,) = made.doubts
+    assert "the column 'x' is ignored: its values are list<" in doubt
+    assert f"set role = {way_out}" in doubt
+    assert found.num_rows == ROWS
+
+
 def test_nan_is_a_missing_category(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1012.0, float("nan")], "clicked": [0, 1]}), tmp_path / "rows.parquet")
     fields = (Field(name="clicked", role="label"), Field(name="x", role="categorical"))

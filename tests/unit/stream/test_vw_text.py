@@ -81,3 +81,13 @@ def test_names_with_dots_are_told_apart() -> None:
         "a.b": [["z"], ["z"]],
         "a.b.x.y": [2.0, 1.0],
     }
+
+
+@pytest.mark.parametrize("name", ["label", "weight"])
+def test_a_namespace_with_the_name_of_another_column_is_refused(name: str) -> None:
+    lines = ["1 |u a", f"1 |u b |{name} a b"]
+    with pytest.raises(StreamError, match="rename the namespace") as caught:
+        next(read_batches([lines], None))
+    assert (caught.value.row, caught.value.field) == (1, name)
+    (batch,) = read_batches([[], lines], [], ["u"])  # the columns of a schema that leaves it out
+    assert batch.to_pydict() == {"label": [1, 1], "weight": [1.0, 1.0], "u": [["a"], ["b"]]}

@@ -1,12 +1,14 @@
-"""What must be the same for a checkpoint to fit."""
+"""What must be the same for a checkpoint to fit, and what a plot is of."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
-from headrace.training.run_session import identity_of
+from headrace.training.run_session import identity_of, make_plot
 from tests.click_blocks import SINGLE
 
 
@@ -24,3 +26,12 @@ def test_a_half_life_counts_where_something_halves(said: dict[str, object], expe
     assert isinstance(model, dict)
     assert ("half_life_rows" in model) is expected
     assert "threads" not in model
+
+
+@pytest.mark.parametrize(
+    ("keras", "title"), [(None, "headrace train · lr"), ("m.py", "headrace train · keras")]
+)
+def test_a_plot_names_the_model_that_was_trained(keras: str | None, title: str) -> None:
+    plot = make_plot(TrainOptions(plot=Path("run.png"), keras=keras), settings_of({"kind": "lr"}, "x"))
+    assert plot is not None
+    assert plot.title == title

@@ -92,6 +92,7 @@ class Vocabulary:
             fresh = _admit(self._tables[name], wanted, block.first_row, rule, indices[:, column.slot])
             _place(indices, column)
             taken = np.union1d(taken, fresh + column.table_start)
+        _mark_missing(self.features, indices)
         return replace(block, indices=indices), taken
 
     def look_up(self, block: Block, now: int) -> Block:
@@ -106,6 +107,7 @@ class Vocabulary:
             name = column.field.table_name
             _find_living(self._tables[name], wanted, now, self._expire_rows[name], indices[:, column.slot])
             _place(indices, column)
+        _mark_missing(self.features, indices)
         return replace(block, indices=indices)
 
     def living_keys(self, now: int) -> dict[str, Array]:
@@ -152,6 +154,7 @@ def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indice
     for column, values in zip(features.exact_columns, wanted.T, strict=True):
         _find(keys[column.field.table_name], values, indices[:, column.slot])
         _place(indices, column)
+    _mark_missing(features, indices)
 
 
 def _keys(block: Block) -> Array:
@@ -163,13 +166,21 @@ def _keys(block: Block) -> Array:
 def _place(indices: Array, column: ExactColumn) -> None:
     """Turn rows of one table (0 for absent) into rows of all tables, in place.
 
-    An absent value maps to the table's row 0. In further slots of a field with several values it is dropped.
+    An absent value maps to the table's row 0. In a field with several values it is dropped.
     """
     rows = indices[:, column.slot]
-    if column.first:
+    if column.field.values == 1:
         rows += np.uint32(column.table_start)
     else:
         rows += np.uint32(column.table_start) * (rows != 0)
+
+
+def _mark_missing(features: Features, indices: Array) -> None:
+    """Write row 0 of the table to the first slot of each field with several values that has no row."""
+    for column in features.exact_columns:
+        if column.first and column.field.values > 1:
+            slots = indices[:, column.slot : column.slot + column.field.values]
+            slots[~slots.any(axis=1), 0] = column.table_start
 
 
 @cached(nogil=True)

@@ -120,7 +120,7 @@ class KafkaSource(Pieces):
         self._begun: deque[_Begun] = deque()
         self._streams: Streams | None = None
         self._rest = memoryview(b"")
-        self._is_open = False
+        self._is_open = self._is_assigned = False
         number = 0 if position is None else position.number
         self._order = OrderLog(asked.directory, asked.topic.name, number)
         self._merge = Merge(number, self._order.known.picked)
@@ -129,6 +129,7 @@ class KafkaSource(Pieces):
         self._client = make_client("Consumer", self._own(), asked.topic, asked.settings)
         try:
             self._assign(partitions_of(self._client, self._topic, _CONNECT_SECONDS, self._failures))
+            self._is_assigned = True
         except BaseException:
             self._client.close()
             raise
@@ -295,7 +296,7 @@ class KafkaSource(Pieces):
                 since = self._since(partition) if went_on else self._merge.number
                 self._offsets[partition] = low
             else:
-                since = 0
+                since = self._order.known.joined.get(partition, 0)
                 self._check(partition, known, low, high)
             self._merge.join([partition], since)
         self._client.assign([self._at(one, offset) for one, offset in sorted(self._offsets.items())])
@@ -336,7 +337,7 @@ class KafkaSource(Pieces):
             ) and one.partition() not in self._paused:
                 self._paused.add(one.partition())
                 self._client.pause([self._at(one.partition())])
-        if came:
+        if any(one.error() is None for one in came):
             self._is_back()
         elif self._down and time.monotonic() - self._looked > _LOOK_SECONDS:
             self._look()
@@ -385,7 +386,7 @@ class KafkaSource(Pieces):
         codes = confluent_kafka.KafkaError
         self._failures = [*self._failures[-9:], error.str()]
         told = (codes._ALL_BROKERS_DOWN, codes._AUTHENTICATION, codes._SSL)
-        if error.code() in told and not self._down and self._begun:
+        if error.code() in told and not self._down and self._is_assigned:
             self._down = True
             self._looked = time.monotonic()
             _log.warning(

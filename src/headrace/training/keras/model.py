@@ -47,8 +47,8 @@ def load_build(where: str) -> _Build:
     Raises:
         ConfigError: The file or function does not exist, or the file cannot be run.
     """
-    name, _, function = where.rpartition(":") if ":" in where else (where, "", "build")
-    file = Path(name)
+    name, _, function = where.rpartition(":") if ":" in where else (where, "", "")
+    file, function = Path(name), function or "build"
     spec = importlib.util.spec_from_file_location(f"headrace_keras_{file.stem}", file)
     if spec is None or spec.loader is None or not file.is_file():
         raise ConfigError(f"keras: expected FILE.py:FUNCTION, got {where!r}; there is no such Python file")
@@ -130,13 +130,20 @@ class KerasModel:
             seed: Random seed of fresh weights.
 
         Raises:
-            ConfigError: The result is not a model of these features, or the features have exact fields.
+            ConfigError: The function fails, its result is not a model of these features, or the features have
+                exact fields.
         """
         _refuse_exact(features)
         keras.utils.set_random_seed(seed)
         self.features = features
         self._specs = _specs(features)
-        self.model = build(features.schema)
+        try:
+            self.model = build(features.schema)
+        except Exception as error:  # the boundary to the user's own code
+            raise ConfigError(
+                f"keras: the function fails for the fields {', '.join(self._specs)}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
         if not isinstance(self.model, keras.Model):
             raise ConfigError(f"keras: expected a keras.Model, got {type(self.model).__name__}")
         self._check_model()
@@ -201,7 +208,7 @@ class KerasModel:
             if not np.isfinite(np.sum(variable.numpy(), dtype=np.float64)):
                 raise ModelError(
                     f"{variable.path} holds a weight that is not a finite number; nothing was published. "
-                    "Go back to a checkpoint, and lower the learning rate"
+                    "Start a new run with a lower learning rate"
                 )
         # Keras' own export writes every variable twice.
         published = tensorflow.Module()

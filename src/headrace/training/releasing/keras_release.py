@@ -12,7 +12,14 @@ from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.base.files import saying
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
-from headrace.training.releasing.publishing import Publication, Publisher, Release, Training, spaces_of
+from headrace.training.releasing.publishing import (
+    Publication,
+    Publisher,
+    Release,
+    Training,
+    size_of,
+    spaces_of,
+)
 from headrace.versions.manifest import publish
 
 if TYPE_CHECKING:
@@ -52,8 +59,7 @@ def build(
             path = publish(
                 model.write, model_directory, signature=signature, metadata=metadata, sign=publisher.sign
             )
-            size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            deleted = tuple(publisher.delete_old())
+        size_bytes, deleted = size_of(path), tuple(publisher.delete_old())
         return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)
 
     def release(training: Training) -> Callable[[], Publication]:

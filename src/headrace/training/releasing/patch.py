@@ -97,8 +97,8 @@ def choose_base(bases: Mapping[int, int | None], whole_every: int) -> int | None
     base = newest if base is None else base
     if base not in bases or bases[base] is not None:
         return None
-    since = sum(number > base for number in bases)
-    return base if since + 1 < whole_every else None
+    # By number, because the versions in between may have been deleted.
+    return base if newest + 1 - base < whole_every else None
 
 
 def open_base(model_directory: Path, number: int) -> Whole | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,8 +165,7 @@ class Publisher:
                 found, orphan = None, int(path.name)  # another publisher has deleted the base meanwhile
                 path = self._write(settings, features, self._stored(weights), training)
                 delete_versions(self.model_directory, [orphan])
-            size_bytes = sum(file.stat().st_size for file in path.iterdir())
-            deleted = self.delete_old()
+        size_bytes, deleted = size_of(path), self.delete_old()
         base = None if found is None else found[1].base
         seconds = time.perf_counter() - started
         return Publication(int(path.name), path, base, size_bytes, seconds, tuple(deleted))
@@ -211,17 +211,32 @@ class Publisher:
         if self._keep == 0:
             return []
         try:
-            named = read_named_versions(self.model_directory, self._server_configs)
-            if not versions_to_delete(_bases(self.model_directory), self._keep, named):
-                return []
-            with undisturbed(self.model_directory):  # no version is pinned or held meanwhile
-                named |= read_control(self.model_directory).named_numbers()
-                doomed = versions_to_delete(_bases(self.model_directory), self._keep, named)
-                hidden = hide_versions(self.model_directory, doomed)
+            with saying(f"{self.model_directory} cannot be read"):
+                return remove_hidden(self._hide_old())
         except HeadraceError as error:
             _log.warning("old versions are kept, because it is unknown which are needed: %s", error.message)
             return []
-        return remove_hidden(hidden)
+
+    def _hide_old(self) -> dict[int, Path]:
+        named = read_named_versions(self.model_directory, self._server_configs)
+        if not versions_to_delete(_bases(self.model_directory), self._keep, named):
+            return {}
+        with undisturbed(self.model_directory):  # no version is pinned or held meanwhile
+            named |= read_control(self.model_directory).named_numbers()
+            doomed = versions_to_delete(_bases(self.model_directory), self._keep, named)
+            return hide_versions(self.model_directory, doomed)
+
+
+def size_of(version: Path) -> int:
+    """Return the total size of a version's files in bytes.
+
+    Another publisher may delete the version meanwhile; files that are gone are not counted.
+    """
+    total = 0
+    with suppress(OSError):
+        for file in version.rglob("*"):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def spaces_of(features: Features) -> dict[str, object]:
@@ -242,7 +257,7 @@ def _check_finite(weights: Weights) -> None:
             if chunk.size and not (np.isfinite(chunk.max()) and np.isfinite(chunk.min())):
                 raise ModelError(
                     f"{name} holds a weight that is not a finite number; nothing was published. "
-                    "Go back to a checkpoint, and lower the learning rate"
+                    "Start a new run with a lower learning rate"
                 )
 
 

@@ -50,6 +50,10 @@ class JsonReport:
         self._said_versions = 0
         self.problem: str | None = None
 
+    def resumed(self, progress: Progress) -> None:
+        """Continue after the last window, at which this progress was reported."""
+        self._said_versions = len(progress.versions)
+
     def moved(self, progress: Progress) -> None:
         """Do nothing: windows are written."""
 
@@ -84,7 +88,8 @@ class JsonReport:
             self._output.flush()
         except BrokenPipeError:
             # The reader closed the pipe. Learning goes on, and further lines are discarded.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._output.fileno())
+            with open(os.devnull, "wb") as discarded:
+                os.dup2(discarded.fileno(), self._output.fileno())
         except OSError as error:
             # Learning goes on. The next line may succeed, for example if a full disk has room again.
             self.problem = f"standard output cannot be written: {error.strerror or error}"
@@ -104,6 +109,10 @@ class TerminalReport:
         self._before = Progress()
         self._window = ""
 
+    def resumed(self, progress: Progress) -> None:
+        """Show the pace since this progress until the first window."""
+        self._before = progress
+
     def moved(self, progress: Progress) -> None:
         """Refresh the line, at most ten times a second."""
         if not self._line.due:
@@ -120,7 +129,9 @@ class TerminalReport:
         self._line.show("  ".join(parts))
 
     def closed(self, window: Window, pace: Pace, progress: Progress) -> None:
-        """Show the window's scores from now on."""
+        """Show the window's scores from now on; clear the line for a trend, which ``Warnings`` writes."""
+        if window.trend is not None:
+            self.clear()
         score = window.score
         self._window = "  ".join(
             f"{name} {value:.5f}"
@@ -138,7 +149,7 @@ class TerminalReport:
         """Do nothing: the line shows the newest version."""
 
     def failed(self, what: str) -> None:
-        """Clear the line, because ``Warnings`` writes to the same terminal."""
+        """Clear the line for the failure, which ``Warnings`` writes."""
         self.clear()
 
     def clear(self) -> None:

@@ -32,7 +32,13 @@ class Point(NamedTuple):
 
 
 class Plot:
-    """Collector of a run's windows and versions, drawn at its end."""
+    """Collector of a run's windows and versions, drawn at its end.
+
+    Attributes:
+        title: Title of the plot.
+        points: The windows.
+        publications: Rows at which versions were published.
+    """
 
     def __init__(self, file: Path, title: str) -> None:
         """Check that a plot can be drawn.
@@ -51,7 +57,7 @@ class Plot:
         except ImportError:
             raise ConfigError("plot: needs matplotlib: pip install 'headrace[plot]'") from None
         self._file = file
-        self._title = title
+        self.title = title
         self.points: list[Point] = []
         self.publications: list[int] = []
 
@@ -93,7 +99,7 @@ class Plot:
         axes[0].legend(frameon=False, fontsize=9, ncols=3, loc="upper right")
         axes[-1].set_xlabel("rows")
         axes[-1].xaxis.set_major_formatter(_thousands)
-        figure.suptitle(self._title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(self.title, x=0.01, ha="left", fontsize=12, fontweight="bold")
         try:
             figure.savefig(self._file, dpi=150)
         except OSError as error:

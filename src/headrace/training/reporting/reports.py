@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -12,28 +12,35 @@ from numba.core import event
 from headrace.base.errors import HeadraceError
 from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings
 from headrace.training.reporting.plot import Plot
-from headrace.training.reporting.progress import Observer
+from headrace.training.reporting.progress import Observer, Progress
 
 
 @contextmanager
-def told_of_compiling(errors: TextIO) -> Iterator[None]:
-    """On a terminal, announce the first compilation of a kernel in this context."""
+def told_of_compiling(errors: TextIO, clear: Callable[[], None]) -> Iterator[None]:
+    """On a terminal, announce the first compilation of a kernel in this context.
+
+    Args:
+        errors: Stream to which it is written.
+        clear: Clears the status line.
+    """
     if not errors.isatty():
         yield
         return
-    listener = _Compiling(errors)
+    listener = _Compiling(errors, clear)
     with event.install_listener("numba:compile", listener):
         yield
 
 
 class _Compiling(event.Listener):
-    def __init__(self, errors: TextIO) -> None:
+    def __init__(self, errors: TextIO, clear: Callable[[], None]) -> None:
         self._errors = errors
+        self._clear = clear
         self._said = False
 
     def on_start(self, happened: object) -> None:
         if not self._said:
             self._said = True
+            self._clear()
             self._errors.write(
                 "headrace: compiling kernels, which may take a minute; later runs reuse them\n"
             )
@@ -77,6 +84,19 @@ class Reports:
             told.append(self._lines)
         self.observers: list[Observer] = [*told, Warnings(errors), *([plot] if plot else []), *others]
 
+    def resume(self, progress: Progress) -> None:
+        """Continue the output of an earlier part of the run.
+
+        Args:
+            progress: Progress with the versions that were listed by the last window's line.
+        """
+        self._lines.resumed(progress)
+        self._terminal.resumed(progress)
+
+    def clear(self) -> None:
+        """Clear the status line."""
+        self._terminal.clear()
+
     def end(self, summary: Mapping[str, object], error: str | None) -> str | None:
         """Draw the plot, and write the summary and the error.
 
@@ -87,10 +107,10 @@ class Reports:
         Returns:
             The error text of the run, or else of drawing or writing; None if all succeeded.
         """
-        self._terminal.clear()
-        error = error or self._undrawn()
+        self.clear()
+        undrawn = self._undrawn()
         self._lines.write(summary)
-        error = error or self._lines.problem
+        error = error or undrawn or self._lines.problem
         if error is not None:
             with contextlib.suppress(OSError):  # the exit code reports it, too
                 self._errors.write(f"headrace: {error}\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -69,8 +69,10 @@ class Pending:
         self._bytes = 0
         self.rows = 0
 
-    def due(self, block: Block) -> list[Waiting]:
-        """Remove and return the blocks whose labels are all known when a new block's first row arrives.
+    def due(self, block: Block) -> Iterator[Waiting]:
+        """Yield the blocks whose labels are all known when the first row of a new block arrives.
+
+        Each one is removed when the next one is requested, so a block that cannot be learnt stays.
 
         Args:
             block: The new block.
@@ -79,10 +81,7 @@ class Pending:
             ConfigError: The stream has no timestamps.
         """
         now = max(self._now, int(_timestamps(block)[0])) if len(block) else self._now
-        found = []
-        while self._waiting and self._waiting[0].due <= now:
-            found.append(self._take())
-        return found
+        return self._until(now)
 
     def add(self, block: Block, predictions: Array, codes: Array) -> None:
         """Add a block to the queue.
@@ -109,9 +108,9 @@ class Pending:
         self._now = now
         self._put(one)
 
-    def drain(self) -> list[Waiting]:
-        """Remove and return all blocks; at the end of the stream, all labels are known."""
-        return [self._take() for _ in range(len(self._waiting))]
+    def drain(self) -> Iterator[Waiting]:
+        """Yield and remove all blocks, like ``due``; at the end of the stream, all labels are known."""
+        return self._until(_LAST)
 
     def state(self) -> dict[str, Array]:
         """Return the queue as arrays by name."""
@@ -160,11 +159,13 @@ class Pending:
         self._bytes += _size(one)
         self.rows += len(one.block)
 
-    def _take(self) -> Waiting:
-        one = self._waiting.popleft()
-        self._bytes -= _size(one)
-        self.rows -= len(one.block)
-        return one
+    def _until(self, now: int) -> Iterator[Waiting]:
+        while self._waiting and self._waiting[0].due <= now:
+            one = self._waiting[0]
+            yield one
+            self._waiting.popleft()
+            self._bytes -= _size(one)
+            self.rows -= len(one.block)
 
 
 def _size(one: Waiting) -> int:

@@ -65,9 +65,9 @@ class Learner:
         model: The model.
         windows: Scores of its predictions.
         position: Position in the stream.
-        unfinished: First row of the block being taken, and the row after its last; None between blocks. It
-            stays set if learning fails; the model may then have learnt some of these rows. With a label
-            delay, the failure may be in an earlier block whose labels became known.
+        unfinished: First row of the block being taken, and the row after its last; None between blocks. With
+            a label delay, the block may be an earlier one, whose labels became known. If learning fails,
+            the rows stay set; the model may have learnt some of them.
     """
 
     def __init__(self, model: Learnable, windows: Windows, pending: Pending | None = None) -> None:
@@ -105,14 +105,16 @@ class Learner:
             return []
         codes = self.windows.encode(block.slices, len(block))
         closed: list[Window] = []
-        self.unfinished = (block.first_row, block.first_row + len(block))
+        self.unfinished = _rows(block)
         if self._pending is None:
             predictions = self.model.learn(block)
             _check(predictions, block)
             closed = self.windows.add(_scored(block, predictions, codes))
         else:
             for one in self._pending.due(block):
+                self.unfinished = _rows(one.block)
                 closed += self._learn_late(one)
+            self.unfinished = _rows(block)
             predictions = self.model.predict(block)
             _check(predictions, block)
             self._pending.add(block, np.array(predictions), codes)
@@ -169,6 +171,10 @@ class Learner:
             self.position.newest_timestamp = newest if known is None else max(known, newest)
 
 
+def _rows(block: Block) -> tuple[int, int]:
+    return block.first_row, block.first_row + len(block)
+
+
 def _scored(block: Block, predictions: Array, codes: Array) -> Scored:
     # Copy, because a model may reuse the array for its next predictions.
     return Scored(np.array(predictions), block.labels, block.weights, block.truth, codes, block.views)
@@ -179,6 +185,6 @@ def _check(predictions: Array, block: Block) -> None:
     if not np.isfinite(predictions.sum(dtype=np.float64)):
         raise ModelError(
             f"the model has diverged: from row {block.first_row} to {block.first_row + len(block) - 1} "
-            "its predictions are not finite; lower --learning-rate, and resume from the last checkpoint or "
-            "version"
+            "its predictions are not finite; start a new run with a lower learning rate, and with another "
+            "directory if --checkpoint is given"
         )

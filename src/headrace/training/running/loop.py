@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from headrace.base.errors import HeadraceError, ModelError
@@ -30,6 +31,9 @@ class Blocks(Protocol):
     def stream_bytes(self) -> int:
         """Number of bytes read."""
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next block, or the end of the stream; return False after the timeout."""
+
     def __iter__(self) -> Iterator[Block]:
         """Yield each block, numbered from the stream's first row."""
 
@@ -43,6 +47,13 @@ class BlockConsumer(Protocol):
 
     def take(self, block: Block) -> None:
         """Learn from a block; any exception ends the loop."""
+
+    def act(self) -> float | None:
+        """Take the actions that are due.
+
+        Returns:
+            Seconds after which to call this again if no block arrives; None for never.
+        """
 
     def explain(self, error: Exception) -> str:
         """Return the error text of the exception that ended the loop."""
@@ -72,7 +83,7 @@ def run_loop(
         interruptions: Signal handlers.
     """
     try:
-        return LoopResult(_run_loop(iter(blocks), taker, most_rows, interruptions))
+        return LoopResult(_run_loop(blocks, taker, most_rows, interruptions))
     except Interrupted:
         return LoopResult("terminate" if interruptions.terminated else "interrupt")
     except ModelError as raised:
@@ -82,15 +93,20 @@ def run_loop(
 
 
 def _run_loop(
-    blocks: Iterator[Block], taker: BlockConsumer, most_rows: int | None, interruptions: Interruptions
+    blocks: Blocks, taker: BlockConsumer, most_rows: int | None, interruptions: Interruptions
 ) -> str:
+    remaining, due = iter(blocks), None
     while most_rows is None or taker.rows < most_rows:
-        block = interruptions.wait_for(lambda: next(blocks, None))
+        if due is not None and not interruptions.wait_for(partial(blocks.wait, due)):
+            due = taker.act()
+            continue
+        block = interruptions.wait_for(lambda: next(remaining, None))
         if block is None:
             return "end"
         if most_rows is not None and block.first_row + len(block) > most_rows:
             block = block.part(0, most_rows - block.first_row)
         taker.take(block)
+        due = taker.act()
     return "rows"
 
 

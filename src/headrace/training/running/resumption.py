@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
+from msgspec import UNSET
 
 from headrace.base.errors import ConfigError, shown
 from headrace.base.files import saying
@@ -97,7 +98,9 @@ def difference(saved: object, wanted: object, place: str = "") -> str:
         place: Path of the value.
     """
     if isinstance(saved, dict) and isinstance(wanted, dict):
-        inside = [(f"{place}.{key}", saved.get(key), wanted.get(key)) for key in {**saved, **wanted}]
+        inside = [
+            (f"{place}.{key}", saved.get(key, UNSET), wanted.get(key, UNSET)) for key in {**saved, **wanted}
+        ]
     elif isinstance(saved, list) and isinstance(wanted, list) and len(saved) == len(wanted):
         inside = [(f"{place}[{at}]", *both) for at, both in enumerate(zip(saved, wanted, strict=True))]
     else:
@@ -110,6 +113,8 @@ def difference(saved: object, wanted: object, place: str = "") -> str:
 
 
 def _short(value: object) -> str:
+    if value is UNSET:
+        return "missing"
     if isinstance(value, dict | list):
         return f"{'a table' if isinstance(value, dict) else 'a list'} of {len(value)}"
     return shown(value) if isinstance(value, str) else msgspec.json.encode(value).decode()

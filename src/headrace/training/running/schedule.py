@@ -43,7 +43,18 @@ def is_due(every: Every, last: Mark, now: Mark) -> bool:
         last: Point at which the action was last taken.
         now: Current point of the run.
     """
-    if now.rows <= last.rows:
-        return False
     passed = every.rows > 0 and now.rows // every.rows > last.rows // every.rows
-    return passed or (every.seconds > 0.0 and now.seconds - last.seconds >= every.seconds)
+    return passed or seconds_until(every, last, now) == 0.0
+
+
+def seconds_until(every: Every, last: Mark, now: Mark) -> float | None:
+    """Return the seconds until a recurring action is due if no more rows arrive; None for never.
+
+    Args:
+        every: Interval of the action.
+        last: Point at which the action was last taken.
+        now: Current point of the run.
+    """
+    if not every.seconds or now.rows <= last.rows:
+        return None
+    return max(0.0, every.seconds - (now.seconds - last.seconds))

@@ -65,6 +65,10 @@ class RenumberedBlocks:
         """Number of bytes read."""
         return self._reader.stream_bytes
 
+    def wait(self, seconds: float) -> bool:
+        """Wait for the next block, or the end of the stream; return False after the timeout."""
+        return self._reader.wait(seconds)
+
     def __iter__(self) -> Iterator[Block]:
         """Yield each block, numbered from the stream's first row."""
         for block in self._reader:

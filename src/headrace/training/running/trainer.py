@@ -28,10 +28,13 @@ from headrace.training.running.interruptions import Interruptions
 from headrace.training.running.learner import Learner
 from headrace.training.running.loop import EXIT_CODES, Blocks, error_text, run_loop
 from headrace.training.running.resumption import difference
-from headrace.training.running.schedule import NEVER, Every, Mark, is_due
+from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
 
 _VERSIONS_SAVED = 10_000
 """Number of most recent versions listed in a checkpoint, which bounds the manifest of an unbounded run."""
+
+_VERSION_POLL_SECONDS = 0.1
+"""Interval for checking, while no rows arrive, whether a version has been written."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,13 +94,18 @@ class RunResult(NamedTuple):
 
 
 class _Saved(msgspec.Struct, kw_only=True):
-    """The trainer's state in a checkpoint."""
+    """The trainer's state in a checkpoint.
+
+    Attributes:
+        unlisted: Number of versions published since the last window, whose next line lists them.
+    """
 
     seconds: float
     idle_seconds: float
     stream_bytes: int
     versions: list[int]
     published_rows: int
+    unlisted: int = 0
     unfinished: tuple[int, int] | None = None
 
 
@@ -155,13 +163,21 @@ class Trainer:
             versions=self._versions,
         )
 
-    def resume(self, checkpoint: Checkpoint, *, continued: bool) -> None:
+    @property
+    def _mark(self) -> Mark:
+        progress = self.progress
+        return Mark(progress.rows, progress.seconds)
+
+    def resume(self, checkpoint: Checkpoint, *, continued: bool) -> Progress:
         """Resume from a checkpoint.
 
         Args:
             checkpoint: The checkpoint.
             continued: Whether the input starts with the rows after the checkpoint; otherwise with the
                 stream's first row.
+
+        Returns:
+            The progress at the checkpoint, with the versions published until the last window only.
 
         Raises:
             ConfigError: The checkpoint is of another model or schema, or of other windows, slices or label
@@ -189,7 +205,9 @@ class Trainer:
         self._versions = tuple(self._before.versions)
         self._asked = self._published = Mark(self._before.published_rows, self._before.seconds)
         self._save_asked = self._checkpointed = Mark(self._learner.position.rows, self._before.seconds)
-        self._windowed = self.progress
+        listed = max(0, len(self._versions) - self._before.unlisted)
+        self._windowed = self.progress._replace(versions=self._versions[:listed])
+        return self._windowed
 
     def run(self, blocks: Blocks) -> RunResult:
         """Learn until the stream ends, or the run is stopped.
@@ -215,19 +233,32 @@ class Trainer:
         return RunResult(said, code, error)
 
     def take(self, block: Block) -> None:
-        """Learn from a block; then report, publish and save as due. Called by the loop."""
+        """Learn from a block, and report. Called by the loop."""
         closed = self._learner.take(block)
-        if self._writing is not None and self._writing[0].done():
-            self._await_version()
+        self._note_version()
         progress = self.progress
         self._say(closed, progress)
         for observer in self._observers:
             observer.moved(progress)
-        mark = Mark(progress.rows, progress.seconds)
-        if is_due(self._plan.publish_every, self._asked, mark):
+
+    def act(self) -> float | None:
+        """Publish and save as due. Called by the loop.
+
+        Returns:
+            Seconds until the next action is due if no block arrives; None for never.
+        """
+        self._note_version()
+        every, saved_every = self._plan.publish_every, self._plan.checkpoint_every
+        mark = self._mark
+        if is_due(every, self._asked, mark):
             self._publish()
-        if is_due(self._plan.checkpoint_every, self._save_asked, mark):
+        if is_due(saved_every, self._save_asked, mark):
             self._save()
+        mark = self._mark
+        due = [seconds_until(every, self._asked, mark), seconds_until(saved_every, self._save_asked, mark)]
+        if every.seconds and self._writing is not None:
+            due.append(_VERSION_POLL_SECONDS)
+        return min((one for one in due if one is not None), default=None)
 
     def explain(self, error: Exception) -> str:
         """Return the error text of the exception that ended the loop. Called by the loop."""
@@ -259,10 +290,10 @@ class Trainer:
 
     def _publish(self) -> None:
         self._await_version()
-        if self._plan.release is None:
-            return
         progress = self.progress
         self._asked = Mark(progress.rows, progress.seconds)
+        if self._plan.release is None:
+            return
         last = self._learner.windows.last
         training = Training(
             rows=progress.rows - (progress.pending_rows or 0),
@@ -276,6 +307,11 @@ class Trainer:
             self._fail("not published", error)
         else:
             self._writing = self._writers.submit(write), self._asked
+
+    def _note_version(self) -> None:
+        """Report the result of the version that was being written, if it has been."""
+        if self._writing is not None and self._writing[0].done():
+            self._await_version()
 
     def _await_version(self) -> None:
         """Wait for the version that is being written, if any, and report its result."""
@@ -300,18 +336,19 @@ class Trainer:
             observer.published(publication, mark.rows)
 
     def _save(self) -> None:
-        directory = self._plan.checkpoint
-        if directory is None:
-            return
         self._await_version()
         progress = self.progress
         self._save_asked = Mark(progress.rows, progress.seconds)
+        directory = self._plan.checkpoint
+        if directory is None:
+            return
         saved = _Saved(
             seconds=progress.seconds,
             idle_seconds=progress.idle_seconds,
             stream_bytes=progress.stream_bytes,
             versions=list(self._versions[-_VERSIONS_SAVED:]),
             published_rows=self._published.rows,
+            unlisted=len(self._versions) - len(self._windowed.versions),
             unfinished=self._learner.unfinished,
         )
         try:

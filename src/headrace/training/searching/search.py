@@ -123,6 +123,9 @@ class Search:
         self._last = block
         self.rows += len(block)
 
+    def act(self) -> None:
+        """Do nothing: a search reports when it ends."""
+
     def explain(self, error: Exception) -> str:
         """Return an error text, with the name of the configuration that failed."""
         said = error_text(error)

@@ -23,6 +23,11 @@ from headrace.training.searching.configurations import configurations, read_sear
 from headrace.training.searching.search import Result, Search
 from headrace.training.topic_origin import open_origin
 
+_ALL_EXCLUDED = (
+    "every configuration is excluded, `out` says why; widen the gates or try smaller models, and lower the "
+    "learning rate where a model diverged"
+)
+
 
 def table(results: Sequence[Result], rows: int) -> str:
     """Return the results as a table, best first."""
@@ -44,7 +49,7 @@ def report(results: Sequence[Result], rows: int) -> str:
     """Return a file that ``--config`` takes: the table as comments, and the best configuration."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in table(results, rows).splitlines())
     if not results or results[0].out:
-        return f"{comments}#\n# No configuration passes the gates.\n"
+        return f"{comments}#\n# {_ALL_EXCLUDED}\n"
     return f"{comments}\n{to_toml(results[0].configuration.settings)}"
 
 
@@ -80,7 +85,7 @@ def search(options: TrainOptions, file: Path, output: TextIO, errors: TextIO) ->
         errors: Stream for progress and errors.
 
     Returns:
-        The exit code: 0 if the run succeeded and a configuration passes the gates.
+        The exit code: 0 if the run succeeded and a configuration is not excluded.
     """
     wanted = read_search(read_table(file, f"search: {file}"), f"search: {file.name}")
     tried = configurations(wanted, options.model)
@@ -118,6 +123,9 @@ class _Shown:
         if self._terminal.due:
             self._terminal.show(f"{self._going.rows:,} rows")
 
+    def act(self) -> None:
+        self._going.act()
+
     def explain(self, error: Exception) -> str:
         return self._going.explain(error)
 
@@ -135,5 +143,5 @@ def _tell_results(going: Search, output: TextIO, told: Callable[[Sequence[Result
     except Exception as error:  # noqa: BLE001  # reported as the run's error
         return going.explain(error)
     if results[0].out:
-        return "search: no configuration passes the gates; widen them, or try smaller models"
+        return f"search: {_ALL_EXCLUDED}"
     return None

@@ -51,7 +51,10 @@ WINDOW = 'feed = { key = "a" }\nwindows.o = '
         ),
         ("[tables.u.windows]\no = 7", "tables.u.windows.o: expected a table, got 7"),
         ("[spaces.u]\ndimension = -1", "spaces.u.dimension: expected a whole number, 0 or more, got -1"),
-        ('[spaces.u]\ndimension = 2\noov = "mean"', "spaces.u.oov: expected zeros or a .npy file, as the mean"),
+        (
+            '[spaces.u]\ndimension = 2\noov = "mean"',
+            "spaces.u.oov: expected zeros or a .npy file, as the mean",
+        ),
         ('[spaces.u.columns]\na = "text"', r"spaces.u.columns: a space has vectors; write \[tables.u\]"),
         ("[tables.U]", "tables.U: expected a space's name"),
         ("fil = true\n[tables.u]", r"fil: unknown setting; did you mean fill\?"),

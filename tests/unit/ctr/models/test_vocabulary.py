@@ -61,6 +61,22 @@ def test_a_value_gets_a_row_when_it_has_come_often_enough() -> None:
     assert filled.indices[:, 0].tolist() == [3] * 4, "other fields are left alone"
 
 
+def test_missing_and_unknown_values_beside_others_are_left_out() -> None:
+    layout = features(admit=1, values=2)
+    first, _ = layout.tables["user"]
+    block = block_of(layout, [[5 * 2**32, 6 * 2**32], [0, 5 * 2**32], [5 * 2**32, 0], [0, 0], [7 * 2**32, 0]])
+    vocabulary = Vocabulary(layout)
+    (five, six), *others = vocabulary.admit(block)[0].indices[:, 1:].tolist()
+    assert min(five, six) > first
+    assert others[:3] == [[0, five], [five, 0], [first, 0]]
+    unknown = block_of(layout, [[0, 5 * 2**32], [8 * 2**32, 5 * 2**32], [0, 8 * 2**32]])
+    expected = [[0, five], [0, five], [first, 0]]
+    assert vocabulary.look_up(unknown, 5).indices[:, 1:].tolist() == expected
+    indices = unknown.indices.copy()
+    look_up(layout, vocabulary.living_keys(5), unknown.keys, indices)
+    assert indices[:, 1:].tolist() == expected
+
+
 def test_distinct_values_never_share_a_row() -> None:
     layout = features(buckets=1000, admit=1)
     vocabulary = Vocabulary(layout)

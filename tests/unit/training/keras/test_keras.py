@@ -222,6 +222,11 @@ def test_a_compiled_models_optimizer_is_taken() -> None:
     assert type(KerasModel(network, FEATURES).optimizer).__name__ == "LazyAdam"
 
 
+def test_a_function_that_fails_is_explained() -> None:
+    with pytest.raises(ConfigError, match=r"keras: .* fields site, words, age, image: KeyError: 'user'"):
+        KerasModel(lambda schema: Embedded(schema.by_name["user"], 8), FEATURES)
+
+
 def test_what_is_no_model_of_the_fields_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"expected a keras\.Model, got int"):
         KerasModel(lambda schema: 3, FEATURES)
@@ -246,6 +251,7 @@ def test_the_function_is_imported_from_the_users_file(tmp_path: Path) -> None:
     file = tmp_path / "clicks.py"
     file.write_text("def build(schema):\n    return 1\n\n\ndef other(schema):\n    return 2\n")
     assert load_build(str(file))(SCHEMA) == 1
+    assert load_build(f"{file}:")(SCHEMA) == 1
     assert load_build(f"{file}:other")(SCHEMA) == 2
     with pytest.raises(ConfigError, match="no function 'third'"):
         load_build(f"{file}:third")

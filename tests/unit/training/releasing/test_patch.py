@@ -66,6 +66,8 @@ def test_rows_are_found_across_chunks() -> None:
         ({1: None, 2: 1}, 3, 1),
         ({1: None, 2: 1, 3: 1}, 3, None),
         ({1: None}, 1, None),
+        ({1: None, 9: 1}, 10, 1),
+        ({1: None, 10: 1}, 10, None),
     ],
 )
 def test_the_base_is_whole_and_not_too_long_ago(

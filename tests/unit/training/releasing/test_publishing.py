@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
+import shutil
 import threading
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -115,6 +118,15 @@ def test_patches_follow_a_whole_version_and_hold_what_was_learnt(tmp_path: Path,
     assert bases == [None, 1, 1, None, 4]
 
 
+def test_whole_versions_recur_although_versions_are_deleted(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, keep=2, patch=True, whole_every=4)
+    weights, bases = weights_for(SETTINGS), []
+    for row in range(9):
+        weights = nudged(weights, row)
+        bases.append(release(publisher, weights).base)
+    assert bases == [None, 1, 1, 1, None, 5, 5, 5, None]
+
+
 def test_a_patch_of_quantized_tables_holds_little_more_than_what_was_touched(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, patch=True, quantize=8)
     weights = weights_for(SETTINGS)
@@ -214,12 +226,39 @@ def test_nothing_is_deleted_while_it_is_unknown_what_is_needed(
     assert "old versions are kept" in caplog.text
 
 
+def test_a_version_is_published_although_old_ones_cannot_be_listed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(directory: Path) -> dict[int, Path]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(publishing, "version_directories", failing)
+    done = release(Publisher(tmp_path, keep=1))
+    assert (done.version, done.deleted) == (1, ())
+    assert "old versions are kept, because it is unknown which are needed" in caplog.text
+
+
+def test_a_version_that_another_publisher_deletes_at_once_was_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish_and_delete(*given: Any, **named: Any) -> Path:
+        path = manifest_publish(*given, **named)
+        shutil.rmtree(path)
+        return path
+
+    manifest_publish = publishing.publish
+    monkeypatch.setattr(publishing, "publish", publish_and_delete)
+    done = release(Publisher(tmp_path, keep=1))
+    assert (done.version, done.size_bytes) == (1, 0)
+
+
 def test_a_weight_that_is_no_number_is_never_published(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, quantize=8)
     for bad in (np.nan, np.inf, -np.inf):
         weights = weights_for(SETTINGS)
         weights.tables["embeddings"].values[700, 2] = bad
-        with pytest.raises(ModelError, match=r"table.embeddings holds a weight that is not a finite number"):
+        said = r"table.embeddings holds a weight that is not a finite number.* Start a new run"
+        with pytest.raises(ModelError, match=said):
             release(publisher, weights)
     assert not versions(tmp_path)
 

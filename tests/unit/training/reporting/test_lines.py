@@ -60,8 +60,10 @@ def test_lines_that_nobody_reads_do_not_end_a_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as output:
+        before = os.listdir("/proc/self/fd")
         JsonReport(output).write({"rows": 1})
         JsonReport(output).write({"rows": 2})
+        assert os.listdir("/proc/self/fd") == before, "no descriptor is left open"
 
 
 def test_a_full_disk_under_what_is_said_does_not_end_a_run() -> None:
@@ -92,6 +94,19 @@ def test_the_line_on_a_terminal_is_renewed_a_few_times_a_second_and_wiped_away()
     ]
     report.clear()
     assert output.getvalue().endswith(" \r")
+
+
+def test_a_resumed_run_shows_its_own_pace_and_lists_only_new_versions() -> None:
+    output, now = io.StringIO(), [0.0]
+    terminal = TerminalReport(output, lambda: now[0])
+    terminal.resumed(PROGRESS)
+    terminal.moved(PROGRESS._replace(rows=400, seconds=4.0, idle_seconds=1.5))
+    assert output.getvalue().strip() == "400 rows  50/s  idle 50%  version 2"
+    output = io.StringIO()
+    lines = JsonReport(output)
+    lines.resumed(PROGRESS)
+    lines.closed(WINDOW, Pace(1000.0, 0.25), PROGRESS._replace(versions=(1, 2, 3)))
+    assert json.loads(output.getvalue())["versions"] == [3]
 
 
 def test_what_went_wrong_is_said_where_people_look() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.tensors import Array
 from headrace.evaluation.windows import Window, Windows
+from headrace.stream.block import Block
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
@@ -42,6 +44,28 @@ def test_a_late_label_is_not_learnt_before_it_is_known() -> None:
         assert all(last_row + 100.0 <= block.first_row for last_row in learnt)
         assert one.pending_rows == one.position.rows - 30 * len(model.learnt)
     assert model.learnt == [0, 30, 60, 90, 120]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_late_block_that_cannot_be_learnt_waits_with_those_after_it(ended: bool) -> None:
+    class Failing(RateModel):
+        def learn(self, block: Block) -> Array:
+            if block.first_row == 30:
+                raise MemoryError
+            return super().learn(block)
+
+    failing, repaired = Failing(), RateModel()
+    before, after = learner(delay=100.0, model=failing), learner(delay=100.0, model=repaired)
+    run(before, 90)
+    with pytest.raises(MemoryError):
+        before.finish() if ended else before.take(make_block(30, first_row=400))
+    assert (failing.learnt, before.pending_rows) == ([0], 60)
+    assert before.unfinished == (None if ended else (30, 60))
+    state = before.state()
+    after.restore(state.arrays, state.meta)
+    after.take(make_block(30, first_row=400))
+    assert repaired.learnt == [30, 60]
+    assert after.pending_rows == 30
 
 
 def test_the_end_of_the_stream_brings_the_labels_that_are_missing() -> None:
@@ -135,7 +159,9 @@ def test_a_state_with_another_kind_of_labels_is_refused(saved: float, now: float
 
 def test_a_model_that_diverges_says_where() -> None:
     one = learner(model=DivergingModel(60))
-    with pytest.raises(ModelError, match=r"from row 60 to 89 its predictions are not finite; lower"):
+    with pytest.raises(
+        ModelError, match=r"from row 60 to 89 its predictions are not finite; start a new run"
+    ):
         run(one, 300)
     assert one.position.rows == 60
 

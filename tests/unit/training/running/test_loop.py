@@ -25,6 +25,9 @@ class Blocks:
         self._rows = rows
         self._raised = raised
 
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError("nothing is due at a time")
+
     def __iter__(self) -> Iterator[Block]:
         yield from make_blocks(self._rows, 40)
         if self._raised is not None:
@@ -45,6 +48,9 @@ class Counting:
                 raise self._does
             os.kill(os.getpid(), self._does or 0)
         self.rows = block.first_row + len(block)
+
+    def act(self) -> None:
+        pass
 
     def explain(self, error: Exception) -> str:
         return f"explained: {error_text(error)}"
@@ -81,6 +87,24 @@ def test_what_ends_it_is_told_and_what_was_taken_stays(
         assert run_loop(Blocks(), taker, None, interruptions) == ended
     assert taker.rows == rows
     assert ended.stopped in EXIT_CODES
+
+
+def test_it_acts_when_no_block_arrives_in_time() -> None:
+    events = list[str]()
+
+    class Silent(Blocks):
+        def wait(self, seconds: float) -> bool:
+            events.append(f"wait {seconds}")
+            return len(events) > 3
+
+    class Acting(Counting):
+        def act(self) -> float | None:  # type: ignore[override]
+            events.append(f"act after {self.rows}")
+            return 5.0 if self.rows < 80 else None
+
+    with Interruptions() as interruptions:
+        assert run_loop(Silent(), Acting(), 120, interruptions) == LoopResult("rows")
+    assert events == ["act after 40", "wait 5.0", "act after 40", "wait 5.0", "act after 80", "act after 120"]
 
 
 @pytest.mark.parametrize("raised", [StreamError("it is cut", row=200), ConfigError("odd")])

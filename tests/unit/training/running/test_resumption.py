@@ -66,7 +66,8 @@ def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> 
             {"kind": "lr", "linear": {"kind": "adagrad"}},
             "model.linear.kind is 'forgetting' in the checkpoint, and 'adagrad' in this run",
         ),
-        ({"a": 1}, {"a": 1, "b": 0.5}, "model.b is null in the checkpoint, and 0.5 in this run"),
+        ({"a": 1}, {"a": 1, "b": 0.5}, "model.b is missing in the checkpoint, and 0.5 in this run"),
+        ({"a": 1, "b": None}, {"a": 1}, "model.b is null in the checkpoint, and missing in this run"),
         (
             {"a": [1, {"b": 2}]},
             {"a": [1, {"b": 3}]},

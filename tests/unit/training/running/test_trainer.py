@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import time
@@ -17,7 +19,8 @@ from headrace.base.tensors import Array
 from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Training
-from headrace.training.reporting.progress import Pace, Progress
+from headrace.training.reporting.lines import JsonReport
+from headrace.training.reporting.progress import Observer, Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
@@ -33,6 +36,9 @@ class Rows:
         self._blocks, self._then = blocks, then
         self.idle_seconds = 0.0
         self.stream_bytes = 0
+
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError(f"nothing is due at a time, but the loop waits for {seconds} s")
 
     def __iter__(self) -> Iterator[Block]:
         for block in self._blocks:
@@ -84,7 +90,7 @@ class Listener:
 
 
 def trainer(
-    plan: RunPlan, *, listener: Listener | None = None, model: RateModel | None = None, delay: float = 0.0
+    plan: RunPlan, *, listener: Observer | None = None, model: RateModel | None = None, delay: float = 0.0
 ) -> Trainer:
     pending = Pending(delay) if delay else None
     learner = Learner(model or RateModel(), Windows(100), pending)
@@ -109,6 +115,55 @@ def test_versions_appear_every_so_many_rows_and_at_the_end() -> None:
     assert result.summary["rows"] == 350
     assert result.summary["versions"] == [1, 2, 3, 4]
     assert result.summary["stopped"] == "end"
+
+
+class SilentRows(Rows):
+    """A block, and a silence until something has happened, by a clock of its own."""
+
+    def __init__(self, seconds: float, until: Callable[[], bool], then: Callable[[], None]) -> None:
+        super().__init__([make_block(40)], then)
+        self.clock = 0.0
+        self._seconds, self._until = seconds, until
+
+    def wait(self, seconds: float) -> bool:
+        self.clock += seconds
+        return self._until()
+
+    def __iter__(self) -> Iterator[Block]:
+        self.clock = self._seconds  # the first row took so long
+        return super().__iter__()
+
+
+def silent_trainer(plan: RunPlan, rows: SilentRows, listener: Listener) -> Trainer:
+    learner = Learner(RateModel(), Windows(100), None)
+    return Trainer(learner, plan, [listener], now=lambda: rows.clock)
+
+
+@pytest.mark.parametrize("seconds", [10.0, 60.0], ids=["in the silence", "right before it"])
+def test_rows_before_a_silence_are_published_in_time(seconds: float) -> None:
+    versions, listener = Versions(), Listener()
+    told: list[tuple[int, int]] = []
+    rows = SilentRows(seconds, lambda: bool(listener.versions), lambda: told.extend(listener.versions))
+    every = plan(release=versions, publish_every=Every(seconds=60.0))
+    assert silent_trainer(every, rows, listener).run(rows).exit_code == 0
+    assert told == [(1, 40)]
+    assert [training.rows for training in versions.published] == [40]
+    assert rows.clock >= 60.0
+
+
+def test_rows_before_a_silence_are_saved_in_time(tmp_path: Path) -> None:
+    saved: list[bool] = []
+    rows = SilentRows(10.0, lambda: False, lambda: saved.append(load_checkpoint(tmp_path) is not None))
+    every = plan(checkpoint=tmp_path, checkpoint_every=Every(seconds=60.0))
+    assert silent_trainer(every, rows, Listener()).run(rows).exit_code == 0
+    assert (saved, rows.clock) == ([True], 60.0)
+
+
+def test_a_time_without_an_action_is_waited_for_once() -> None:
+    rows = SilentRows(10.0, lambda: False, lambda: None)
+    timed = plan(publish_every=Every(seconds=60.0), checkpoint_every=Every(seconds=90.0))
+    assert silent_trainer(timed, rows, Listener()).run(rows).exit_code == 0
+    assert rows.clock == 90.0
 
 
 def test_nothing_new_is_not_published_twice() -> None:
@@ -233,8 +288,15 @@ def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: floa
         timed = ("seconds", "rows_per_second", "idle_share", "stream_bytes")
         return {name: value for name, value in summary.items() if name not in timed}
 
+    def lines(output: io.StringIO) -> list[dict[str, object]]:
+        return [untimed(json.loads(line)) for line in output.getvalue().splitlines()]
+
+    outputs = [io.StringIO() for _ in range(3)]
+    reports = [JsonReport(output) for output in outputs]
     every = {"publish_every": Every(rows=100), "checkpoint_every": Every(rows=90)}
-    undisturbed = trainer(plan(release=Versions(), checkpoint=tmp_path / "a", **every), delay=delay)
+    undisturbed = trainer(
+        plan(release=Versions(), checkpoint=tmp_path / "a", **every), listener=reports[0], delay=delay
+    )
     expected = undisturbed.run(Rows(make_blocks(600, 30)))
 
     class Killed(BaseException):
@@ -244,16 +306,20 @@ def test_a_resumed_run_says_what_the_undisturbed_one_would_have_said(delay: floa
         raise Killed
 
     versions = Versions()
-    first = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
+    both = plan(release=versions, checkpoint=tmp_path / "b", **every)
+    first = trainer(both, listener=reports[1], delay=delay)
     with pytest.raises(Killed):
         first.run(Rows(make_blocks(330, 30), kill))
     saved = load_checkpoint(tmp_path / "b")
     assert saved is not None
     versions.published = versions.published[: len(saved.meta["trainer"]["versions"])]  # type: ignore[index]
-    second = trainer(plan(release=versions, checkpoint=tmp_path / "b", **every), delay=delay)
-    second.resume(saved, continued=False)
+    second = trainer(both, listener=reports[2], delay=delay)
+    reports[2].resumed(second.resume(saved, continued=False))
     found = second.run(Rows(make_blocks(600, 30, first_row=270)))
     assert untimed(found.summary) == untimed(expected.summary)
+    resumed = lines(outputs[2])
+    before = [line for line in lines(outputs[1]) if line["window"] < resumed[0]["window"]]  # type: ignore[operator]
+    assert before + resumed == lines(outputs[0])
 
 
 def test_a_checkpoint_does_not_grow_with_each_version(tmp_path: Path) -> None:

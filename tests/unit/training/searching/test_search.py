@@ -135,12 +135,21 @@ def test_a_configuration_that_diverges_is_out() -> None:
     assert [one.out for one in search.results()] == ["", "out: diverged"]
 
 
-def test_a_search_without_a_survivor_says_so_and_gives_no_settings() -> None:
-    wanted = read_search({"grid": {"kind": ["lr"]}, "gates": {"max_latency_ms": 0.0}}, "search")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"grid": {"kind": ["lr"]}, "gates": {"max_latency_ms": 0.0}},
+        {"base": {"kind": "fm", "embeddings": {"kind": "sgd"}}, "grid": {"embeddings.learning_rate": [1e6]}},
+    ],
+    ids=["gates", "diverged"],
+)
+def test_a_search_without_a_survivor_says_so_and_gives_no_settings(settings: dict[str, object]) -> None:
+    wanted = read_search(settings, "search")
     search = Search(configurations(wanted, {}), FEATURES, wanted.gates)
-    search.take(block(100))
-    text = report(search.results(), 100)
-    assert "No configuration passes the gates" in text
+    search.take(block(2000))
+    text = report(search.results(), 2000)
+    assert "every configuration is excluded, `out` says why" in text
+    assert "passes the gates" not in text
     assert tomllib.loads(text) == {}
 
 
@@ -170,6 +179,9 @@ class Blocks:
 
     def __init__(self, wrong: bool = False) -> None:
         self._wrong = wrong
+
+    def wait(self, seconds: float) -> bool:
+        raise AssertionError("nothing is due at a time")
 
     def __iter__(self) -> Iterator[Block]:
         yield block(500)
