@@ -27,9 +27,9 @@ from headrace.storage.lmdb_environment import CONTENTS_KEY
 from headrace.stream.block_reader import Reader
 from headrace.stream.schema import METADATA_KEY
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.versions.control_changes import read_control, unpin
 from headrace.versions.layout import CONTROL_FILE, MANIFEST_FILE, SIGNATURE_FILE
 from headrace.versions.manifest import check_manifest
+from headrace.versions.pins_and_holds import read_control, unpin
 from headrace.versions.signatures import Verifier
 from tests.earlier_files import EARLIER, unpack
 

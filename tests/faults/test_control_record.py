@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.versions.control_changes import hold, pin, read_control, unpin
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, PIN_FILE
+from headrace.versions.pins_and_holds import hold, pin, read_control, unpin
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer
@@ -20,7 +20,7 @@ from tests.running_server import RunningServer
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from headrace.versions.control_changes import pin
+from headrace.versions.pins_and_holds import pin
 
 directory, event, suffix = sys.argv[1:]
 
@@ -62,7 +62,7 @@ def test_whoever_is_killed_while_changing_it_leaves_what_was_or_what_comes(
 TAKEN_OVER = """
 import sys
 from pathlib import Path
-from headrace.versions.control_changes import hold, read_control
+from headrace.versions.pins_and_holds import hold, read_control
 
 model, begun = Path(sys.argv[1]), []
 

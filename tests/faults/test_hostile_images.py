@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.net.content_failures import Failure
 from headrace.net.deadline_connection import Resolve, system_addresses
-from headrace.net.failures import Failure
 from tests.hostile_images import HostileServer, answer, redirect
 from tests.image_encoder import picture, write_encoder
 

@@ -6,7 +6,7 @@ import http.client
 import threading
 from pathlib import Path
 
-from headrace.versions.control_changes import pin
+from headrace.versions.pins_and_holds import pin
 from tests.faults.still_serves import does_it_still_serve
 from tests.model_directories import affine, write
 from tests.running_server import RunningServer

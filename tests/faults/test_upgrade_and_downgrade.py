@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.versions.control_changes import hold, pin, unpin
 from headrace.versions.layout import CONTROL_FILE, MANIFEST_FILE
 from headrace.versions.manifest import publish
+from headrace.versions.pins_and_holds import hold, pin, unpin
 from tests.earlier_files import EARLIER, unpack
 from tests.earlier_release import EarlierRelease, oldest_that_hands_over
 from tests.faults.still_serves import MODEL, does_it_still_serve

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from headrace.access.gate import Gate
 from headrace.access.jwks import read_token_keys
-from headrace.access.jwt import Tokens
 from headrace.access.key_file import as_keys, parse_keys, read_keys
 from headrace.access.keys import draw
-from headrace.access.verbs import PREDICT
+from headrace.access.permissions import PREDICT
+from headrace.access.tokens import Tokens
 from headrace.base.errors import HeadraceError
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import write_manifest

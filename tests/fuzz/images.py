@@ -16,8 +16,8 @@ from headrace.archive.embedders.images.download import DownloadLimits
 from headrace.archive.embedders.images.fetch import ImageFetcher
 from headrace.archive.embedders.images.image_decoding import KNOWN_FORMATS, ImageLimits, decoded
 from headrace.archive.embedders.images.recipe import Recipe
+from headrace.net.content_failures import Failing
 from headrace.net.deadline_connection import Connector
-from headrace.net.failures import Failing
 from tests.image_encoder import encoded, photograph, picture
 
 _LIMITS = ImageLimits(KNOWN_FORMATS, 1_000_000)

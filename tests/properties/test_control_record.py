@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.base.errors import ConfigError
-from headrace.versions.control_changes import pin, read_control
 from headrace.versions.control_record import (
     Stamp,
     encode_record,
@@ -26,13 +25,14 @@ from headrace.versions.control_record import (
     without_pin,
 )
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK
+from headrace.versions.pins_and_holds import pin, read_control
 
 WRITER = """
 import json, sys
 from contextlib import suppress
 from pathlib import Path
 from headrace.base.errors import NotFound
-from headrace.versions.control_changes import hold, let_go, pin, unpin
+from headrace.versions.pins_and_holds import hold, let_go, pin, unpin
 
 for line in sys.stdin:
     directory, name, steps = json.loads(line)

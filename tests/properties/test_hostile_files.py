@@ -22,9 +22,9 @@ from headrace.lifecycle.model_listing import list_models, look
 from headrace.lifecycle.warmup import WELL_KNOWN, first_recorded
 from headrace.runtimes.onnx_external import external_names
 from headrace.stream.schema import parse_schema
-from headrace.versions.control_changes import read_control
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE
 from headrace.versions.manifest import check_manifest, published, write_manifest
+from headrace.versions.pins_and_holds import read_control
 from tests.click_weights import FEATURES, settings_for, weights_for
 from tests.models import Doubling
 from tests.properties.calls import calls

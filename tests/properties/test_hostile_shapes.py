@@ -23,7 +23,7 @@ from headrace.base.tensors import STRING
 from headrace.config import Limits
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import rest as oip_rest
-from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
+from headrace.frontends.oip.infer_bodies import JSON_LENGTH_HEADER
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire.compression import opening

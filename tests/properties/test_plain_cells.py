@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.stream.text_cells import (
+from headrace.stream.text_or_number import (
     are_numbers,
     are_plain_integers,
     are_plain_numbers,

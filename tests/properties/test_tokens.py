@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.access.jwks import read_token_keys
-from headrace.access.jwt import Tokens
+from headrace.access.tokens import Tokens
 from headrace.base.errors import Unauthenticated
 from tests.unit.access.tokens_of_tests import jwks, settings, signed, token
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from headrace.access.caller_limits import CallerLimits
 from headrace.access.globs import Globs
-from headrace.access.verbs import ADMIN, ANY, named
+from headrace.access.permissions import ADMIN, ANY, named
 from headrace.base.errors import PermissionDenied, shown
 
 USUAL_PRIORITIES = (2, 3)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from headrace.access.caller import NOBODY, Caller
 from headrace.access.key_file import Keys
 from headrace.access.keys import id_of, is_key
+from headrace.access.permissions import HEALTH
 from headrace.access.shared_meters import Meters
-from headrace.access.verbs import HEALTH
 from headrace.base.errors import HeadraceError, OverLimit, Unauthenticated
 
 if TYPE_CHECKING:
-    from headrace.access.jwt import Tokens
+    from headrace.access.tokens import Tokens
 
 Pairs = Iterable[tuple[bytes, bytes]]
 

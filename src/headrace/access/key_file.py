@@ -14,7 +14,7 @@ from headrace.access import keys
 from headrace.access.caller import USUAL_PRIORITIES, Caller
 from headrace.access.caller_limits import CallerLimits
 from headrace.access.globs import Globs
-from headrace.access.verbs import Verb, bits
+from headrace.access.permissions import Verb, bits
 from headrace.base.errors import ConfigError
 from headrace.base.files import read_text
 from headrace.base.format_numbers import check_number

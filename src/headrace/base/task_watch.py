@@ -9,7 +9,7 @@ from functools import partial
 _log = logging.getLogger(__name__)
 
 
-class Supervisor:
+class TaskWatch:
     """Watches tasks of one event loop.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from headrace.cli.verbs import WRONG
+from headrace.cli.common import WRONG
 
 
 def add_words(

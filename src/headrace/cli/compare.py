@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.cli import models, verbs
+from headrace.cli import common, models
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.model.servable import Servable
 from headrace.profiling.comparison import Difference, compare
@@ -33,9 +33,9 @@ training, or serve the original."""
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="compare",
             help="check a converted model against the original",
             description="Run the same rows through two models, and show by how much their answers differ, "
@@ -80,15 +80,15 @@ def run(options: argparse.Namespace) -> int:
     finally:
         one.close()
     if options.json:
-        verbs.print_json(_object(options, found))
+        common.print_json(_object(options, found))
     else:
         print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {found[0].rows} rows")
         for output in found:
             print(_line(output, options.tolerance))
     if not any(output.differing for output in found):
-        return verbs.DONE
+        return common.DONE
     print(_WARNING, file=sys.stderr)
-    return verbs.FAILED
+    return common.FAILED
 
 
 def _object(options: argparse.Namespace, found: Sequence[Difference]) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.files import saying
-from headrace.cli import models, number_types, verbs
+from headrace.cli import common, models, number_types
 from headrace.versions.layout import version_directories
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ writable. They are only valid for the type of processor they were compiled on, a
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="compile",
             help="compile the kernels of click models and archives ahead, for example in an image",
             description="Compile the kernels of click models and cache them on disk, so that a server starts "
@@ -104,10 +104,10 @@ def run(options: argparse.Namespace) -> int:
     kept = where.parents[1] if is_beside else where.parent
     if options.json:
         said = [{"name": name, "seconds": round(took, 3), "error": why} for name, took, why in done]
-        verbs.print_json({"directory": str(kept), "compiled": said})
+        common.print_json({"directory": str(kept), "compiled": said})
     else:
         print(f"kernels are kept in {kept}" + (", in __pycache__ beside each source" if is_beside else ""))
-    return verbs.FAILED if any(why for _, _, why in done) else verbs.DONE
+    return common.FAILED if any(why for _, _, why in done) else common.DONE
 
 
 def _run_archives() -> None:

@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from headrace import example
-from headrace.cli import models, verbs
+from headrace.cli import common, models
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="example",
             help="write a small example model",
             description="Write DIR/half_plus_two/1/model.onnx, which answers y = x / 2 + 2.",
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the model, and print the next step."""
     written = example.write(options.directory)
     if options.json:
-        verbs.print_json({"model": str(written), "version": 1})
+        common.print_json({"model": str(written), "version": 1})
     else:
         print(f"wrote {written}\nnow: headrace serve {options.directory}")
-    return verbs.DONE
+    return common.DONE

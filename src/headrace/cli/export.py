@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, LoadError
-from headrace.cli import models, verbs
+from headrace.cli import common, models
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="export",
             help="write a click model as ONNX",
             description="Write a published click model as ONNX. Its inputs are row numbers in the "
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise LoadError(f"{options.file} cannot be written: {error.strerror}") from error
     if options.json:
         said = {"model": str(version), "file": str(options.file), "kind": settings.kind}
-        verbs.print_json({**said, "table_rows": features.rows})
+        common.print_json({**said, "table_rows": features.rows})
     else:
         print(f"{options.file}: {settings.kind} with {features.rows} rows of tables")
-    return verbs.DONE
+    return common.DONE

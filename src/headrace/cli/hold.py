@@ -8,8 +8,8 @@ from pathlib import Path
 from headrace.base.errors import InvalidRequest
 from headrace.base.files import saying
 from headrace.base.terminal import table
-from headrace.cli import auditing, models, verbs
-from headrace.versions.control_changes import hold, let_go
+from headrace.cli import auditing, common, models
+from headrace.versions.pins_and_holds import hold, let_go
 
 _EXAMPLES = """examples:
   headrace hold models/ctr/17 --holder audit --why "a complaint"
@@ -21,9 +21,9 @@ _HOLDER = "operator"
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="hold",
             help="keep a version from being deleted, or release it",
             description="Hold a version: trainers do not delete it, however old it is, until all holders "
@@ -64,8 +64,8 @@ def run(options: argparse.Namespace) -> int:
     name = models.name_of(model)
     holders = sorted(record.holders(number))
     if options.json:
-        verbs.print_json({"model": name, "version": number, "held_by": holders})
+        common.print_json({"model": name, "version": number, "held_by": holders})
     else:
         told = f"held by {', '.join(holders)}" if holders else "held by nobody"
         print(table([(f"{name}: version {number} is {told}",)]))
-    return verbs.DONE
+    return common.DONE

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import Conflict, InvalidRequest, NotFound, instead
 from headrace.base.files import saying, whole_file
 from headrace.base.terminal import table
-from headrace.cli import auditing, command_groups, number_types, verbs
+from headrace.cli import auditing, command_groups, common, number_types
 from headrace.config import checks
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _add(
     run: Callable[[argparse.Namespace], int],
     **said: str,
 ) -> argparse.ArgumentParser:
-    parser = verbs.add(words, verbs.Verb(run=run, **said))
+    parser = common.add(words, common.Verb(run=run, **said))
     parser.add_argument(
         "--file", metavar="FILE", type=Path, default=_FILE, help=f"the file of keys (default {_FILE})"
     )
@@ -99,7 +99,7 @@ def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--verbs",
         metavar="NAMES",
-        type=verbs.names,
+        type=common.names,
         default=("predict",),
         help="what it permits, separated by commas: predict, feedback, archive-read, archive-write, route, "
         "admin, metrics (default predict)",
@@ -107,14 +107,14 @@ def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--models",
         metavar="NAMES",
-        type=verbs.names,
+        type=common.names,
         default=(),
         help="patterns of the models that it is for, such as 'ctr*' (default none)",
     )
     parser.add_argument(
         "--spaces",
         metavar="NAMES",
-        type=verbs.names,
+        type=common.names,
         default=(),
         help="patterns of the archive's spaces that it is for (default none)",
     )
@@ -155,7 +155,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--priorities",
         metavar="NAMES",
-        type=verbs.names,
+        type=common.names,
         default=("2", "3"),
         help="the priority classes that its requests may have, separated by commas; 1 is the highest "
         "(default 2,3)",
@@ -174,12 +174,12 @@ def run_new(options: argparse.Namespace) -> int:
         with auditing.audited(options, "key-new", f"{entry.name} {entry.id} in {options.file}"):
             _write(options.file, with_key(text, entry, str(options.file)))
     if options.json:
-        verbs.print_json({**_said(entry), "key": key.text})
+        common.print_json({**_said(entry), "key": key.text})
     else:
         print(key.text)
     for doubt in _doubts(entry):
         print(f"headrace: {doubt}", file=sys.stderr)
-    return verbs.DONE
+    return common.DONE
 
 
 def _doubts(entry: KeyEntry) -> Iterator[str]:
@@ -199,8 +199,8 @@ def run_list(options: argparse.Namespace) -> int:
 
     entries = parse_keys(_text(options.file), str(options.file)).key
     if options.json:
-        verbs.print_json({"keys": [_said(entry) for entry in entries]})
-        return verbs.DONE
+        common.print_json({"keys": [_said(entry) for entry in entries]})
+        return common.DONE
     rows = [("caller", "id", "verbs", "models", "spaces", "expires")]
     for entry in entries:
         said = _said(entry)
@@ -208,7 +208,7 @@ def run_list(options: argparse.Namespace) -> int:
         verbs_told, models, spaces = map(" ".join, (entry.verbs, entry.models, entry.spaces))
         rows.append((entry.name, entry.id, verbs_told, models, spaces, expires))
     print(table(rows) if entries else "no keys")
-    return verbs.DONE
+    return common.DONE
 
 
 def run_revoke(options: argparse.Namespace) -> int:
@@ -226,15 +226,15 @@ def run_revoke(options: argparse.Namespace) -> int:
         with auditing.audited(options, "key-revoke", f"{', '.join(gone)} in {options.file}"):
             _write(options.file, without_keys(text, gone, str(options.file)))
     if options.json:
-        verbs.print_json({"revoked": gone})
+        common.print_json({"revoked": gone})
     else:
         print(f"revoked {', '.join(gone)}")
-    return verbs.DONE
+    return common.DONE
 
 
 def _entry(options: argparse.Namespace, public: str, digest: str) -> KeyEntry:
     from headrace.access.key_file import KeyEntry  # noqa: PLC0415 - as above
-    from headrace.access.verbs import VERBS  # noqa: PLC0415 - as above
+    from headrace.access.permissions import VERBS  # noqa: PLC0415 - as above
 
     unknown = [verb for verb in options.verbs if verb not in VERBS]
     if unknown or not options.verbs:

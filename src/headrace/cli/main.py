@@ -11,7 +11,7 @@ from importlib import import_module
 
 from headrace import __version__
 from headrace.base.errors import FailedPrecondition, HeadraceError
-from headrace.cli import command_groups, settings, verbs
+from headrace.cli import command_groups, common, settings
 
 _VERBS = (
     "serve",
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The words after ``headrace``; the process's own if None.
 
     Returns:
-        The exit code; ``headrace.cli.verbs`` names them, docs/command-line.md explains them.
+        The exit code; ``headrace.cli.common`` names them, docs/command-line.md explains them.
     """
     _fill_gaps()
     _escape_unprintable()
@@ -82,12 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write_out()
     except BrokenPipeError:
         _write_nowhere()
-        return verbs.UNREAD
+        return common.UNREAD
     except HeadraceError as error:
         print(f"headrace: {settings.blamed(error.message, origins)}", file=sys.stderr)
-        return verbs.exit_code(error)
+        return common.exit_code(error)
     except KeyboardInterrupt:
-        return verbs.INTERRUPTED
+        return common.INTERRUPTED
     return code
 
 
@@ -97,7 +97,7 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
     Args:
         names: Verbs to include; the modules of the others are not imported.
     """
-    parser = verbs.Parser(
+    parser = common.Parser(
         prog="headrace",
         description="Serve models in milliseconds: batched, versioned, over REST and gRPC.",
         epilog=_EXAMPLES,
@@ -107,7 +107,7 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
     words = command_groups.add_words(parser, "verbs", "VERB")
     for name in names:
         import_module(f"headrace.cli.{name.replace('-', '_')}").add_to(words)
-    for made in verbs.all_verbs(parser):
+    for made in common.all_verbs(parser):
         made.set_defaults(settings=settings.Settings(made, made.get_default("own_keys")))
     return parser
 

@@ -44,6 +44,6 @@ def metrics(options: argparse.Namespace, made: Callable[[], Collector]) -> Abstr
     """
     if options.metrics_port is None:
         return nullcontext()
-    from headrace.telemetry.exposition import answering  # noqa: PLC0415 - only if requested
+    from headrace.telemetry.metrics_port import answering  # noqa: PLC0415 - only if requested
 
     return answering(made(), options.metrics_host, options.metrics_port, sys.stderr)

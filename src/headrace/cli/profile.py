@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import is_visible, saying
-from headrace.cli import models, number_types, verbs
+from headrace.cli import common, models, number_types
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.config.checks import MOST_THREADS
 from headrace.profiling.report import Profile, as_json, as_table, write_trace
@@ -29,9 +29,9 @@ _EXAMPLES = """examples:
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="profile",
             help="show where a model's time goes",
             description="Measure each operation of an ONNX, TensorFlow or click model, with recorded "
@@ -94,12 +94,12 @@ def run(options: argparse.Namespace) -> int:
         write_trace(options.trace, profiles)
     if options.json:
         said = [as_json(profile) for profile in profiles]
-        verbs.print_json({"model": str(directory), "profiles": said})
+        common.print_json({"model": str(directory), "profiles": said})
     else:
         print("\n\n".join(as_table(profile) for profile in profiles))
         if options.trace is not None:
             print(f"trace: {options.trace}; open it at https://ui.perfetto.dev", file=sys.stderr)
-    return verbs.DONE
+    return common.DONE
 
 
 def _settings(directory: Path, threads: int) -> RuntimeOptions:

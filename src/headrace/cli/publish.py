@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.base.errors import ConfigError, LoadError, NotLoadable
 from headrace.base.files import saying
 from headrace.base.terminal import Line, counted, size
-from headrace.cli import auditing, models, number_types, verbs
+from headrace.cli import auditing, common, models, number_types
 from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, holds_versions, version_number
 from headrace.versions.manifest import Manifest, Signer, check_manifest, publish, read_manifest
@@ -29,9 +29,9 @@ _ABOUT = (MANIFEST_FILE, SIGNATURE_FILE)
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="publish",
             help="publish a model's files as a new version",
             description="Copy files into a model's directory as a new version, with a manifest of sizes and "
@@ -99,11 +99,11 @@ def _tell(options: argparse.Namespace, published: Path, kind: str, key: str | No
     if options.json:
         said = {"model": models.name_of(options.model), "version": int(published.name)}
         said |= {"directory": str(published), "kind": kind}
-        verbs.print_json(said | {"files": len(records), "size_bytes": size_bytes, "key": key})
+        common.print_json(said | {"files": len(records), "size_bytes": size_bytes, "key": key})
     else:
         signed = "" if key is None else f", signed with key {key}"
         print(f"published {published}: {kind}, {counted(len(records), 'file')}, {size(size_bytes)}{signed}")
-    return verbs.DONE
+    return common.DONE
 
 
 class _Copying:

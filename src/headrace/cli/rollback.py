@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.files import saying
-from headrace.cli import auditing, models, verbs
-from headrace.versions.control_changes import pin, read_control, unpin
+from headrace.cli import auditing, common, models
 from headrace.versions.layout import version_directories
+from headrace.versions.pins_and_holds import pin, read_control, unpin
 
 _EXAMPLES = """examples:
   headrace rollback models/ctr            to the version below the pinned or newest one
@@ -20,9 +20,9 @@ _EXAMPLES = """examples:
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="rollback",
             help="pin a model to an older version, or release the pin",
             description="Pin a model to a version. Servers that watch the directory load it, warm it up, "
@@ -64,12 +64,12 @@ def run(options: argparse.Namespace) -> int:
                 pin(model, number, why=options.why)
     name = models.name_of(model)
     if options.json:
-        verbs.print_json({"model": name, "pinned": number})
+        common.print_json({"model": name, "pinned": number})
     elif number is None:
         print(f"{name}: released; the version policy decides again")
     else:
         print(f"{name}: pinned to version {number}; `--release` removes the pin")
-    return verbs.DONE
+    return common.DONE
 
 
 def _previous(model: Path) -> int:

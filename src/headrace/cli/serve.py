@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.base import cpus, logs, memory
 from headrace.base.errors import ConfigError
 from headrace.base.terminal import counted, table
-from headrace.cli import models, number_types, verbs
+from headrace.cli import common, models, number_types
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
 from headrace.config.telemetry import STDOUT
@@ -43,7 +43,7 @@ _TYPES: dict[str, Callable[[str], Callable[[str], float | str | Path | tuple[str
     "S": functools.partial(number_types.seconds, most=DAY),
     "P": number_types.fraction,
     "FILE": lambda _: Path,
-    "NAMES": lambda _: verbs.names,
+    "NAMES": lambda _: common.names,
     "N|auto": number_types.whole_or_auto,
 }
 SETTINGS: dict[str, tuple[_Kind, str]] = {
@@ -145,9 +145,9 @@ _PART_OF_REQUESTS = 4
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="serve",
             help="serve the models in a directory over REST and gRPC",
             description="Serve DIR/NAME/N/… over REST and gRPC, and new versions as they appear.",
@@ -265,11 +265,11 @@ def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig,
     import asyncio  # noqa: PLC0415 - as above
 
     from headrace.server.process import ends_in_time  # noqa: PLC0415 - as above
-    from headrace.workers import pool  # noqa: PLC0415 - only with workers
+    from headrace.workers import supervisor  # noqa: PLC0415 - only with workers
 
     command = (sys.executable, "-m", "headrace.cli.worker")
-    start = pool.Start(options.models, config, options.json, started, command)
-    return asyncio.run(ends_in_time(pool.run(start, workers)))
+    start = supervisor.Start(options.models, config, options.json, started, command)
+    return asyncio.run(ends_in_time(supervisor.run(start, workers)))
 
 
 async def announce(serving: Server, directory: Path | None, seconds: float, *, as_json: bool) -> None:
@@ -286,7 +286,7 @@ async def announce(serving: Server, directory: Path | None, seconds: float, *, a
     await serving.engine.settle(_SETTLE_SECONDS)
     if as_json:
         said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
-        verbs.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
+        common.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
         sys.stdout.flush()
     else:
         _print_models(serving)

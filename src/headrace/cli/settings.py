@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.base.errors import ConfigError
-from headrace.cli.verbs import Parser
+from headrace.cli.common import Parser
 from headrace.config import Table
 from headrace.config.checks import one_of, wrong
 from headrace.config.toml_reader import read_table

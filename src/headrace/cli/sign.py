@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.base.errors import ConfigError, NotFound
 from headrace.base.terminal import counted
-from headrace.cli import auditing, models, verbs
+from headrace.cli import auditing, common, models
 from headrace.versions.layout import version_directories
 
 _EXAMPLES = """examples:
@@ -20,9 +20,9 @@ A version needs a manifest, as `headrace publish` and `headrace train` write it.
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="sign",
             help="sign versions, for servers that serve signed ones only",
             description="Sign the manifests of versions, and so every file that they list, for the model's "
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     if not signed:
         raise NotFound(f"{models.ANY}: {options.model} has no versions")
     if options.json:
-        verbs.print_json({"key": key, "signed": signed})
+        common.print_json({"key": key, "signed": signed})
     else:
         print(f"signed {counted(len(signed), 'version')} with key {key}")
-    return verbs.DONE
+    return common.DONE

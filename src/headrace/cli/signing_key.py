@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import auditing, verbs
+from headrace.cli import auditing, common
 
 _EXAMPLES = """examples:
   headrace signing-key trainer.pem
@@ -17,9 +17,9 @@ The private key stays where versions are made. docs/security.md explains how to 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="signing-key",
             help="create a key pair for signing versions",
             description="Create an Ed25519 key pair: the private key in FILE, which only its owner may "
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         key = new_keys(options.file)
     public = f"{options.file}.pub"
     if options.json:
-        verbs.print_json({"key": key, "private_key": str(options.file), "public_key": public})
+        common.print_json({"key": key, "private_key": str(options.file), "public_key": public})
     else:
         print(f"key {key}: {options.file} signs, and is secret; {public} verifies")
-    return verbs.DONE
+    return common.DONE

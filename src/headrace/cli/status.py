@@ -6,7 +6,7 @@ import argparse
 import time
 from dataclasses import replace
 
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.live_view import ServerStatus, as_json, as_text, watched
 from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
 
@@ -23,9 +23,9 @@ a key that permits admin; elsewhere, the messages of models and files are left o
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="status",
             help="show the state of a running server: models, rates, latencies, broken objectives",
             description="Ask a running server for its metrics, and show its models with their versions, "
@@ -42,10 +42,10 @@ def run(options: argparse.Namespace) -> int:
     """Scrape twice, and print the state."""
     seen = look(source(options), options.interval_seconds)
     if options.json:
-        verbs.print_json(as_json(seen))
+        common.print_json(as_json(seen))
     else:
         print(as_text(seen))
-    return verbs.DONE
+    return common.DONE
 
 
 def look(asked: MetricsClient, seconds: float, before: Scrape | None = None) -> ServerStatus:

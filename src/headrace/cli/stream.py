@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError, StreamError
-from headrace.cli import command_groups, verbs
-from headrace.cli.topics import add_publish
+from headrace.cli import command_groups, common
+from headrace.cli.stream_publish import add_publish
 from headrace.stream.schema import Schema, parse_schema
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _add_generate(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add(
+    parser = common.add(
         tools,
-        verbs.Verb(
+        common.Verb(
             name="generate",
             help="draw rows from a hidden model whose best logloss is known",
             description="Draw rows from a hidden model, shaped like Criteo's clicks. The exact probability "
@@ -165,9 +165,9 @@ def run_generate(options: argparse.Namespace) -> int:
 
 
 def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add(
+    parser = common.add(
         tools,
-        verbs.Verb(
+        common.Verb(
             name="encode",
             help="convert CSV, Parquet, VW text or Arrow files to a stream",
             description="Make a stream from a file. A schema describes its columns; without one, it is "
@@ -197,7 +197,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default="",
         help="the unit of integer times (default us, and times outside 1990 to 2100 are refused)",
     )
-    names: dict[str, Any] = {"action": "extend", "type": verbs.names, "default": [], "metavar": "NAMES"}
+    names: dict[str, Any] = {"action": "extend", "type": common.names, "default": [], "metavar": "NAMES"}
     add("--context", **names, help="columns of the request, not the candidate; may be repeated")
     add("--ignore", **names, help="columns that are not learnt from; may be repeated")
     add(
@@ -208,7 +208,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     )
     add(
         "--delimiter",
-        type=verbs.delimiter,
+        type=common.delimiter,
         default=",",
         metavar="C",
         help="the delimiter of CSV: a character, or the word tab (default ,)",
@@ -257,7 +257,7 @@ def run_encode(options: argparse.Namespace) -> int:
         )
     if options.print_schema:
         print(encoded.schema.encode().decode() if options.json else schema_toml(encoded.schema))
-        return verbs.DONE
+        return common.DONE
     return _write(options, encoded.arrow_schema, encoded.batches, None)
 
 
@@ -268,9 +268,9 @@ def _tell_of_a_row(doubt: str, *, strict: bool) -> None:
 
 
 def _add_inspect(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = verbs.add(
+    parser = common.add(
         tools,
-        verbs.Verb(
+        common.Verb(
             name="inspect",
             help="show what a stream holds",
             description="Show a stream's schema, its size, the properties of its values and, if it has the "
@@ -315,7 +315,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     print(as_json(found) if options.json else as_text(found))
     if found.problem is not None:
         raise found.problem
-    return verbs.DONE
+    return common.DONE
 
 
 def _read_schema(path: Path) -> Schema:
@@ -358,8 +358,8 @@ def _write(
     finally:
         progress.close()
     if options.json and out is not None:
-        verbs.print_json({"file": str(out), "rows": written, "size_bytes": out.stat().st_size})
-    return verbs.DONE
+        common.print_json({"file": str(out), "rows": written, "size_bytes": out.stat().st_size})
+    return common.DONE
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import fitted
-from headrace.cli import status, verbs
+from headrace.cli import common, status
 from headrace.cli.live_view import as_json, as_text, watched
 from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
 
@@ -28,9 +28,9 @@ _HOME, _CLEAR_LINE, _CLEAR_REST = "\x1b[H", "\x1b[K", "\x1b[J"
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="top",
             help="watch a running server on the terminal",
             description="Show the output of status for a running server, refreshed in place. If the server "
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
     asked = source(options)
     before = asked.scrape()
     if options.json:
-        verbs.print_json(as_json(status.look(asked, options.interval_seconds, before)))
+        common.print_json(as_json(status.look(asked, options.interval_seconds, before)))
     elif not sys.stdout.isatty():
         print(as_text(status.look(asked, options.interval_seconds, before)))
     else:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
                 _watch(asked, before, options.interval_seconds)
         except KeyboardInterrupt:  # the regular way to quit
             pass
-    return verbs.DONE
+    return common.DONE
 
 
 def _watch(asked: MetricsClient, before: Scrape | None, seconds: float) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
-from headrace.cli import auditing, models, number_types, verbs
+from headrace.cli import auditing, common, models, number_types
 from headrace.cli.metrics_port_option import add_metrics
-from headrace.cli.topics import add_kafka_config
+from headrace.cli.stream_publish import add_kafka_config
 from headrace.config import checks
 from headrace.ctr.model_settings import DEEP, KINDS, OPTIMIZERS, ModelSettings, forgetting_of
 
@@ -39,9 +39,9 @@ _MODELS = (*KINDS, "keras")
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="train",
             help="learn a click model from a stream and publish its versions",
             description="Learn a click model from a stream of rows: each is predicted, the prediction is "

@@ -9,17 +9,17 @@ from pathlib import Path
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
 from headrace.base.terminal import size, table
-from headrace.cli import models, verbs
-from headrace.versions.control_changes import read_control
+from headrace.cli import common, models
 from headrace.versions.control_record import Pin, parse_record
+from headrace.versions.pins_and_holds import read_control
 from headrace.versions.version_listing import VersionOnDisk, list_versions
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="versions",
             help="show the versions of models on disk",
             description="Show the versions of one model, or of all of them, and which version is pinned.",
@@ -38,11 +38,11 @@ def run(options: argparse.Namespace) -> int:
     with saying(f"{options.models} cannot be listed"):
         found = [_Model.read(model, number) for model, number in models.find_models(options.models)]
     if options.json:
-        verbs.print_json({"models": [one.as_object() for one in found]})
+        common.print_json({"models": [one.as_object() for one in found]})
     else:
         for one in found:
             one.show()
-    return verbs.DONE
+    return common.DONE
 
 
 @dataclass(frozen=True)

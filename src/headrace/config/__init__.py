@@ -5,7 +5,7 @@ prose. The same ``BatchingPolicy`` serves models in process and over the network
 """
 
 from headrace.config.access import AccessConfig
-from headrace.config.model import (
+from headrace.config.headrace_toml import (
     LABEL_NAME,
     LARGEST_VERSION,
     MODEL_CONFIG_FILE,

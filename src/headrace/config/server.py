@@ -1,4 +1,4 @@
-"""A server's settings, from ``--config FILE`` and options; ``config/model.py`` has those of headrace.toml."""
+"""A server's settings: ``--config FILE`` and options. ``headrace_toml.py`` has those of headrace.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from headrace.base.errors import ConfigError
 from headrace.config.access import AccessConfig
 from headrace.config.checks import DAY, MINUTE, MOST_THREADS, one_of, seconds, whole, wrong
-from headrace.config.model import A_MODEL_NAME, MODEL_NAME, model_config
+from headrace.config.headrace_toml import A_MODEL_NAME, MODEL_NAME, model_config
 from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.toml_reader import Table, convert, parse, read_table
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.access.gate import Gate
 from headrace.access.key_file import Keys
 from headrace.access.key_file_watch import LOOK_SECONDS, Watched, WatchedKeys
+from headrace.access.permissions import bits
 from headrace.access.shared_meters import Meters
-from headrace.access.verbs import bits
 from headrace.frontends.metrics.engine_metrics import family
 from headrace.frontends.metrics.metric_type import Metric
 
@@ -66,7 +66,7 @@ class Access:
             self._watch(WatchedKeys(config.file), self._take_keys)
         if config.jwt.keys is not None:
             from headrace.access.jwks import read_token_keys  # noqa: PLC0415 - only with tokens
-            from headrace.access.jwt import Tokens  # noqa: PLC0415 - as above
+            from headrace.access.tokens import Tokens  # noqa: PLC0415 - as above
 
             tokens = self.gate.tokens = Tokens(config.jwt, {})
             self._watch(Watched(config.jwt.keys, lambda file, _: read_token_keys(file)), tokens.take)

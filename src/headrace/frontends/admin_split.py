@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 from headrace.access.caller import AT_ADMINISTRATION
-from headrace.access.verbs import ADMIN, ARCHIVE_WRITE, HEALTH, METRICS
+from headrace.access.permissions import ADMIN, ARCHIVE_WRITE, HEALTH, METRICS
 from headrace.base.errors import FailedPrecondition
 from headrace.frontends.calls import GrpcCall, GrpcMethod, HttpCall, HttpReply, HttpRoute
 

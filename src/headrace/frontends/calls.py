@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headrace.access.verbs import UNDECLARED
+from headrace.access.permissions import UNDECLARED
 from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
 from headrace.batching.request import NO_DEADLINE, Origin, Timings
 from headrace.frontends.chunks import Pieces

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import HEALTH
+from headrace.access.permissions import HEALTH
 from headrace.base.errors import NotFound, Overloaded, shown
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.wire import protos

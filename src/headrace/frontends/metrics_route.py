@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.access.verbs import METRICS
+from headrace.access.permissions import METRICS
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.metrics import protobuf_format
 from headrace.frontends.service import Service

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import ANY
+from headrace.access.permissions import ANY
 from headrace.base.errors import NotFound, Unsupported
 from headrace.base.status_codes import codes
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler

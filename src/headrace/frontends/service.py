@@ -7,7 +7,7 @@ from importlib.metadata import version as installed_version
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import check_admin
+from headrace.access.permissions import check_admin
 from headrace.base.errors import NotFound
 from headrace.batching.statistics import VersionCounts
 from headrace.frontends.metrics import protobuf_format, text_format

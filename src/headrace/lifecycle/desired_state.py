@@ -23,8 +23,8 @@ from headrace.base.errors import ConfigError
 from headrace.config import ModelConfig, Table, parse_model_config
 from headrace.lifecycle.model_listing import Listing, Look, ModelListing
 from headrace.lifecycle.policy import choose
-from headrace.versions.control_changes import PinnedTo
 from headrace.versions.layout import CONTROL_FILE
+from headrace.versions.pins_and_holds import PinnedTo
 
 # A Source always reports the complete wanted state: models and versions that it omits are not wanted.
 

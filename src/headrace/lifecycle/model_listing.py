@@ -17,7 +17,6 @@ from headrace.base.errors import ConfigError, listed
 from headrace.base.files import is_visible
 from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.lifecycle.stat_cache import Recall, looks_of
-from headrace.versions.control_changes import PinnedTo, find_pin, read_control
 from headrace.versions.layout import (
     CONTROL_FILE,
     MANIFEST_FILE,
@@ -26,6 +25,7 @@ from headrace.versions.layout import (
     version_names,
     version_number,
 )
+from headrace.versions.pins_and_holds import PinnedTo, find_pin, read_control
 
 _ONLY_ITS_PLACE = getattr(os, "O_PATH", os.O_RDONLY)  # Linux
 _OWN = frozenset({MODEL_CONFIG_FILE, CONTROL_FILE, PIN_FILE})

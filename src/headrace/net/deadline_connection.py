@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import shown
 from headrace.net.client_tls import client_context
-from headrace.net.failures import never, not_now
+from headrace.net.content_failures import never, not_now
 from headrace.net.public_addresses import Network, forbidden
 from headrace.net.urls import Target
 

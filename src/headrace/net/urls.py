@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urlsplit
 
 from headrace.base.errors import shown
-from headrace.net.failures import never
+from headrace.net.content_failures import never
 
 LONGEST_URL = 8192
 """Maximum length of a URL in characters."""

@@ -20,7 +20,7 @@ import numpy as np
 from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
-from headrace.runtimes.lightgbm_text import check
+from headrace.runtimes.lightgbm_file import check
 from headrace.runtimes.native_library import open_library
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.base.task_watch import Supervisor
+from headrace.base.task_watch import TaskWatch
 from headrace.config import ServerConfig
 from headrace.frontends import admin_split, health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
@@ -211,7 +211,7 @@ class Server:
         http, grpc = self._sockets
         self.http_address = http.getsockname()[:2]
         self.grpc_address = grpc.getsockname()[:2]
-        self.supervisor = Supervisor()
+        self.supervisor = TaskWatch()
         self.engine.awaits_archive = config.archive is not None
         await self.engine.start(wait=False)
         if config.archive is not None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError
 from headrace.stream.dictionaries import plain, plain_type
 from headrace.stream.schema import MOST_VIEWS, Field
-from headrace.stream.text_cells import (
+from headrace.stream.text_or_number import (
     are_numbers,
     are_plain_integers,
     are_plain_numbers,

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 
 from headrace.base.errors import ConfigError, StreamError, shown
-from headrace.stream.text_cells import trimmed
 from headrace.stream.text_lines import Lines, WholeRows
+from headrace.stream.text_or_number import trimmed
 
 _BOM = b"\xef\xbb\xbf"
 _OTHER_ENCODINGS = {b"\xff\xfe": "UTF-16 or UTF-32", b"\xfe\xff": "UTF-16", b"\x00": "UTF-16 or UTF-32"}

@@ -23,8 +23,8 @@ from headrace.stream.csv_rows import CsvRows
 from headrace.stream.read_ahead import Ahead
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.stream.schema_inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
-from headrace.stream.text_cells import may_hold_words, without_words
 from headrace.stream.text_lines import File, Lines, WholeLines, WholeRows
+from headrace.stream.text_or_number import may_hold_words, without_words
 
 Format = Literal["csv", "parquet", "vw", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -15,7 +15,7 @@ from headrace.base.errors import ConfigError
 from headrace.stream.column_conversion import is_listed, is_text
 from headrace.stream.dictionaries import plain
 from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
-from headrace.stream.text_cells import Reading, read_column
+from headrace.stream.text_or_number import Reading, read_column
 
 SAMPLE_ROWS = 50_000
 """Number of rows after which no more batches are examined."""

@@ -20,7 +20,7 @@ from headrace.config import (
     read_model_config,
     read_server_config,
 )
-from headrace.versions.control_changes import read_control
+from headrace.versions.pins_and_holds import read_control
 
 
 def read_named_versions(model_directory: Path, server_configs: Iterable[Path] = ()) -> frozenset[int]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from headrace.base.errors import LoadError
 from headrace.base.files import visible_files
-from headrace.versions.control_changes import version_keys
 from headrace.versions.control_record import ControlRecord
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import read_manifest
+from headrace.versions.pins_and_holds import version_keys
 
 
 @dataclass(frozen=True, slots=True)

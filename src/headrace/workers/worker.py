@@ -40,8 +40,8 @@ from headrace.workers.messages import (
     View,
     Wants,
 )
+from headrace.workers.restart_rules import ALONE_SECONDS
 from headrace.workers.state_reports import Telling
-from headrace.workers.worker_restarts import ALONE_SECONDS
 from headrace.workers.worker_service import WorkerService
 
 _log = logging.getLogger(__name__)

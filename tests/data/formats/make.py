@@ -23,7 +23,7 @@ from headrace.archive.lookup.miss_queue import Wanted
 from headrace.archive.operations.open_archive import open_archive_file
 from headrace.ctr.files.model_files import read_description
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.versions.control_changes import read_control
+from headrace.versions.pins_and_holds import read_control
 
 ARCHIVE = """
 store = { kind = "lmdb", path = "store", largest_bytes = 4194304 }

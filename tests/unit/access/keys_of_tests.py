@@ -8,7 +8,7 @@ from pathlib import Path
 from headrace.access.gate import Gate
 from headrace.access.key_file import KeyEntry, KeyFile, as_keys
 from headrace.access.keys import NewKey, draw
-from headrace.access.verbs import HEALTH, VERBS, Verb
+from headrace.access.permissions import HEALTH, VERBS, Verb
 
 DRAWN: dict[str, NewKey] = {}
 

@@ -19,7 +19,7 @@ from headrace.access.key_edits import NEW_FILE, with_key, without_keys
 from headrace.access.key_file import KeyFile, as_keys, parse_keys
 from headrace.access.key_file_watch import WatchedKeys, is_to_be_read
 from headrace.access.keys import KEY_BYTES, draw, id_of, is_digest, is_id, is_key
-from headrace.access.verbs import ANY, HEALTH, PREDICT, UNDECLARED, VERBS, bits, named
+from headrace.access.permissions import ANY, HEALTH, PREDICT, UNDECLARED, VERBS, bits, named
 from headrace.base.errors import ConfigError, Conflict, PermissionDenied, Unauthenticated
 from headrace.base.files import FileState
 from tests.unit.access.keys_of_tests import bearer, entry, gate_of, key_of, written

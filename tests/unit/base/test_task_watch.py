@@ -1,4 +1,4 @@
-"""What a Supervisor says of tasks that end, and of those that may."""
+"""What a TaskWatch says of tasks that end, and of those that may."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 import pytest
 
-from headrace.base.task_watch import Supervisor
+from headrace.base.task_watch import TaskWatch
 
 
 async def nothing() -> None:
@@ -20,8 +20,8 @@ async def failure() -> None:
 
 async def watched(
     work: Coroutine[object, object, None], *, needed: bool, stopping: bool = False
-) -> Supervisor:
-    supervisor = Supervisor()
+) -> TaskWatch:
+    supervisor = TaskWatch()
     task = asyncio.ensure_future(work)
     (supervisor.needs if needed else supervisor.allows)("the work", task)
     if stopping:

@@ -14,7 +14,7 @@ from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.dead_letter_records import DeadLetter
 from headrace.archive.model.catalog import partition, with_version
 from headrace.archive.operations.open_archive import open_archive_file
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.main import build_parser, main
 from tests.model_directories import affine
 
@@ -35,7 +35,7 @@ def tells(verb: argparse.ArgumentParser) -> bool:
 
 def test_every_verb_that_decides_something_can_tell_of_it() -> None:
     told, silent = set(), set()
-    for verb in verbs.all_verbs(build_parser()):
+    for verb in common.all_verbs(build_parser()):
         (told if tells(verb) else silent).add(verb.prog.partition(" ")[2])
     assert silent == READS_ONLY | WRITES_VALUES | WRITES_FILES
     assert {"archive default", "archive load", "train"} <= told
@@ -144,7 +144,7 @@ DECIDES = {
 
 
 def test_no_verb_that_tells_is_left_out() -> None:
-    telling = {verb.prog.partition(" ")[2] for verb in verbs.all_verbs(build_parser()) if tells(verb)}
+    telling = {verb.prog.partition(" ")[2] for verb in common.all_verbs(build_parser()) if tells(verb)}
     assert telling == {*DECIDES, "serve", "archive serve"}
 
 
@@ -201,5 +201,5 @@ def test_what_cannot_be_told_is_not_done(
 
 
 def test_a_log_without_versions_would_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "-", "--audit-file", "audit.jsonl"]) == verbs.WRONG
+    assert main(["train", "-", "--audit-file", "audit.jsonl"]) == common.WRONG
     assert "--audit-file would have no effect; add --publish DIR/NAME" in capsys.readouterr().err

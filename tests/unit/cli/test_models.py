@@ -14,7 +14,7 @@ from headrace import example
 from headrace.base.errors import ConfigError, NotFound
 from headrace.cli import models as named
 from headrace.cli.main import main
-from headrace.versions.control_changes import hold
+from headrace.versions.pins_and_holds import hold
 
 _MODEL = "half_plus_two"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.main import main
 from headrace.versions.manifest import check_manifest, publish, read_manifest
 from headrace.versions.signatures import Verifier, new_keys
@@ -82,7 +82,7 @@ def test_a_published_version_is_checked_and_keeps_what_its_maker_has_said(
     capsys.readouterr()
     (staged / "model.onnx").write_bytes(affine(1.0, 2.0))
     code, told = refused(capsys, tmp_path / "live/m", staged)
-    assert (code, "corrupt: model.onnx does not have the checksum" in told) == (verbs.FAILED, True), told
+    assert (code, "corrupt: model.onnx does not have the checksum" in told) == (common.FAILED, True), told
     assert os.listdir(tmp_path / "live/m") == ["1"]
 
 
@@ -92,12 +92,12 @@ def test_what_is_no_model_leaves_nothing_behind(made: Path, tmp_path: Path, caps
     text = tmp_path / "notes.txt"
     text.write_text("no model")
     cases = [
-        ([empty], verbs.FAILED, "holds no files"),
-        ([text], verbs.FAILED, "no model found: expected model.onnx"),
-        ([tmp_path / "nix"], verbs.WRONG, "nix does not exist"),
-        ([made / "model.onnx", made / "model.onnx"], verbs.WRONG, "would both be model.onnx"),
-        ([made, "--signing-key", tmp_path / "nix"], verbs.WRONG, "the key"),
-        ([made, "--version", "-1"], verbs.WRONG, "version: expected"),
+        ([empty], common.FAILED, "holds no files"),
+        ([text], common.FAILED, "no model found: expected model.onnx"),
+        ([tmp_path / "nix"], common.WRONG, "nix does not exist"),
+        ([made / "model.onnx", made / "model.onnx"], common.WRONG, "would both be model.onnx"),
+        ([made, "--signing-key", tmp_path / "nix"], common.WRONG, "the key"),
+        ([made, "--version", "-1"], common.WRONG, "version: expected"),
     ]
     for words, expected, reason in cases:
         code, told = refused(capsys, tmp_path / "models/m", *words)
@@ -108,11 +108,11 @@ def test_what_is_no_model_leaves_nothing_behind(made: Path, tmp_path: Path, caps
 def test_what_cannot_be_read_leaves_nothing_behind(made: Path, tmp_path: Path, capsys: Said) -> None:
     os.mkfifo(made / "pipe")
     code, told = refused(capsys, tmp_path / "models/m", made)
-    assert (code, "expected a file, got a pipe" in told) == (verbs.FAILED, True), told
+    assert (code, "expected a file, got a pipe" in told) == (common.FAILED, True), told
     (made / "pipe").unlink()
     (made / "again").symlink_to(made)
     code, told = refused(capsys, tmp_path / "models/m", made)
-    assert (code, "is a link to a directory" in told) == (verbs.WRONG, True), told
+    assert (code, "is a link to a directory" in told) == (common.WRONG, True), told
     assert not (tmp_path / "models").exists()
 
 
@@ -121,12 +121,16 @@ def test_a_place_that_is_no_models_is_refused(made: Path, tmp_path: Path, capsys
     assert main(["publish", str(model), str(made)]) == 0
     capsys.readouterr()
     cases = [
-        ([model, made, "--version", "1"], verbs.FAILED, "m has a version 1 already; leave the number out"),
-        ([model / "2", made], verbs.WRONG, f"give the model, {model}, and --version 2"),
-        ([model / "1", made], verbs.WRONG, f"give the model, {model}, and --version 1"),
-        ([model.parent, made], verbs.WRONG, "is a directory of models; name one of them"),
-        ([tmp_path / "x/m", model], verbs.FAILED, "holds versions; name one of them"),
-        ([made / "model.onnx", made], verbs.WRONG, "is a file; the model's directory comes first"),
+        (
+            [model, made, "--version", "1"],
+            common.FAILED,
+            "m has a version 1 already; leave the number out",
+        ),
+        ([model / "2", made], common.WRONG, f"give the model, {model}, and --version 2"),
+        ([model / "1", made], common.WRONG, f"give the model, {model}, and --version 1"),
+        ([model.parent, made], common.WRONG, "is a directory of models; name one of them"),
+        ([tmp_path / "x/m", model], common.FAILED, "holds versions; name one of them"),
+        ([made / "model.onnx", made], common.WRONG, "is a file; the model's directory comes first"),
     ]
     for words, expected, reason in cases:
         code, told = refused(capsys, *words)
@@ -140,5 +144,5 @@ def test_the_settings_beside_the_versions_say_which_runtime(made: Path, tmp_path
     model.mkdir(parents=True)
     (model / "headrace.toml").write_text('[runtime]\nkind = "sklearn"\n')
     code, told = refused(capsys, model, made)
-    assert (code, "no model found: expected model.skops" in told) == (verbs.FAILED, True), told
+    assert (code, "no model found: expected model.skops" in told) == (common.FAILED, True), told
     assert os.listdir(model) == ["headrace.toml"]

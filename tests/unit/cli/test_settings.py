@@ -9,11 +9,11 @@ import pytest
 import tomli_w
 
 from headrace.base.errors import ConfigError
-from headrace.cli import settings, verbs
+from headrace.cli import common, settings
 from headrace.cli.main import build_parser, main
 
 PARSER = build_parser()
-VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(PARSER)}
+VERBS = {verb.prog.partition(" ")[2]: verb for verb in common.all_verbs(PARSER)}
 WORDS = ("3", "0.5", "a*b", "3:7", "x", "http://x")  # one of them will do for any setting
 
 

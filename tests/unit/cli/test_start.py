@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from headrace import example
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.main import build_parser, main
 
-VERBS = {verb.prog: verb for verb in verbs.all_verbs(build_parser())}
+VERBS = {verb.prog: verb for verb in common.all_verbs(build_parser())}
 WORDS = list(dict.fromkeys(name.split()[1] for name in VERBS))
 
 BEFORE_IT_STARTS_OVER = """
@@ -116,7 +116,7 @@ def test_a_server_of_onnx_imports_no_extra_and_nothing_that_learns(served: Path)
 
 @pytest.mark.parametrize("word", WORDS)
 def test_a_verb_alone_is_the_verb_among_all(word: str) -> None:
-    alone = {verb.prog: verb.format_help() for verb in verbs.all_verbs(build_parser([word]))}
+    alone = {verb.prog: verb.format_help() for verb in common.all_verbs(build_parser([word]))}
     assert alone == {name: VERBS[name].format_help() for name in VERBS if name.split()[1] == word}
 
 

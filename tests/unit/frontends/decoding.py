@@ -7,8 +7,8 @@ from typing import Any
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
 from headrace.frontends.calls import HttpCall
-from headrace.frontends.oip import infer_json
-from headrace.frontends.oip.infer_json import JsonInference, json_bytes_of
+from headrace.frontends.oip import infer_bodies
+from headrace.frontends.oip.infer_bodies import JsonInference, json_bytes_of
 from headrace.frontends.oip.messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
 from headrace.frontends.wire.cooperative_steps import run
@@ -40,7 +40,9 @@ def decode_body(
 ) -> JsonInference:
     call = HttpCall("POST", "", {}, body=body)
     json_bytes = json_bytes_of(body, json_length)
-    found = infer_json.recognise(loaded, call, json_bytes)
+    found = infer_bodies.recognise(loaded, call, json_bytes)
     if found is None:
-        found = run(infer_json.parse(loaded, call, json_bytes, limits.max_json_depth, RequestBudget(limits)))
+        found = run(
+            infer_bodies.parse(loaded, call, json_bytes, limits.max_json_depth, RequestBudget(limits))
+        )
     return found

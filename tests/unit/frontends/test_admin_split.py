@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from headrace.access.verbs import ADMIN, ARCHIVE_READ, ARCHIVE_WRITE, HEALTH, METRICS, PREDICT
+from headrace.access.permissions import ADMIN, ARCHIVE_READ, ARCHIVE_WRITE, HEALTH, METRICS, PREDICT
 from headrace.config import Limits
 from headrace.frontends.admin_split import administrative, public
 from headrace.frontends.archive.rest import http_routes

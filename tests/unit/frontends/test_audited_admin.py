@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.access.verbs import ADMIN
+from headrace.access.permissions import ADMIN
 from headrace.base.errors import InvalidRequest
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config import ServerConfig, parse_server_config
-from headrace.versions.control_changes import pin, unpin
 from headrace.versions.manifest import publish
+from headrace.versions.pins_and_holds import pin, unpin
 from tests.unit.lifecycle.watch import Watch, put
 
 # ---- What is there ----

@@ -13,8 +13,8 @@ import pytest
 
 from headrace.lifecycle.model_listing import Listing, list_models, look
 from headrace.lifecycle.stat_cache import RENEWED_SECONDS, SETTLED_SECONDS, Recall
-from headrace.versions.control_changes import pin, unpin
 from headrace.versions.manifest import publish
+from headrace.versions.pins_and_holds import pin, unpin
 from tests.unit.lifecycle.watch import put
 
 

@@ -13,8 +13,8 @@ from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.manager import Manager
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.version_states import State
-from headrace.versions.control_changes import pin
 from headrace.versions.manifest import check_manifest, publish
+from headrace.versions.pins_and_holds import pin
 from tests.unit.lifecycle.stage import Loaded, NotingLoader, Stage, wanted
 
 POLL_SECONDS = 0.01

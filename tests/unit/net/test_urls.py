@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.net.failures import Failing
+from headrace.net.content_failures import Failing
 from headrace.net.urls import Target, target
 
 HOSTS = ("images.example", "*.cdn.example", "[::1]", "127.0.0.1", "xn--bcher-kva.example")

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.config import Table, parse_server_config
-from headrace.versions.control_changes import hold, let_go, pin
+from headrace.versions.pins_and_holds import hold, let_go, pin
 from headrace.versions.protected_versions import named_versions, read_named_versions, settings_of
 
 OWN = "[versions]\nlabels = { stable = 4 }\n"

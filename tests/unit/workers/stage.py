@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 from headrace.config import ServerConfig
-from headrace.workers import worker_restarts
+from headrace.workers import restart_rules
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Processes
 from headrace.workers.messages import Beat, Begin, Finish, Message, Scrape, Scraped, Serving, States, View
-from headrace.workers.pool import Start, WorkerPool
+from headrace.workers.supervisor import Start, Supervisor
 from tests.virtual_loop import VirtualLoop
 
 START_SECONDS = 300.0
@@ -216,7 +216,7 @@ class Stage:
         self.config = ServerConfig(http_port=0, grpc_port=0, **settings)
         start = Start(None, self.config, json=False, begun=self.now, command=())
         self.processes = FakeProcesses(self)
-        self.pool = WorkerPool(start, workers, None, self.processes)
+        self.pool = Supervisor(start, workers, None, self.processes)
 
     async def __aenter__(self) -> Stage:
         self.loop.before_time_passes = self._check
@@ -279,9 +279,9 @@ class Stage:
         if self._stopping or any(one.returncode is None for one in self.workers[place]):
             self._broken.append(f"a worker is started at place {place} where none is wanted")
         if ended:
-            often = sum(ended[-1] - one < worker_restarts.COUNTED_SECONDS for one in ended)
+            often = sum(ended[-1] - one < restart_rules.COUNTED_SECONDS for one in ended)
             pause = min(
-                worker_restarts.LONGEST_PAUSE_SECONDS, worker_restarts.FIRST_PAUSE_SECONDS * 2 ** (often - 1)
+                restart_rules.LONGEST_PAUSE_SECONDS, restart_rules.FIRST_PAUSE_SECONDS * 2 ** (often - 1)
             )
             if now - ended[-1] < pause - _ROUNDING:
                 self._broken.append(f"a worker is started {now - ended[-1]} s after its end, not {pause}")
@@ -290,10 +290,10 @@ class Stage:
     def has_ended(self, place: int, *, was_ready: bool) -> None:
         self.ends.append(End(place, self.now, was_ready))
         failed = sum(
-            not one.was_ready and self.now - one.at < worker_restarts.COUNTED_SECONDS for one in self.ends
+            not one.was_ready and self.now - one.at < restart_rules.COUNTED_SECONDS for one in self.ends
         )
         alive = any(one.ready for one in self.running)
-        self.gives_up |= failed >= worker_restarts.MOST_FAILED_STARTS and not alive and not self._stopping
+        self.gives_up |= failed >= restart_rules.MOST_FAILED_STARTS and not alive and not self._stopping
 
     def is_killed(self, worker: FakeWorker) -> None:
         """Only for long silence, as long as the server is to go on."""

@@ -14,8 +14,8 @@ from headrace.serving.engine import Engine
 from headrace.workers.channel import Channel
 from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import Alone, Begin
+from headrace.workers.restart_rules import ALONE_SECONDS
 from headrace.workers.worker import Worker
-from headrace.workers.worker_restarts import ALONE_SECONDS
 from tests.virtual_loop import run_virtually
 
 SAYS = "connections are accepted while models are still loading"

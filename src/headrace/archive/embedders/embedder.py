@@ -12,7 +12,7 @@ from typing import Protocol
 from headrace.base.errors import ConfigError, InvalidRequest, ModelError
 from headrace.base.files import open_file
 from headrace.base.tensors import Array
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 # Fingerprints: one digest of all files and settings that determine vectors.
 

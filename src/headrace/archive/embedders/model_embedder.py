@@ -28,7 +28,7 @@ from headrace.base.tensors import STRING, Array
 from headrace.client.oip_rest import CalledModel, RemoteServed
 from headrace.client.rest import RestClient, read_address
 from headrace.model.servable import TensorSpec
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 _LARGEST_TOKEN_BYTES = 16_384
 _AXES = 2

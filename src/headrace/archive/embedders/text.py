@@ -16,7 +16,7 @@ from headrace.archive.embedders.encoder import Encoder, open_encoder
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import TensorSpec
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

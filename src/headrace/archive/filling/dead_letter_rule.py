@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from headrace.archive.filling.embedder_pool import Away
+from headrace.archive.filling.embedder_outages import Away
 from headrace.archive.filling.in_flight import Task
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 ATTEMPTS = 5
 """Number of attempts before a key whose content may become available becomes a dead letter."""

@@ -27,7 +27,7 @@ from headrace.archive.filling.dead_letter_rule import (
     is_poison,
     letter_of,
 )
-from headrace.archive.filling.embedder_pool import Away
+from headrace.archive.filling.embedder_outages import Away
 from headrace.archive.filling.in_flight import Task
 from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop, Stopped
 from headrace.archive.lookup.archive import Archive
@@ -45,7 +45,7 @@ from headrace.archive.model.oov import ENOUGH, keep_mean
 from headrace.archive.model.records import Form, joined
 from headrace.base.errors import FailedPrecondition, HeadraceError, NotFound, Refused
 from headrace.base.tensors import Array
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.filling.embedder_pool import Askable, PooledEmbedder
+from headrace.archive.filling.embedder_outages import Askable, PooledEmbedder
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.in_flight import Held, Task
 from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopped

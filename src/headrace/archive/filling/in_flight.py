@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.archive.filling.embedder_pool import Askable, Call
+from headrace.archive.filling.embedder_outages import Askable, Call
 from headrace.storage.queues.queue import Delivery
 
 _MOST_LATER = 4  # batches of contents that are held to be retried later

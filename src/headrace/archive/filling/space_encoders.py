@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
-from headrace.archive.filling.embedder_pool import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.embedder_outages import Away, Call, PooledEmbedder, Where
 from headrace.archive.filling.table_contents import TableTexts
-from headrace.net.failures import Failure
+from headrace.net.content_failures import Failure
 
 _LOOK_SECONDS = 0.05
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.open_embedders import open_embedder, read_settings
 from headrace.archive.embedders.served_models import LocalModels
-from headrace.archive.filling.embedder_pool import Borrowed, PooledEmbedder
+from headrace.archive.filling.embedder_outages import Borrowed, PooledEmbedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import ArchiveConfig, read_archive_config
 from headrace.base.errors import Unavailable

@@ -30,7 +30,7 @@ from headrace.archive.tables.table_columns import (
 from headrace.base.errors import InvalidRequest, instead, listed, nearest, shown
 from headrace.stream.column_conversion import is_listed
 from headrace.stream.schema_inference import index_columns
-from headrace.stream.text_cells import are_floats, without_words
+from headrace.stream.text_or_number import are_floats, without_words
 
 # Compares the columns of a file with those of a table.
 

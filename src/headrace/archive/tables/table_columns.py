@@ -15,7 +15,7 @@ from headrace.base.tensors import Array
 from headrace.stream.column_conversion import EARLIEST, LATEST, UNIT_NAMES, fitting_unit, is_listed
 from headrace.stream.column_conversion import is_text as is_plain_text
 from headrace.stream.dictionaries import plain
-from headrace.stream.text_cells import Look, whole_floats, without_words
+from headrace.stream.text_or_number import Look, whole_floats, without_words
 
 _LEAST_TEXT_BYTES = 16
 _EARLIEST, _LATEST = EARLIEST // 1000, LATEST // 1000  # in milliseconds

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 
 if TYPE_CHECKING:
-    from headrace.archive.filling.embedder_pool import PooledEmbedder
+    from headrace.archive.filling.embedder_outages import PooledEmbedder
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.model.archive_toml import ArchiveConfig
 
@@ -154,7 +154,7 @@ def tell(options: argparse.Namespace, done: str, what: Mapping[str, object]) -> 
         what: The ``space``, the number of ``keys``, and further fields for programs.
     """
     if options.json:
-        verbs.print_json(what)
+        common.print_json(what)
         return
     keys = what["keys"]
     print(f"{done} {keys} {'key' if keys == 1 else 'keys'} in {what['space']}")

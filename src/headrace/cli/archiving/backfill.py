@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import Line, counted
-from headrace.cli import auditing, number_types, verbs
+from headrace.cli import auditing, common, number_types
 from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.fill import add_threads
 from headrace.cli.archiving.stop_signals import Stopping
@@ -34,9 +34,9 @@ _BAR = 30
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="backfill",
             help="fill a new space version with the keys of an older one",
             description="Embed all keys of a space's default version with the space's current encoder, and "
@@ -82,8 +82,8 @@ def run(options: argparse.Namespace) -> int:
             if not is_done:
                 ending.result = "failed: stopped before all keys were filled"
     if is_done:
-        return verbs.DONE
-    return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
+        return common.DONE
+    return common.INTERRUPTED if stopping.interrupted else common.FAILED
 
 
 def _fill(options: argparse.Namespace, archive: Archive, held: ExitStack, stop: threading.Event) -> bool:
@@ -155,7 +155,7 @@ def _nothing(options: argparse.Namespace, version: int) -> None:
     """Print that no backfill is needed: the encoder's version is already the default."""
     if options.json:
         found = {"space": options.space, "from_version": version, "to_version": version, "keys": 0, "dead": 0}
-        verbs.print_json({**found, "is_done": True, "is_default": True})
+        common.print_json({**found, "is_done": True, "is_default": True})
         return
     print(f"{options.space}: version {version} is the default, and its encoder is current; nothing to fill")
 
@@ -166,7 +166,7 @@ def _finish(
     source, target = versions
     is_default = is_done and not options.keep_default
     if options.json:
-        verbs.print_json(
+        common.print_json(
             {
                 "space": options.space,
                 "from_version": source,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.terminal import counted, table
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ _OTHERS = "each process has its own; fine where one server does everything (fill
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="check",
             help="check an archive.toml",
             description="Read the settings of an archive, and open everything that they name: the store, "
@@ -52,7 +52,7 @@ class _Found:
 
     part: str
     told: str
-    code: int = verbs.DONE
+    code: int = common.DONE
 
 
 class _Made(NamedTuple):
@@ -68,10 +68,10 @@ def run(options: argparse.Namespace) -> int:
     found = list(_check(config, archive_options.base_of(options)))
     code = max(one.code for one in found)
     if options.json:
-        parts = [{"part": one.part, "is_ok": one.code == verbs.DONE, "told": one.told} for one in found]
-        verbs.print_json({"archive": str(options.archive), "is_ok": code == verbs.DONE, "parts": parts})
+        parts = [{"part": one.part, "is_ok": one.code == common.DONE, "told": one.told} for one in found]
+        common.print_json({"archive": str(options.archive), "is_ok": code == common.DONE, "parts": parts})
     else:
-        words = {verbs.DONE: "ok", verbs.FAILED: "no answer", verbs.WRONG: "wrong"}
+        words = {common.DONE: "ok", common.FAILED: "no answer", common.WRONG: "wrong"}
         print(table([(one.part, words[one.code], one.told) for one in found]))
     return code
 
@@ -104,7 +104,7 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
     try:
         return _Found(part, check())
     except HeadraceError as error:
-        return _Found(part, error.message, verbs.exit_code(error))
+        return _Found(part, error.message, common.exit_code(error))
 
 
 def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.terminal import table
-from headrace.cli import auditing, command_groups, verbs
+from headrace.cli import auditing, command_groups, common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ def _add(
     description: str,
     run: Callable[[argparse.Namespace], int],
 ) -> argparse.ArgumentParser:
-    parser = verbs.add(
+    parser = common.add(
         tools,
-        verbs.Verb(
+        common.Verb(
             name=name,
             help=help_,
             description=description,
@@ -82,12 +82,12 @@ def run_list(options: argparse.Namespace) -> int:
         way_out = "forget or invalidate its key to remove it"
         print(f"{damaged} of them cannot be read; {way_out}", file=sys.stderr)
     if options.json:
-        verbs.print_json({"dead_letters": msgspec.to_builtins(letters), "damaged": damaged})
+        common.print_json({"dead_letters": msgspec.to_builtins(letters), "damaged": damaged})
     elif letters:
         print(table([_HEAD, *(_row(one) for one in letters)], right=(1, 4)))
     else:
         print("no dead letters")
-    return verbs.DONE
+    return common.DONE
 
 
 def run_replay(options: argparse.Namespace) -> int:
@@ -104,7 +104,7 @@ def run_replay(options: argparse.Namespace) -> int:
                 archive.dead_letters.remove(those)
                 replayed += len(those)
     _tell(options, "queued again", replayed)
-    return verbs.DONE
+    return common.DONE
 
 
 def run_drop(options: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def run_drop(options: argparse.Namespace) -> int:
             archive.dead_letters.remove(letters)
             dropped += len(letters)
     _tell(options, "dropped", dropped)
-    return verbs.DONE
+    return common.DONE
 
 
 def _told(options: argparse.Namespace, action: str) -> AbstractContextManager[object]:
@@ -140,7 +140,7 @@ def _in_parts(letters: Iterable[DeadLetter]) -> Iterator[list[DeadLetter]]:
 
 def _tell(options: argparse.Namespace, done: str, keys: int) -> None:
     if options.json:
-        verbs.print_json({"keys": keys})
+        common.print_json({"keys": keys})
     else:
         print(f"{done}: {keys:,} {'key' if keys == 1 else 'keys'}")
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 
 from headrace.base.errors import InvalidRequest
-from headrace.cli import auditing, number_types, verbs
+from headrace.cli import auditing, common, number_types
 from headrace.cli.archiving import archive_options, versions
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="default",
             help="show or move the default version of a space",
             description="Change the version of a space or a feature table that answers lookups that name no "
@@ -58,11 +58,11 @@ def run(options: argparse.Namespace) -> int:
             after = before
     if options.json:
         said = versions.described_space(options.space, after)
-        verbs.print_json(said | {"before": before.default or None})
+        common.print_json(said | {"before": before.default or None})
     elif not number:
         print(versions.listed({options.space: after}))
     elif before.default == number:
         print(f"{options.space}: version {number} answers, as before")
     else:
         print(f"{options.space}: version {number} answers now, previously {before.default or 'none'}")
-    return verbs.DONE
+    return common.DONE

@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from headrace.cli import auditing, models, number_types, verbs
+from headrace.cli import auditing, common, models, number_types
 from headrace.cli.archiving import archive_options
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="drop",
             help="remove a version of a space that no model needs",
             description="Remove a version of a space with its vectors, their history and its dead letters. "
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
         with auditing.audited(options, "drop", f"{options.space} version {number}"):
             drop_version(archive, options.space, number)
     if options.json:
-        verbs.print_json({"space": options.space, "version": number, "model_versions": looked_at})
+        common.print_json({"space": options.space, "version": number, "model_versions": looked_at})
     else:
         print(f"dropped version {number} of {options.space}; none of {looked_at} versions of models needs it")
-    return verbs.DONE
+    return common.DONE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
 from headrace.base.terminal import counted, table
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options, whole_space
 from headrace.cli.archiving.pictures import images
 
@@ -35,9 +35,9 @@ central one. docs/similarity.md explains what may be missed without --exact, and
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="duplicates",
             help="find keys with nearly the same vector",
             description="Find keys whose vectors are nearly the same, and show them in groups, the largest "
@@ -120,8 +120,8 @@ def run(options: argparse.Namespace) -> int:
     if options.sheet is not None:
         _write_sheet(options, read, found)
     if options.json:
-        verbs.print_json(_object(options, read, found))
-        return verbs.DONE
+        common.print_json(_object(options, read, found))
+        return common.DONE
     for line in _told(options, read, found):
         print(line)
     if found.groups:
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"  … {more:,} more groups; {way} lists them")
     if options.sheet is not None:
         print(f"wrote {options.sheet}")
-    return verbs.DONE
+    return common.DONE
 
 
 def _told(options: argparse.Namespace, read: Whole, found: Duplicates) -> Iterator[str]:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import ConfigError, HeadraceError, StreamError
 from headrace.base.terminal import Line, counted
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options
 from headrace.cli.metrics_port_option import add_metrics, metrics
-from headrace.cli.topics import add_kafka_config
+from headrace.cli.stream_publish import add_kafka_config
 from headrace.cli.train import message
 from headrace.config import checks
 
@@ -52,9 +52,9 @@ _DOUBTS = (
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="feed",
             help="count a stream's rows by key over the past minutes or hours",
             description="Count the rows of a stream for the windows of a feature table, and write the "
@@ -196,10 +196,10 @@ class _Going:
                 self._take_all(batches)
             except Interrupted:
                 self._save()
-                return _TERMINATED if self._interruptions.terminated else verbs.INTERRUPTED
+                return _TERMINATED if self._interruptions.terminated else common.INTERRUPTED
             finally:
                 self._line.clear()
-        return verbs.DONE
+        return common.DONE
 
     def tell_end(self) -> None:
         """Print the totals."""
@@ -216,7 +216,7 @@ class _Going:
             "seconds": round(seconds, 3),
         }
         if self._options.json:
-            verbs.print_json(found)
+            common.print_json(found)
             return
         new = self._feed.rows - self._first_row
         print(

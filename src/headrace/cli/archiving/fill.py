@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import Line, counted
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.stop_signals import Stopping
 from headrace.cli.metrics_port_option import add_metrics, metrics
@@ -35,9 +35,9 @@ _THREADS, _BATCH = 2, 64
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="fill",
             help="embed the keys that were missed",
             description="Take missed keys from the queue, embed them, and store their vectors, until "
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
         filler.stop()
         line.clear()
         _finish(options, filler.counts, time.monotonic() - started)
-    return verbs.INTERRUPTED if stopping.interrupted else verbs.DONE
+    return common.INTERRUPTED if stopping.interrupted else common.DONE
 
 
 def _answer_metrics(options: argparse.Namespace, archive: Archive, held: ExitStack) -> None:
@@ -131,7 +131,7 @@ def _told(counts: Mapping[str, FillCounts], seconds: float, waiting: int) -> str
 def _finish(options: argparse.Namespace, counts: Mapping[str, FillCounts], seconds: float) -> None:
     total = totals(counts)
     if options.json:
-        verbs.print_json({**total, "seconds": round(seconds, 3)})
+        common.print_json({**total, "seconds": round(seconds, 3)})
     else:
         print(
             f"filled {counted(total['filled'], 'key')} in {seconds:,.1f} s; already stored: "

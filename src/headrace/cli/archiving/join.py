@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.files import saying
 from headrace.base.terminal import table
-from headrace.cli import models, verbs
+from headrace.cli import common, models
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ _HEAD = ("input", "rows", "keys", "found", "too old", "missing", "lost", "record
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="join",
             help="add archive values to rows, as of the time they were served",
             description="Copy a stream of rows, adding a model's inputs from the archive as they were when "
@@ -72,7 +72,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--versions",
         metavar="NAMES",
         action="extend",
-        type=verbs.names,
+        type=common.names,
         default=[],
         help="versions of spaces, as in images=3,titles=2 (default: the default ones)",
     )
@@ -93,7 +93,7 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
         "--served",
         metavar="NAMES",
         action="extend",
-        type=verbs.names,
+        type=common.names,
         default=[],
         help="the versions that served rows without recorded versions, if the model's manifest names them "
         "(default: the default ones at each row's time)",
@@ -110,7 +110,7 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Join the rows, and print statistics."""
     from headrace.archive.model_inputs.stream_join import JoinSettings  # noqa: PLC0415 - needs an extra
-    from headrace.config.model import model_config  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.config.headrace_toml import model_config  # noqa: PLC0415 - not needed to list the verbs
     from headrace.config.toml_reader import read_table  # noqa: PLC0415 - as above
     from headrace.stream.row_batches import StreamRows  # noqa: PLC0415 - needs an extra
 
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     ):
         join = _join(options, archive, settings, rows)
     _tell(options, join, archive)
-    return verbs.DONE
+    return common.DONE
 
 
 def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: StreamRows) -> Join:
@@ -198,7 +198,7 @@ def _tell(options: argparse.Namespace, join: Join, archive: Archive) -> None:
             {"input": name, **dataclasses.asdict(counts), "missing": counts.missing}
             for name, counts in join.counts.items()
         ]
-        verbs.print_json({"file": str(options.out), "spaces": join.schema.spaces, "inputs": inputs})
+        common.print_json({"file": str(options.out), "spaces": join.schema.spaces, "inputs": inputs})
     else:
         rows = [
             (name, *(f"{number:,}" for number in _numbers(counts))) for name, counts in join.counts.items()

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headrace.cli import auditing, verbs
+from headrace.cli import auditing, common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ def add(
             found = remove(archive, options)
         keys = len(set(options.keys))
         if options.json:
-            verbs.print_json({"space": options.space, "keys": keys, "found": found})
+            common.print_json({"space": options.space, "keys": keys, "found": found})
         else:
             which = f"{keys - found:,} of which" if found else "which"
             nothing = f", {which} had nothing stored" if found < keys else ""
             print(f"{done} {keys:,} {'key' if keys == 1 else 'keys'} in {options.space}{nothing}")
-        return verbs.DONE
+        return common.DONE
 
-    parser = verbs.add(words, verbs.Verb(**said, run=run))
+    parser = common.add(words, common.Verb(**said, run=run))
     archive_options.add_space(parser)
     archive_options.add_keys(parser)
     archive_options.add_archive(parser)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.terminal import Line, counted
-from headrace.cli import auditing, verbs
+from headrace.cli import auditing, common
 from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.stop_signals import Stopping
 
@@ -44,9 +44,9 @@ Existing rows are replaced. If a load is stopped, killed or fails, run it again:
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="load",
             help="fill a feature table, or a space, from a file",
             description="Store the rows of a file: columns by name in a feature table, or a column of lists "
@@ -78,7 +78,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--delimiter",
         metavar="C",
-        type=verbs.delimiter,
+        type=common.delimiter,
         default="",
         help="the delimiter of CSV: a character, or the word tab (default: a comma; tab for .tsv)",
     )
@@ -121,12 +121,12 @@ def run(options: argparse.Namespace) -> int:
             print(
                 f"stopped after {load.rows:,} rows; run the same command again to load all", file=sys.stderr
             )
-            return verbs.INTERRUPTED if stopping.interrupted else verbs.FAILED
+            return common.INTERRUPTED if stopping.interrupted else common.FAILED
         finally:
             progress.line.clear()
         default = archive.catalog.read(options.space).default
     _finish(options, Loaded(target, load.rows, default, lost, time.monotonic() - started))
-    return verbs.DONE
+    return common.DONE
 
 
 def _tell_doubts(target: Target, *, strict: bool) -> None:
@@ -193,7 +193,7 @@ def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
     target, version = loaded.target, loaded.target.version
     is_default = version.number == loaded.default
     if options.json:
-        verbs.print_json(
+        common.print_json(
             {
                 "space": options.space,
                 "version": version.number,

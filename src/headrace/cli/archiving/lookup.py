@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headrace.base.terminal import table
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options
 from headrace.config.checks import MINUTE
 
@@ -20,9 +20,9 @@ _SHOWN_NUMBERS, _SHOWN_COLUMNS = 4, 10
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="lookup",
             help="look up keys",
             description="Look up keys in a space or a feature table. A missing key gets the space's "
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
             options.space, options.keys, version=options.version, timeout_seconds=options.timeout_seconds
         )
     if options.json:
-        verbs.print_json(
+        common.print_json(
             {"space": options.space, "version": lookup.version, "keys": _objects(options, lookup)}
         )
     else:
@@ -63,8 +63,8 @@ def run(options: argparse.Namespace) -> int:
         print(table(list(_rows(options, lookup)), indent="  "))
     if not lookup.version:  # a server would still answer, with OOV vectors
         print("headrace: the store does not answer, so it is not known which keys exist", file=sys.stderr)
-        return verbs.FAILED
-    return verbs.DONE
+        return common.FAILED
+    return common.DONE
 
 
 def _objects(options: argparse.Namespace, lookup: Lookup) -> list[dict[str, object]]:

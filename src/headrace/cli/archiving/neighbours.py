@@ -6,15 +6,15 @@ import argparse
 
 from headrace.base.errors import NotFound, shown
 from headrace.base.terminal import table
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options, whole_space
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="neighbours",
             help="show which keys are nearest to one",
             description="Show the keys whose vectors are nearest to a key's vector, comparing it with all.",
@@ -67,9 +67,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         neighbours = [{"key": key, "similarity": similar} for key, similar in near]
         said = {"space": options.space, "version": read.version, "key": options.key}
-        verbs.print_json({**said, "metric": options.metric, "neighbours": neighbours})
-        return verbs.DONE
+        common.print_json({**said, "metric": options.metric, "neighbours": neighbours})
+        return common.DONE
     print(f"{options.space}, version {read.version}: the nearest to {options.key} of {len(read.keys):,}")
     lines = [(f"{similar:.4f}", key) for key, similar in near]
     print(table([(whole_space.measured(options.metric), "key"), *lines], right=(0,), indent="  "))
-    return verbs.DONE
+    return common.DONE

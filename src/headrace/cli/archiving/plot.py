@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options, whole_space
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ Colours show clusters, or labels from a CSV file with lines of key,label."""
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="plot",
             help="draw a space in two dimensions",
             description="Draw the vectors of a space in two dimensions, coloured by cluster or by label, "
@@ -112,10 +112,10 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         said = {"space": options.space, "version": read.version, "file": str(out), "method": options.method}
         counts = {"key_count": len(read.keys), "drawn": len(made.rows), "explained": made.explained}
-        verbs.print_json({**said, **counts})
+        common.print_json({**said, **counts})
     else:
         print(f"wrote {out}: {picture.subtitle}")
-    return verbs.DONE
+    return common.DONE
 
 
 def _subtitle(options: argparse.Namespace, read: Whole, made: Layout) -> str:

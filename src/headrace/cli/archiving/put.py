@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.files import saying
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="put",
             help="store vectors, or rows, that were made elsewhere",
             description="Store the rows of a NumPy file under the keys in a text file, one per line. "
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             archive.put(options.space, keys, vectors, version=options.version)
     archive_options.tell(options, "stored", {"space": options.space, "keys": len(keys)})
-    return verbs.DONE
+    return common.DONE
 
 
 def _check_there(what: str, file: Path) -> None:

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from headrace.cli import serve, verbs
+from headrace.cli import common, serve
 from headrace.cli.archiving import archive_options
 from headrace.config import ServerConfig, server_config, with_flags
 
@@ -20,9 +20,9 @@ _OWN_KEYS = [name for name in ServerConfig.__struct_fields__ if name not in {*_O
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="serve",
             help="answer lookups over REST and gRPC, without models",
             description="Serve only an archive, for example to several teams; headrace serve DIR --archive "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.terminal import counted, table
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ _HEAD = (
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="status",
             help="show hits, new keys, delays and the queue",
             description="Show the state of the spaces: the shares of keys that have a vector, that are new, "
@@ -82,12 +82,12 @@ def run(options: argparse.Namespace) -> int:
 
         status = look(config, store, queue)
     if options.json:
-        verbs.print_json(msgspec.to_builtins(status))
+        common.print_json(msgspec.to_builtins(status))
     else:
         _show(status)
     for one in status.unanswered:
         print(f"headrace: {one.part}: {one.reason}", file=sys.stderr)
-    return verbs.FAILED if status.unanswered else verbs.DONE
+    return common.FAILED if status.unanswered else common.DONE
 
 
 def _show(status: Status) -> None:

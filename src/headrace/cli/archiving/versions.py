@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from headrace.base.terminal import counted, table
-from headrace.cli import verbs
+from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ _HEAD = ("space", "version", "", "embedder", "numbers", "dtype", "made", "")
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         words,
-        verbs.Verb(
+        common.Verb(
             name="versions",
             help="show the versions of the spaces",
             description="Show the versions of all spaces and feature tables, or of one: what made them, the "
@@ -42,10 +42,10 @@ def run(options: argparse.Namespace) -> int:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
         records = {space: stored_record(archive, space) for space in spaces}
     if options.json:
-        verbs.print_json({"spaces": [described_space(space, record) for space, record in records.items()]})
+        common.print_json({"spaces": [described_space(space, record) for space, record in records.items()]})
     else:
         print(listed(records))
-    return verbs.DONE
+    return common.DONE
 
 
 def stored_record(archive: Archive, space: str) -> SpaceRecord:

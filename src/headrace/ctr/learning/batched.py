@@ -28,10 +28,10 @@ from headrace.ctr.learning.batched_kernels import Gathered
 from headrace.ctr.learning.density_head import Counts, DensityHead
 from headrace.ctr.learning.first_layer import Distinct
 from headrace.ctr.learning.half_life import HalfLife
+from headrace.ctr.learning.learning_rate_scaling import shared
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
 from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
-from headrace.ctr.learning.sharing import shared
 from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, POOLED, ModelSettings
 from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of

@@ -19,9 +19,9 @@ from headrace.base.tensors import Array
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.learning.forgetting_rate import UNWATCHED, Pace, shift_of
+from headrace.ctr.learning.learning_rate_scaling import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.learning.online_kernels import Rules, learner
 from headrace.ctr.learning.parameter_groups import Groups
-from headrace.ctr.learning.sharing import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.learning.update_rules import code_of, rule_of, weighed
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Slots, Work, shape_of

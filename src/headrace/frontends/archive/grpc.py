@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
+from headrace.access.permissions import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.model.records import ROW
 from headrace.base.errors import InvalidRequest
 from headrace.frontends.archive.messages import (

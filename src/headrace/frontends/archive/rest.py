@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.access.verbs import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
+from headrace.access.permissions import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.model.keys import checked
 from headrace.base.errors import InvalidRequest
 from headrace.frontends.archive import json_bodies, json_columns

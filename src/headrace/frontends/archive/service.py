@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from headrace.access.verbs import check_admin
+from headrace.access.permissions import check_admin
 from headrace.archive.lookup.archive import DEFAULT_TIMEOUT_SECONDS, Archive
 from headrace.archive.lookup.space_reader import Lookup, SpaceReader
 from headrace.archive.model.keys import SLICE_LETTERS, checked, in_slices, letters

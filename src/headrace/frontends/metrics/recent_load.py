@@ -28,7 +28,7 @@ from headrace.batching.capacity import (
 )
 from headrace.batching.policy_defaults import inline_seconds, threads_per_instance
 from headrace.batching.statistics import ObjectiveCounts
-from headrace.config.model import ObjectivePolicy
+from headrace.config.headrace_toml import ObjectivePolicy
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
+from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.base.errors import HeadraceError, NotFound
 from headrace.batching.request import Answer
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, told

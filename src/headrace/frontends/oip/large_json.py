@@ -10,8 +10,8 @@ from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.base.tensors import STRING, Array, held_bytes
 from headrace.batching.request import Answer
 from headrace.frontends.calls import HttpCall, HttpReply
-from headrace.frontends.oip import infer_json
-from headrace.frontends.oip.infer_json import JsonInference
+from headrace.frontends.oip import infer_bodies
+from headrace.frontends.oip.infer_bodies import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
 from headrace.frontends.wire import json_output, long_lists
 from headrace.frontends.wire.cooperative_steps import Steps, in_steps, joined
@@ -75,12 +75,12 @@ async def decode(
         try:
             data += _take_data(document, loaded)
             await _check_rest(document, len(data), slicer)
-            request = infer_json.parsed(msgspec.json.encode(document))
-            specs = infer_json.input_specs(loaded, request)
-            spans = infer_json.binary_spans(request.inputs, json_bytes, len(body))
+            request = infer_bodies.parsed(msgspec.json.encode(document))
+            specs = infer_bodies.input_specs(loaded, request)
+            spans = infer_bodies.binary_spans(request.inputs, json_bytes, len(body))
             tensors = [
                 await in_steps(
-                    infer_json.from_binary(one, specs[one.name], body[slice(*span)], budget), slicer
+                    infer_bodies.from_binary(one, specs[one.name], body[slice(*span)], budget), slicer
                 )
                 if span
                 else await in_steps(_from_values(one, specs[one.name], came, budget), slicer)
@@ -91,7 +91,7 @@ async def decode(
                 [document, data], slicer
             )  # on success the values are consumed, and the rest is small
             raise
-    return infer_json.finished(loaded, request, tensors, call.deadline, budget)
+    return infer_bodies.finished(loaded, request, tensors, call.deadline, budget)
 
 
 async def _check_rest(document: Json, inputs: int, slicer: TimeSlicer) -> None:
@@ -161,14 +161,14 @@ def needs_slices(answer: Answer, inference: JsonInference) -> bool:
 async def encode_answer(
     loaded: LoadedVersion, inference: JsonInference, answer: Answer, slicer: TimeSlicer
 ) -> HttpReply:
-    """Serialize an answer in slices; see ``infer_json.encode_answer``."""
+    """Serialize an answer in slices; see ``infer_bodies.encode_answer``."""
     printed = await _print_values(answer, inference, slicer)
     written = {
         spec.name: await _raw_texts(answer.tensor(spec.name), slicer)
         for spec, is_binary in inference.outputs
         if is_binary and spec.dtype == STRING
     }
-    pieces, headers = infer_json.pieces_of(loaded, inference, answer, printed, written)
+    pieces, headers = infer_bodies.pieces_of(loaded, inference, answer, printed, written)
     written.clear()
     return HttpReply(await in_steps(joined(pieces), slicer), headers=headers)
 
@@ -200,7 +200,7 @@ async def _print_values(
             continue
         flat, parts = answer.tensor(spec.name).ravel(), []
         for cut in json_output.row_slices([flat]):
-            values = infer_json.json_values(spec, flat[cut].tolist())
+            values = infer_bodies.json_values(spec, flat[cut].tolist())
             parts.append(msgspec.json.encode(values)[1:-1])
             await slicer.breathe()
         printed[spec.name] = msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", slicer))

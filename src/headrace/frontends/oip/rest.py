@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import msgspec
 
-from headrace.access.verbs import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
+from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
 from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.oip import descriptions, large_json
-from headrace.frontends.oip.infer_json import (
+from headrace.frontends.oip.infer_bodies import (
     JSON_LENGTH_HEADER,
     JsonInference,
     encode_answer,

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import ADMIN, DESCRIBE, PREDICT
+from headrace.access.permissions import ADMIN, DESCRIBE, PREDICT
 from headrace.base.errors import InvalidRequest, Unsupported, shown
 from headrace.batching.request import Answer
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from headrace.access.verbs import DESCRIBE, PREDICT
+from headrace.access.permissions import DESCRIBE, PREDICT
 from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from headrace.access.caller import ASKING, Caller
-from headrace.access.verbs import ANY
+from headrace.access.permissions import ANY
 from headrace.base.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
 from headrace.base.status_codes import codes
 from headrace.batching.request import NO_DEADLINE

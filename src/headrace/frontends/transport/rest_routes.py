@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from headrace.access.verbs import ANY
+from headrace.access.permissions import ANY
 from headrace.frontends.calls import HttpHandler, HttpRoute
 
 PATHS_KEPT = 1024

@@ -25,9 +25,9 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
-from headrace.versions.control_changes import read_control, undisturbed
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import SPACES_KEY, Signer, publish
+from headrace.versions.pins_and_holds import read_control, undisturbed
 from headrace.versions.protected_versions import read_named_versions
 from headrace.versions.retention import (
     delete_versions,

@@ -142,7 +142,7 @@ def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -
     if port is None:
         yield []
         return
-    from headrace.telemetry.exposition import answering  # noqa: PLC0415 - only when asked for
+    from headrace.telemetry.metrics_port import answering  # noqa: PLC0415 - only when asked for
     from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - as above
 
     numbers = Telemetry(publishes=publishes)

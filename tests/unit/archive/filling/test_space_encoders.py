@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.archive.filling.embedder_pool import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.embedder_outages import Away, Call, PooledEmbedder, Where
 from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop
 from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
 from tests.waiting import until

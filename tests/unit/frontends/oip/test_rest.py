@@ -14,7 +14,7 @@ import pytest
 from headrace.base.errors import FailedPrecondition, InvalidRequest, NotFound, TooLarge, Unsupported
 from headrace.config import Limits
 from headrace.frontends.calls import Headers, HttpCall, HttpReply, NotReady
-from headrace.frontends.oip.infer_json import JSON_LENGTH_HEADER
+from headrace.frontends.oip.infer_bodies import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.replies import error_reply
 from headrace.frontends.transport.rest_routes import Router

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.access.caller import ASKING, NOT_ADMITTED
 from headrace.access.gate import Gate
-from headrace.access.verbs import ANY, HEALTH, VERBS, Verb, named
+from headrace.access.permissions import ANY, HEALTH, VERBS, Verb, named
 from headrace.base.errors import PermissionDenied
 from headrace.config import AccessConfig, BatchingPolicy, ServerConfig
 from headrace.frontends.archive import grpc as archive_grpc

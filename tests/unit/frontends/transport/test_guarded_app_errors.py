@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.access.verbs import VERBS
+from headrace.access.permissions import VERBS
 from headrace.config import ServerConfig
 from headrace.serving.engine import Engine
 from tests.model_directories import write

@@ -26,12 +26,12 @@ from headrace.ctr.tables import LearningTable, Table
 from headrace.training.releasing import publishing
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import save_checkpoint
-from headrace.versions import control_changes
-from headrace.versions.control_changes import change, hold, let_go, pin, unpin
+from headrace.versions import pins_and_holds
 from headrace.versions.control_record import Stamp, number_key, with_pin
 from headrace.versions.control_store import FileStore
 from headrace.versions.layout import CONTROL_LOCK
 from headrace.versions.manifest import check_manifest
+from headrace.versions.pins_and_holds import change, hold, let_go, pin, unpin
 from tests.click_weights import FEATURES, settings_for, weights_for
 
 SETTINGS = settings_for("fm")
@@ -173,7 +173,7 @@ def test_what_is_pinned_while_it_is_decided_what_goes_stays(
 
     def undisturbed(directory: Path) -> AbstractContextManager[None]:
         waits.set()
-        return control_changes.undisturbed(directory)
+        return pins_and_holds.undisturbed(directory)
 
     monkeypatch.setattr(publishing, "undisturbed", undisturbed)
     with store.alone():  # as whoever pins it now

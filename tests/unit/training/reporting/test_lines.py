@@ -15,7 +15,7 @@ import pytest
 from headrace.base.errors import ConfigError
 from headrace.evaluation.tallies import Score
 from headrace.evaluation.windows import Window
-from headrace.telemetry.exposition import listen
+from headrace.telemetry.metrics_port import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings, summary
 from headrace.training.reporting.progress import Pace, Progress

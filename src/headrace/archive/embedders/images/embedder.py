@@ -22,8 +22,8 @@ from headrace.archive.embedders.text import normalized
 from headrace.base import cpus
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.tensors import Array
+from headrace.net.content_failures import Failing, Failure
 from headrace.net.deadline_connection import Connector, Resolve, system_addresses
-from headrace.net.failures import Failing, Failure
 from headrace.net.public_addresses import networks
 
 _AXES = 2

@@ -13,8 +13,8 @@ from headrace.archive.embedders.images.download import DownloadLimits, download
 from headrace.archive.embedders.images.image_decoding import looks_like_image
 from headrace.base.errors import shown
 from headrace.base.files import read_file
+from headrace.net.content_failures import never, not_now
 from headrace.net.deadline_connection import Connector
-from headrace.net.failures import never, not_now
 
 _URLS = ("http://", "https://")
 _DATA = "data:"

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.archive.embedders.images.recipe import Recipe
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.net.failures import Failing, never
+from headrace.net.content_failures import Failing, never
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -14,7 +14,7 @@ from PIL import Image
 from headrace.archive.embedders.images.image_decoding import FORMATS, ImageLimits, centre, decoded, webp_size
 from headrace.archive.embedders.images.recipe import METADATA, Recipe, read_recipe
 from headrace.base.errors import ConfigError
-from headrace.net.failures import Failing
+from headrace.net.content_failures import Failing
 from tests.image_encoder import encoded, photograph, picture, png
 
 SMALL = Recipe(size=(8, 8))

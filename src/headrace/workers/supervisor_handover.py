@@ -11,10 +11,10 @@ from headrace.frontends.transport.generation_sockets import Ports
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.handover.giving import Side
 from headrace.server.handover.startup import Handover
-from headrace.workers.pool import WorkerPool
+from headrace.workers.supervisor import Supervisor
 
 
-def handover(begin: Callable[[Ports | None], WorkerPool], config: ServerConfig) -> Handover:
+def handover(begin: Callable[[Ports | None], Supervisor], config: ServerConfig) -> Handover:
     """Return the Handover that starts workers in place of a running server.
 
     Args:
@@ -27,12 +27,12 @@ def handover(begin: Callable[[Ports | None], WorkerPool], config: ServerConfig) 
 class _Candidate:
     """Workers that are about to start."""
 
-    def __init__(self, begin: Callable[[Ports | None], WorkerPool]) -> None:
+    def __init__(self, begin: Callable[[Ports | None], Supervisor]) -> None:
         self._begin = begin
-        self._pool: WorkerPool | None = None
+        self._pool: Supervisor | None = None
 
     @property
-    def _started(self) -> WorkerPool:
+    def _started(self) -> Supervisor:
         if self._pool is None:
             raise ValueError("no worker has been started")
         return self._pool
@@ -58,7 +58,7 @@ class _Candidate:
 class _Side:
     """The giving side of a handover: the supervisor's sockets."""
 
-    def __init__(self, pool: WorkerPool) -> None:
+    def __init__(self, pool: Supervisor) -> None:
         self._pool = pool
         self.listeners = pool.listeners
         self.admin: list[socket.socket] = []

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError, NotFound
-from headrace.versions.control_changes import (
+from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE, version_directories
+from headrace.versions.manifest import manifest_digest, publish
+from headrace.versions.pins_and_holds import (
     PinnedTo,
     find_pin,
     hold,
@@ -20,8 +22,6 @@ from headrace.versions.control_changes import (
     undisturbed,
     unpin,
 )
-from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE, version_directories
-from headrace.versions.manifest import manifest_digest, publish
 from headrace.versions.retention import hide_versions
 from headrace.versions.version_listing import list_versions
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from headrace.base.errors import ConfigError
-from headrace.cli import number_types, verbs
+from headrace.cli import common, number_types
 from headrace.stream.schema import parse_schema
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ def add_kafka_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
 
 def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the tool to the command line."""
-    parser = verbs.add(
+    parser = common.add(
         tools,
-        verbs.Verb(
+        common.Verb(
             name="publish",
             help="write a stream's rows to a Kafka topic",
             description="Write a stream's rows to a Kafka topic, for headrace train kafka://…: each "
@@ -99,10 +99,10 @@ def run_publish(options: argparse.Namespace) -> int:
         done = publisher.publish(batches_of(file, schema), options.batch_rows, progress)
     found = {"topic": topic.name, **done._asdict()}
     if options.json:
-        verbs.print_json(found)
+        common.print_json(found)
     else:
         print(f"{done.rows} rows in {done.messages} messages, {done.size_bytes} bytes: {topic}")
-    return verbs.DONE
+    return common.DONE
 
 
 def _opened(path: Path, stack: ExitStack) -> Readable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headrace.stream.text_cells import read_column, trimmed, whole_floats
+from headrace.stream.text_or_number import read_column, trimmed, whole_floats
 
 
 def values(*cells: str) -> list[object]:

@@ -18,7 +18,7 @@ from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.frontends.calls import Account, HttpCall, HttpReply
 from headrace.frontends.oip import large_json
-from headrace.frontends.oip.infer_json import (
+from headrace.frontends.oip.infer_bodies import (
     JSON_LENGTH_HEADER,
     JsonInference,
     encode_answer,

@@ -18,7 +18,8 @@ from headrace.access.caller import Caller
 from headrace.access.caller_limits import CallerLimits
 from headrace.access.gate import Gate
 from headrace.access.jwks import read_token_keys
-from headrace.access.jwt import (
+from headrace.access.permissions import PREDICT, named
+from headrace.access.tokens import (
     COUNTED_NAMES,
     LARGEST_TOKEN_BYTES,
     MOST_PATTERNS,
@@ -27,7 +28,6 @@ from headrace.access.jwt import (
     REMEMBERED_TOKENS,
     Tokens,
 )
-from headrace.access.verbs import PREDICT, named
 from headrace.base.errors import ConfigError, OverLimit, PermissionDenied, Unauthenticated
 from headrace.config.access import Jwt
 from tests.unit.access.tokens_of_tests import (
@@ -261,8 +261,8 @@ def test_a_stream_that_waits_ends_when_its_key_does(tokens: Tokens, tmp_path: Pa
 
 def test_what_is_remembered_is_bounded(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> None:
     assert REMEMBERED_TOKENS <= 2**16
-    monkeypatch.setattr("headrace.access.jwt.REMEMBERED_TOKENS", 3)
-    monkeypatch.setattr("headrace.access.jwt.COUNTED_NAMES", 4)
+    monkeypatch.setattr("headrace.access.tokens.REMEMBERED_TOKENS", 3)
+    monkeypatch.setattr("headrace.access.tokens.COUNTED_NAMES", 4)
     assert COUNTED_NAMES <= 2**16
     found = [whose(tokens, token(sub=f"user{number}")) for number in range(6)]
     assert len(tokens._known) == 3
@@ -278,8 +278,8 @@ def test_who_has_many_tokens_does_not_have_those_of_others_forgotten(
     tokens: Tokens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 16 * REMEMBERED_OF_ONE <= REMEMBERED_TOKENS
-    monkeypatch.setattr("headrace.access.jwt.REMEMBERED_OF_ONE", 3)
-    monkeypatch.setattr("headrace.access.jwt.REMEMBERED_TOKENS", 5)
+    monkeypatch.setattr("headrace.access.tokens.REMEMBERED_OF_ONE", 3)
+    monkeypatch.setattr("headrace.access.tokens.REMEMBERED_TOKENS", 5)
     bob = whose(tokens, sent := token(sub="bob"))
     his = [token(jti=str(number)) for number in range(6)]
     callers = [whose(tokens, one) for one in his]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.ctr.learning.learning_rate_scaling import PAIRS_STEP, share_of, shared, sharing
 from headrace.ctr.learning.online import OnlineModel
-from headrace.ctr.learning.sharing import PAIRS_STEP, share_of, shared, sharing
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.workers.worker_restarts import End, Silence, alone, gives_up, pause_seconds, silence
+from headrace.workers.restart_rules import End, Silence, alone, gives_up, pause_seconds, silence
 
 
 @pytest.mark.parametrize(

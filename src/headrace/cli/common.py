@@ -1,6 +1,6 @@
 """Common parts of all verbs: the end of their help, their exit codes, and their JSON output.
 
-CONTRIBUTING.md has the conventions, and ``tests/unit/cli/test_conventions.py`` checks all verbs against them.
+CONTRIBUTING.md has the conventions, and ``tests/unit/cli/test_common.py`` checks all verbs against them.
 """
 
 from __future__ import annotations

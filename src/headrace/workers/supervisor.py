@@ -21,7 +21,7 @@ from headrace.frontends.transport.listening_sockets import until_none_waits
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.lifetime_audit import ServerLife
 from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells
-from headrace.workers import budgets, worker_restarts
+from headrace.workers import budgets, restart_rules
 from headrace.workers.channel import Channel
 from headrace.workers.child_processes import Process, Processes, how_ended
 from headrace.workers.connection_shares import taking, weighted
@@ -59,7 +59,7 @@ class Start(NamedTuple):
     command: Sequence[str]
 
 
-class WorkerPool:
+class Supervisor:
     """All workers of a server.
 
     Attributes:
@@ -96,7 +96,7 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[HeadraceError] = loop.create_future()
         self._time = loop.time  # asyncio's own loop: the monotonic clock, as in all workers
-        self._ends: list[worker_restarts.End] = []
+        self._ends: list[restart_rules.End] = []
         self._last_end = ""
         self._callers: tuple[int, ...] = ()
         if config.access.is_on:
@@ -220,15 +220,15 @@ class WorkerPool:
                 return
             now = self._time()
             ready = sum(map(self._commons.is_ready, self.places))
-            if worker_restarts.gives_up(self._ends, now, ready=ready):
+            if restart_rules.gives_up(self._ends, now, ready=ready):
                 self._fail(
                     HeadraceError(
-                        f"{worker_restarts.MOST_FAILED_STARTS} workers have ended within a minute before "
+                        f"{restart_rules.MOST_FAILED_STARTS} workers have ended within a minute before "
                         f"they were ready (a model may end its process); the last one {self._last_end}"
                     )
                 )
                 return
-            pause = worker_restarts.pause_seconds(self._ends, place.number, now)
+            pause = restart_rules.pause_seconds(self._ends, place.number, now)
             _log.warning("a worker is started again", extra={"worker": place.number, "after_seconds": pause})
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
@@ -281,8 +281,8 @@ class WorkerPool:
         self._last_end = how
         if not self._stopping.is_set():
             now, ready = self._time(), self._commons.is_ready(place)
-            lately = (one for one in self._ends if now - one.at < worker_restarts.COUNTED_SECONDS)
-            self._ends = [*lately, worker_restarts.End(place.number, now, ready)]
+            lately = (one for one in self._ends if now - one.at < restart_rules.COUNTED_SECONDS)
+            self._ends = [*lately, restart_rules.End(place.number, now, ready)]
             _log.error("a worker has ended: it %s", how, extra={"worker": place.number})
         place.leave()
         self._commons.ended(place)
@@ -325,7 +325,7 @@ class WorkerPool:
     def _hurry(self) -> None:
         """Tell loading workers to accept connections soon if no worker answers."""
         starting = [one.process is not None and not one.serving for one in self.places]
-        for number in worker_restarts.alone(starting, [one.answers for one in self.places]):
+        for number in restart_rules.alone(starting, [one.answers for one in self.places]):
             self.places[number].send(Alone())
 
     def _steer(self) -> None:
@@ -358,17 +358,17 @@ class WorkerPool:
                 if place.process is None:
                     continue
                 limit = timeout if place.serving else max(timeout, _START_SECONDS)
-                self._judge(place, worker_restarts.silence(place.missed, self._beat_seconds, limit), limit)
+                self._judge(place, restart_rules.silence(place.missed, self._beat_seconds, limit), limit)
                 place.missed += 1
                 place.send(Beat(report))
 
-    def _judge(self, place: Place, silence: worker_restarts.Silence, limit: float) -> None:
-        if silence is worker_restarts.Silence.OVER:
+    def _judge(self, place: Place, silence: restart_rules.Silence, limit: float) -> None:
+        if silence is restart_rules.Silence.OVER:
             _log.error(
                 "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
             place.kill()
-        elif silence is worker_restarts.Silence.SUSPECT and not place.suspect:
+        elif silence is restart_rules.Silence.SUSPECT and not place.suspect:
             place.suspect = True
             _log.warning(
                 "a worker does not answer; it gets no new connections", extra={"worker": place.number}
@@ -394,7 +394,7 @@ async def run(start: Start, workers: int) -> int:
     life = ServerLife(start.models, start.config)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[signal.Signals] = loop.create_future()
-    pools: list[WorkerPool] = []
+    pools: list[Supervisor] = []
 
     def stop_or_end(number: signal.Signals) -> None:
         if stopping.done():
@@ -408,8 +408,8 @@ async def run(start: Start, workers: int) -> int:
 
     expect_signals(loop)
 
-    def begin(ports: Ports | None) -> WorkerPool:
-        pools.append(WorkerPool(start, workers, ports))
+    def begin(ports: Ports | None) -> Supervisor:
+        pools.append(Supervisor(start, workers, ports))
         if start.config.looks_again:
             loop.add_signal_handler(signal.SIGHUP, pools[0].look_again)
         pools[0].start()
@@ -427,7 +427,7 @@ async def run(start: Start, workers: int) -> int:
         return True
 
     if start.config.handover is not None:
-        from headrace.workers.pool_handover import handover  # noqa: PLC0415 - needed for a handover only
+        from headrace.workers.supervisor_handover import handover  # noqa: PLC0415 - needed for a handover only
 
         handing = handover(begin, start.config)
     try:
@@ -439,14 +439,14 @@ async def run(start: Start, workers: int) -> int:
     return await _serve(pools[0], handing, manager, stopping, life) if serves else _given_up(pools)
 
 
-def _given_up(pools: Sequence[WorkerPool]) -> int:
+def _given_up(pools: Sequence[Supervisor]) -> int:
     for pool in pools:
         pool.end()
     return 0
 
 
 async def _serve(
-    pool: WorkerPool,
+    pool: Supervisor,
     handover: Handover | None,
     manager: ServiceManager | None,
     stopping: asyncio.Future[signal.Signals],
@@ -468,7 +468,7 @@ async def _serve(
     return 0
 
 
-async def _stopped(pool: WorkerPool, handover: Handover | None, *, lead: bool) -> None:
+async def _stopped(pool: Supervisor, handover: Handover | None, *, lead: bool) -> None:
     if handover is not None and handover.taken.done():
         await pool.leave()
         await handover.close()

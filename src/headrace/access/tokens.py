@@ -21,7 +21,7 @@ from headrace.access.caller_limits import CallerLimits
 from headrace.access.globs import Globs
 from headrace.access.jwks import TokenKey, TokenKeys, library
 from headrace.access.key_file import A_NAME, NAME, check_globs
-from headrace.access.verbs import VERBS, bits
+from headrace.access.permissions import VERBS, bits
 from headrace.base.errors import ConfigError, Unauthenticated
 from headrace.config.access import Jwt
 

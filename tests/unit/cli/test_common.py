@@ -17,7 +17,7 @@ import pytest
 from headrace import example
 from headrace.archive.model.catalog import partition, with_version
 from headrace.archive.operations.open_archive import open_archive_file
-from headrace.cli import models, verbs
+from headrace.cli import common, models
 from headrace.cli.main import build_parser, main
 from headrace.versions.manifest import publish
 from headrace.versions.signatures import new_keys
@@ -26,7 +26,7 @@ from tests.running_server import RunningServer
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/command-line.md").read_text("utf-8")
-VERBS = {verb.prog.partition(" ")[2]: verb for verb in verbs.all_verbs(build_parser())}
+VERBS = {verb.prog.partition(" ")[2]: verb for verb in common.all_verbs(build_parser())}
 NAMES_OF_MODELS = {models.DIRECTORY, models.MODEL, models.NUMBERED_VERSION, models.VERSION, models.ANY}
 NUMBERS = {"N": "whole", "S": "seconds", "R": "rate", "P": "probability", "K": "count", "D": "difference"}
 WORDS = {
@@ -104,7 +104,7 @@ def test_a_wrong_command_is_one_line_that_names_the_verbs_help(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main([*words.split(), *["x"] * 5, "--nothing-like-it"])
-    assert ended.value.code == verbs.WRONG
+    assert ended.value.code == common.WRONG
     told = capsys.readouterr().err
     assert re.fullmatch(rf"headrace: .*; see headrace {words} --help\n", told), told
 
@@ -128,7 +128,13 @@ def test_the_guide_has_the_json_of_every_verb(words: str) -> None:
 
 def test_the_guide_has_every_exit_code() -> None:
     listed = [int(code) for code in re.findall(r"^\| (\d+) \|", GUIDE, re.MULTILINE)]
-    known = [verbs.DONE, verbs.FAILED, verbs.WRONG, verbs.INTERRUPTED, verbs.UNREAD]
+    known = [
+        common.DONE,
+        common.FAILED,
+        common.WRONG,
+        common.INTERRUPTED,
+        common.UNREAD,
+    ]
     assert listed == [*known, 143]
 
 
