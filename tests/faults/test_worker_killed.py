@@ -27,6 +27,7 @@ CONNECTIONS = 600
 SEPARATE = (("grpc.use_local_subchannel_pool", 1),)
 SERVING = b"\x08\x01"
 """A ``HealthCheckResponse`` whose status is SERVING."""
+LOST = "lost"
 
 
 def test_it_costs_what_was_in_its_hands(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +43,9 @@ def test_it_costs_what_was_in_its_hands(models: Path, capsys: pytest.CaptureFixt
             before = tally.answered
             server.wait_for(lambda: tally.answered >= before + 1000, "the load to go on")
             tally.ended.set()
-        assert set(answers) == {"REST: 200", "gRPC: SERVING"}, "the server was ready all the time"
+        lost = [one for one in answers if one.endswith(LOST)]
+        assert len(lost) <= 1, "a check that the worker had in its hands"
+        assert {*answers} - {*lost} == {"REST: 200", "gRPC: SERVING"}, "the server was ready all the time"
         with capsys.disabled():
             print(f"\n[{tally}] ", end="")
         # One request at a time on a connection: at most one for each connection that it had.
@@ -83,12 +86,15 @@ def health_checks(server: RunningServer) -> Iterator[list[str]]:
         while not ended.is_set():
             try:
                 answers.append(f"REST: {server.get('/v2/health/ready')[0]}")
-            except OSError as error:
-                answers.append(f"REST: {error!r}")
+            except OSError:
+                answers.append(f"REST: {LOST}")
             with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", SEPARATE) as channel:
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
-                said = check(b"", timeout=30, wait_for_ready=True)
-                answers.append("gRPC: SERVING" if said == SERVING else f"gRPC: {said!r}")
+                try:
+                    said = check(b"", timeout=30, wait_for_ready=True)
+                    answers.append("gRPC: SERVING" if said == SERVING else f"gRPC: {said!r}")
+                except grpc.RpcError:
+                    answers.append(f"gRPC: {LOST}")
 
     thread = threading.Thread(target=ask)
     thread.start()
