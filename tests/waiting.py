@@ -17,7 +17,7 @@ def set_time_limit(seconds: float) -> None:
 
 
 def seconds_left() -> float:
-    """Seconds until just before the running test's time limit: a wait that fails then names its condition.
+    """Return the seconds until just before the test's time limit, so that a failed wait names its line.
 
     A busy machine can make anything take minutes: waits have no shorter limit of their own, unless that limit
     is part of the behaviour under test.

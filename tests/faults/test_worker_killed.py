@@ -28,6 +28,7 @@ SEPARATE = (("grpc.use_local_subchannel_pool", 1),)
 SERVING = b"\x08\x01"
 """A ``HealthCheckResponse`` whose status is SERVING."""
 LOST = "lost"
+"""The end of the answer of a call whose connection ended."""
 
 
 def test_it_costs_what_was_in_its_hands(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,15 +87,18 @@ def health_checks(server: RunningServer) -> Iterator[list[str]]:
         while not ended.is_set():
             try:
                 answers.append(f"REST: {server.get('/v2/health/ready')[0]}")
-            except OSError:
+            except (ConnectionResetError, BrokenPipeError):
                 answers.append(f"REST: {LOST}")
+            except OSError as error:
+                answers.append(f"REST: {error!r}")
             with grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}", SEPARATE) as channel:
                 check = channel.unary_unary("/grpc.health.v1.Health/Check")
                 try:
                     said = check(b"", timeout=30, wait_for_ready=True)
                     answers.append("gRPC: SERVING" if said == SERVING else f"gRPC: {said!r}")
-                except grpc.RpcError:
-                    answers.append(f"gRPC: {LOST}")
+                except grpc.RpcError as error:
+                    is_lost = error.code() is grpc.StatusCode.UNAVAILABLE
+                    answers.append(f"gRPC: {LOST}" if is_lost else f"gRPC: {error!r}")
 
     thread = threading.Thread(target=ask)
     thread.start()
