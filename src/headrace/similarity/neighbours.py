@@ -112,7 +112,7 @@ def _better(
     """Merge the best rows so far with those of a block; on equal scores the earlier row comes first."""
     if made.shape[1] > count:
         # The cut is by score alone; of rows with equal scores at the cut, any may remain.
-        kept = np.argpartition(-made, count - 1, axis=1)[:, :count]
+        kept = np.argpartition(made, -count, axis=1)[:, -count:]
         kept.sort(axis=1)
         made = np.take_along_axis(made, kept, axis=1)
     else:
