@@ -15,8 +15,8 @@ from benchmarks.soak.plan import MODELS, Step
 from benchmarks.soak.servers import RECOVERY_SECONDS, SoakServer, come_true
 from benchmarks.soak.subjects import SUBJECTS
 from benchmarks.soak.versions import Shelf, Standing, is_at_rest
-from headrace.versions.pins_and_holds import pin, unpin
 from headrace.versions.manifest import publish
+from headrace.versions.pins_and_holds import pin, unpin
 
 _STORM = 6
 _STORM_SECONDS = 0.1

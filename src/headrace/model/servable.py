@@ -25,21 +25,16 @@ DEFAULT_SIGNATURE = "serving_default"
 """The signature of a request that names none, as in TensorFlow Serving."""
 
 EXPLAIN_SIGNATURE = "explain"
-"""The signature of models that can tell what each input adds to a prediction; ``:explain`` asks for it.
-
-Its outputs are named like the inputs, and ``expected_value``; the sum of a row is the prediction's raw score,
-before a sigmoid, a softmax or an exponential.
-"""
+"""The signature whose outputs tell what each input adds to the raw score of a prediction."""
 
 EXPECTED_VALUE = "expected_value"
-"""The output of an explanation that belongs to no input: the raw score of a row of which nothing is known."""
+"""The output of an explanation that belongs to no input; the sum of all outputs is the raw score."""
 
 Shape = tuple[int, ...]
 Kind = Literal["predict", "classify", "regress"]
 
 _LAYOUTS_KEPT = 4096
 _NAMES_TOLD = 1000
-
 MOST_EXPANDED_BYTES = 256 * 1024 * 1024
 """Default limit on the bytes that one request may take for repeated, spread and filled-in values."""
 

@@ -13,6 +13,7 @@ from headrace.base.tensors import Array, Tensors
 from headrace.ctr.interfaces import Contribution
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.interactions import interaction_name
+from headrace.ctr.models.missing import flag_name
 from headrace.ctr.serving.explanations import BIAS
 from headrace.model.servable import EXPECTED_VALUE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.stream.features import Features
@@ -40,6 +41,7 @@ class ClickExplanation:
         self.signature = Signature(EXPLAIN_SIGNATURE, tuple(inputs), outputs)
         columns = {name: column for column, name in enumerate(names)}
         self._columns: dict[str, tuple[int, ...]] = {name: (column,) for name, column in columns.items()}
+        self._columns |= {flag_name(name): (column,) for name, column in columns.items()}
         self._columns[BIAS] = (columns[EXPECTED_VALUE],)
         fields = [field.name for field in features.categorical]
         for first, second in ((one, other) for one in fields for other in fields):

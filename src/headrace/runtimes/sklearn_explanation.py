@@ -1,7 +1,7 @@
 """The signature ``explain`` of linear models of scikit-learn: coefficient times value, by input.
 
-Values are those after preprocessing. What one column becomes, such as the columns of a one-hot encoding, is
-added up. Preprocessing that mixes columns (PCA, Normalizer, polynomial features) cannot be explained.
+Values are those after preprocessing. The contributions of all features that are made of one column, such as
+those of a one-hot encoding, are summed. Preprocessing that mixes columns (PCA, Normalizer, polynomial features) cannot be explained.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ import pytest
 from headrace.base.errors import InvalidRequest, InvalidRows, LoadError
 from headrace.batching.concatenation import join
 from headrace.ctr.files.model_files import read_model, write_model
-from headrace.ctr.model_settings import Kind, ModelSettings
+from headrace.ctr.model_settings import KINDS, Kind, ModelSettings
+from headrace.ctr.models.missing import flag_name
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.model.packed_columns import PackedColumns, PackedTensors
 from headrace.model.packed_hashing import place_texts
@@ -81,7 +82,7 @@ def test_contributions_of_a_request_add_up_to_its_logits(tmp_path: Path, kind: K
         assert {one.field for one in contributions} >= {"(bias)", "price"}
 
 
-@pytest.mark.parametrize("kind", ["lr", "ffm", "deepfm"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_explanation_has_each_field_and_adds_up_to_the_logit(tmp_path: Path, kind: Kind) -> None:
     write(tmp_path, kind)
     servable, inputs = load(tmp_path / "model.ctr", RuntimeOptions()), field_inputs(5)
@@ -93,7 +94,7 @@ def test_an_explanation_has_each_field_and_adds_up_to_the_logit(tmp_path: Path, 
         logit = sum(one.contribution for one in contributions)
         assert sum(answer[name][row] for name in answer) == pytest.approx(logit)
         for name in fields:
-            alone = [one.contribution for one in contributions if one.field == name]
+            alone = [one.contribution for one in contributions if one.field in (name, flag_name(name))]
             pairs = [one.contribution / 2 for one in contributions if name in one.field.split(" * ")]
             wanted = sum(alone) + sum(pairs) - sum(one / 2 for one in alone)
             assert answer[name][row] == pytest.approx(wanted, abs=1e-9)

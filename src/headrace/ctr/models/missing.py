@@ -91,10 +91,15 @@ def flagged(settings: ModelSettings, features: Features) -> Features:
     flags = []
     for field in features.numeric:
         if field.role == "vector":
-            name = f"{field.name} (missing)"
+            name = flag_name(field.name)
             if name in features.schema.by_name:
                 raise ConfigError(
                     f"schema: {name!r} is reserved by an mdn for a flag of its own; rename the field"
                 )
             flags.append(Field(name=name, role="dense"))
     return Features(features.schema, features.categorical, (*features.numeric, *flags))
+
+
+def flag_name(field: str) -> str:
+    """Return the name of the dense feature that flags rows in which a vector is missing."""
+    return f"{field} (missing)"
