@@ -77,9 +77,6 @@ RUNTIMES = (
     ),
     Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
     Runtime("litert", "headrace.runtimes.litert", "model.tflite", "*.tflite", extra="litert"),
-    Runtime(
-        "torch", "headrace.runtimes.torch", "model.pt2", "*.pt2", extra="torch", is_code=True, instances=1
-    ),
     *(
         Runtime("torch", "headrace.runtimes.torch", file, pattern, extra="torch", is_code=True, instances=1)
         for file, pattern in (("model.pt2", "*.pt2"), ("model.pt", "*.pt"))
@@ -109,8 +106,8 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
     runtime, name = _find(path, options.kind)
     if options.checksums is not None:
         _check_listed(path, runtime, name, options.checksums)
-    loads = cast("_Load", _module(runtime).load)
     try:
+        loads = cast("_Load", _module(runtime).load)
         if runtime.native:
             servable = loads(path / name, options)
         else:

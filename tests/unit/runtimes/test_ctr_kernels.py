@@ -124,7 +124,7 @@ def test_a_child_whose_version_is_gone_takes_the_newest_of_its_model(tmp_path: P
     for number in (4, 5):
         (tmp_path / str(number)).mkdir()
         write(tmp_path / str(number), "lr")
-    assert list(servable_like(tmp_path / "3").signatures) == ["serving_default", "rows"]
+    assert list(servable_like(tmp_path / "3").signatures) == ["serving_default", "rows", "explain"]
     (tmp_path / "5" / "model.ctr").write_bytes(b"damaged")
     with pytest.raises(LoadError):
         servable_like(tmp_path / "5")  # it is there: that is another matter

@@ -109,7 +109,7 @@ def test_no_framework_is_imported_before_it_is_needed() -> None:
 def test_a_package_that_is_not_installed_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "model.skops").write_bytes(b"")
+    (tmp_path / "model.skops").write_bytes(b"a model")
     monkeypatch.setitem(sys.modules, "headrace.runtimes.sklearn", None)  # as if its packages were missing
     with pytest.raises(NotLoadable, match=r"cannot be imported .*pip install 'headrace\[sklearn\]'"):
         registry.load(tmp_path, registry.RuntimeOptions())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.access.permissions import DESCRIBE, PREDICT
@@ -54,7 +55,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
             HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict"), PREDICT),
             HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify"), PREDICT),
             HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress"), PREDICT),
-            HttpRoute("POST", f"{model}:explain", _handler(service, _explain, "explain"), PREDICT),
+            HttpRoute("POST", f"{model}:explain", _handler(service, partial(_predict, explained=True), "explain"), PREDICT),
             HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata), DESCRIBE),
             HttpRoute("GET", model, _handler(service, _status), DESCRIBE),
         ]
@@ -74,19 +75,37 @@ def _handler(service: Service, answer: _Answering, method: str = "") -> HttpHand
     return metrics.measured(handle, lambda call: call.parameters["model"], method, "REST")
 
 
-async def _predict(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
-    if len(call.body) <= service.at_once_bytes:
+async def _predict(
+    service: Service, chosen: ModelChoice, call: HttpCall, *, explained: bool = False
+) -> HttpReply:
+    if explained:
+        loaded, decoded = await _explain_inputs(service, chosen, call)
+    elif len(call.body) <= service.at_once_bytes:
         loaded = find(service, chosen)
         if call.deadline != NO_DEADLINE:
             refuse_unread(loaded, call)
         decoded = predict_inputs(loaded, call, service.limits)
     else:
         loaded, decoded = await _larger_inputs(service, chosen, call)
-    return await _predicted(service, loaded, decoded, call)
+    signature, inputs, by_row = decoded
+    if by_row and not loaded.config.batching.enabled:
+        raise InvalidRequest(
+            'the model answers each request whole, not in rows (batching = false): send columns as "inputs"',
+            field="instances",
+        )
+    answer = await service.predict(loaded, inputs, call.deadline, call)
+    tensors = {name: answer.tensor(name) for name in signature.output_names}
+    size = inputs.rows * signature.output_values
+    if not 0 < size <= PRINTED_AT_ONCE and needs_slices(tensors.values()):
+        async with service.slicer as slicer:
+            return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, slicer=slicer))
+    return HttpReply(json_bodies.print_predictions(tensors, by_row=by_row))
 
 
-async def _explain(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
-    """Predict with the signature ``explain``; the body is that of Predict."""
+async def _explain_inputs(
+    service: Service, chosen: ModelChoice, call: HttpCall
+) -> tuple[LoadedVersion, _PredictInputs]:
+    """Decode the body of Predict for the signature ``explain``."""
     loaded = find(service, chosen)
     if EXPLAIN_SIGNATURE not in loaded.signatures:
         raise Unsupported("this model cannot explain its answers; docs/explanations.md lists those that can")
@@ -103,8 +122,7 @@ async def _explain(service: Service, chosen: ModelChoice, call: HttpCall) -> Htt
                 signature, columns, by_row = await _columns_in_slices(
                     service, loaded, call, budget, slicer, _explain_signature
                 )
-    decoded = signature, signature.check(columns, budget=budget), by_row
-    return await _predicted(service, loaded, decoded, call)
+    return loaded, (signature, signature.check(columns, budget=budget), by_row)
 
 
 def _explain_signature(loaded: LoadedVersion, document: dict[str, Json]) -> Signature:
@@ -115,24 +133,6 @@ def _explain_signature(loaded: LoadedVersion, document: dict[str, Json]) -> Sign
 
 def _named_signature(loaded: LoadedVersion, document: dict[str, Json]) -> Signature:
     return find_signature(loaded, json_bodies.signature_name(document))
-
-
-async def _predicted(
-    service: Service, loaded: LoadedVersion, decoded: _PredictInputs, call: HttpCall
-) -> HttpReply:
-    signature, inputs, by_row = decoded
-    if by_row and not loaded.config.batching.enabled:
-        raise InvalidRequest(
-            'the model answers each request whole, not in rows (batching = false): send columns as "inputs"',
-            field="instances",
-        )
-    answer = await service.predict(loaded, inputs, call.deadline, call)
-    tensors = {name: answer.tensor(name) for name in signature.output_names}
-    size = inputs.rows * signature.output_values
-    if not 0 < size <= PRINTED_AT_ONCE and needs_slices(tensors.values()):
-        async with service.slicer as slicer:
-            return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, slicer=slicer))
-    return HttpReply(json_bodies.print_predictions(tensors, by_row=by_row))
 
 
 async def _larger_inputs(
