@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,7 @@ RUNTIMES = (
     KERAS,
     LITERT,
     CTR,
-    *TORCH,
+    *([TORCH] if find_spec("torch") else []),
 )
 
 EXAMPLES = [

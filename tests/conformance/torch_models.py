@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -84,37 +83,33 @@ def named(rows: int) -> Tensors:
 
 _LOOKUP = ("features FP32 [rows, 16]", "keys INT64 [rows, 3]", "both FP32 [rows, 28]", "score FP32 [rows, 1]")
 _INPUTS = "features FP32 [rows, 16]; keys INT64 [rows, 3]"
-TORCH = (
-    RuntimeUnderTest(
-        kind="torch",
-        file="model.pt2",
-        broken=(b"", b"not a program of PyTorch", b"PK\x03\x04" + bytes(40)),
-        examples=(
-            Example(
-                "network",
-                exported(network, _features),
-                _features,
-                ("input FP32 [rows, 16]", "output FP32 [rows, 3]"),
-                _CODE,
-            ),
-            Example("lookup", exported(lookup, named), named, _LOOKUP, _CODE),
-            Example(
-                "script",
-                traced(lookup, named),
-                named,
-                _LOOKUP,
-                RuntimeOptions(allow_code=True, options={"inputs": _INPUTS}),
-            ),
-        ),
-        failing=Example(
-            "lookup",
-            exported(lookup, named),
-            lambda rows: {**named(rows), "keys": np.full((rows, 3), 999)},
-            (),
+TORCH = RuntimeUnderTest(
+    kind="torch",
+    file="model.pt2",
+    broken=(b"", b"not a program of PyTorch", b"PK\x03\x04" + bytes(40)),
+    examples=(
+        Example(
+            "network",
+            exported(network, _features),
+            _features,
+            ("input FP32 [rows, 16]", "output FP32 [rows, 3]"),
             _CODE,
         ),
-        large=Example("large", exported(lambda: network(20_000), _features), _features, (), _CODE),
+        Example("lookup", exported(lookup, named), named, _LOOKUP, _CODE),
+        Example(
+            "script",
+            traced(lookup, named),
+            named,
+            _LOOKUP,
+            RuntimeOptions(allow_code=True, options={"inputs": _INPUTS}),
+        ),
     ),
+    failing=Example(
+        "lookup",
+        exported(lookup, named),
+        lambda rows: {**named(rows), "keys": np.full((rows, 3), 999)},
+        (),
+        _CODE,
+    ),
+    large=Example("large", exported(lambda: network(20_000), _features), _features, (), _CODE),
 )
-if not find_spec("torch"):
-    TORCH = ()

@@ -1,7 +1,8 @@
 """The signature ``explain`` of linear models of scikit-learn: coefficient times value, by input.
 
 Values are those after preprocessing. The contributions of all features that are made of one column, such as
-those of a one-hot encoding, are summed. Preprocessing that mixes columns (PCA, Normalizer, polynomial features) cannot be explained.
+those of a one-hot encoding, are summed. Preprocessing that mixes columns (PCA, Normalizer, polynomial
+features) cannot be explained.
 """
 
 from __future__ import annotations

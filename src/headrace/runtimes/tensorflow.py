@@ -8,6 +8,7 @@ function. Closing a version ends its session and frees its memory. Needs the ext
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -21,6 +22,9 @@ from typing import Any, NamedTuple
 # TensorFlow reads this when it is imported. The messages that it suppresses are also in the exceptions.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+if importlib.util.find_spec("triton"):
+    # PyTorch imports it when it needs it. Imported after TensorFlow, it ends the process: both contain LLVM.
+    importlib.import_module("triton")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TensorFlow's own modules warn about each other
     import tensorflow

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +103,10 @@ def test_a_device_that_is_not_there_is_an_error(tmp_path: Path) -> None:
         load(file, options={"device": "meta-data"})
 
 
+@pytest.mark.filterwarnings("ignore")  # of fastai, about what it uses of PyTorch and pandas
 def test_the_model_of_a_fastai_learner_answers_as_the_learner_does(tmp_path: Path) -> None:
     pytest.importorskip("fastai", reason="make test-torch installs it")
+    import fastai.callback.progress  # noqa: F401 - adds Learner.no_bar
     from fastai.data.core import DataLoaders
     from fastai.learner import Learner
     from torch.utils.data import DataLoader, TensorDataset
@@ -115,4 +119,15 @@ def test_the_model_of_a_fastai_learner_answers_as_the_learner_does(tmp_path: Pat
         expected, _ = learner.get_preds(dl=batches)
     servable = load(export(learner.model.cpu(), tmp_path, rows))
     answer = servable.predict({"input": ROWS})["output"]
-    np.testing.assert_allclose(torch.from_numpy(answer).softmax(1), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tensorflow_may_be_loaded_before_it(tmp_path: Path) -> None:
+    """PyTorch's triton, imported after TensorFlow, ended the process."""
+    pytest.importorskip("triton", reason="PyTorch for CPUs has none")
+    program = (
+        "from headrace.runtimes import tensorflow, torch\n"
+        "module = torch.torch.nn.Linear(2, 2)\n"
+        "torch.torch.export.export(module, (torch.torch.ones(1, 2),))\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)

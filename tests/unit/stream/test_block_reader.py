@@ -241,9 +241,15 @@ def test_only_so_many_blocks_are_made_ahead() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"buckets": 2**31}, r"asks for 2147483648 rows of tables .*; expected at most 67108864 .*--schema FILE"),
+        (
+            {"buckets": 2**31},
+            r"asks for 2147483648 rows of tables .*; expected at most 67108864 .*--schema FILE",
+        ),
         ({"values": 4096, "pooling": "sum"}, None),
-        ({"role": "vector", "size": 65536}, r"asks for 65536 values a row .*; expected at most 16384 .*--schema FILE"),
+        (
+            {"role": "vector", "size": 65536},
+            r"asks for 65536 values a row .*; expected at most 16384 .*--schema FILE",
+        ),
     ],
 )
 def test_how_much_memory_a_stream_s_own_schema_may_ask_for(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.access.permissions import DESCRIBE, PREDICT
@@ -55,7 +54,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
             HttpRoute("POST", f"{model}:predict", _handler(service, _predict, "predict"), PREDICT),
             HttpRoute("POST", f"{model}:classify", _handler(service, _classify, "classify"), PREDICT),
             HttpRoute("POST", f"{model}:regress", _handler(service, _regress, "regress"), PREDICT),
-            HttpRoute("POST", f"{model}:explain", _handler(service, partial(_predict, explained=True), "explain"), PREDICT),
+            HttpRoute("POST", f"{model}:explain", _handler(service, _explain, "explain"), PREDICT),
             HttpRoute("GET", f"{model}/metadata", _handler(service, _metadata), DESCRIBE),
             HttpRoute("GET", model, _handler(service, _status), DESCRIBE),
         ]
@@ -100,6 +99,10 @@ async def _predict(
         async with service.slicer as slicer:
             return HttpReply(await large_json.print_predictions(tensors, by_row=by_row, slicer=slicer))
     return HttpReply(json_bodies.print_predictions(tensors, by_row=by_row))
+
+
+def _explain(service: Service, chosen: ModelChoice, call: HttpCall) -> Awaitable[HttpReply]:
+    return _predict(service, chosen, call, explained=True)
 
 
 async def _explain_inputs(
