@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
@@ -34,7 +35,7 @@ from headrace.batching.compute import EXPIRED, Computing
 from headrace.batching.concatenation import padded_size
 from headrace.batching.cost import BatchCost
 from headrace.batching.deadline_timer import Expiry
-from headrace.batching.instances import Instances
+from headrace.batching.instances import Instances, pool_of
 from headrace.batching.plan import BatchLimits, Release, plan
 from headrace.batching.request import (
     NO_DEADLINE,
@@ -105,7 +106,9 @@ class Batcher:
         )
         self._computing = Computing(servable, policy, clock.now, origin)
         self._compute = self._computing.compute
-        self.instances = Instances(instances, origin, self._compute_in_thread, clock, self._dispatch_soon)
+        finish = partial(clock.call_soon_threadsafe, self._finish_in_thread)
+        pool = pool_of(self._computing, origin, instances, finish)
+        self.instances = Instances(instances, origin, pool, clock, self._dispatch_soon)
         self._lanes: dict[object, BatchQueue] = {}
         self._most_lanes = _LANES_KEPT
         self._running: set[Batch] = set()
@@ -372,10 +375,6 @@ class Batcher:
     def _give(self, batch: Batch) -> bool:
         """Give a batch to an instance; return False if no thread can be started."""
         return self.instances.give(batch)
-
-    def _compute_in_thread(self, batch: Batch) -> None:
-        self._compute(batch)
-        self._clock.call_soon_threadsafe(self._finish_in_thread, batch)
 
     def _dispatch_soon(self) -> None:
         """Schedule a dispatch after ``instances.allowed`` has grown."""

@@ -8,12 +8,16 @@ Batcher: the results are stored in the batch, and the Batcher reads them when it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Token
 from itertools import accumulate
+from typing import TypeVar
 
 from headrace.base import logs
 from headrace.base.errors import DeadlineExceeded, InvalidRows, ModelDied
+from headrace.base.tensors import Tensors
 from headrace.batching.batch_queue import Batch, declared_outputs, headrace_error, whole_outputs
 from headrace.batching.concatenation import join, join_one, join_padding_rows, padded_size
 from headrace.batching.request import (
@@ -26,7 +30,10 @@ from headrace.batching.request import (
     WholeAnswer,
 )
 from headrace.config import BatchingPolicy
+from headrace.model.call_context import DEADLINE
 from headrace.model.servable import Servable, Signature, takes_packed
+
+ResultT = TypeVar("ResultT")
 
 EXPIRED = "the deadline passed before the model had answered"
 
@@ -36,6 +43,7 @@ class Computing:
 
     Attributes:
         answer: Class of the answers: a request's rows of a batch, or the whole outputs of a call.
+        loop: The event loop in which ``compute_async`` must run; None for a Servable without coroutines.
     """
 
     def __init__(
@@ -64,6 +72,9 @@ class Computing:
         self.answer: type[Answer] = Answer if policy.enabled else WholeAnswer
         # A Servable that counts lookups must know which rows are padding.
         self._predict_padded = getattr(servable, "predict_padded", None)
+        self.loop: asyncio.AbstractEventLoop | None = getattr(servable, "loop", None)
+        self._predict_async = getattr(servable, "predict_async", None)
+        self._tells_deadline = getattr(servable, "may_block", False)
         self._pads = policy.pad_variable_length
         self._now = now
         self._origin = origin
@@ -74,15 +85,30 @@ class Computing:
         timings = batch.timings
         timings.started = self._now()
         token = _name_in_log(batch.requests[0] if len(batch.requests) == 1 else None)
+        passed_on = DEADLINE.set(_latest_deadline(batch)) if self._tells_deadline else None
         try:
             batch.settlements = self._call(batch, range(len(batch.requests)), batch.rows)
         except BaseException as error:
             if self._is_the_callers(error):
                 raise
-            batch.settlements = self._rest(batch, error)
+            batch.settlements = _without_waiting(self._rest(batch, error))
         finally:
             if token is not None:
                 logs.CALL.reset(token)
+            if passed_on is not None:
+                DEADLINE.reset(passed_on)
+        timings.finished = self._now()
+
+    async def compute_async(self, batch: Batch) -> None:
+        """Await the Servable's ``predict_async`` for a batch, in a task of its own."""
+        timings = batch.timings
+        timings.started = self._now()
+        _name_in_log(batch.requests[0] if len(batch.requests) == 1 else None)
+        DEADLINE.set(_latest_deadline(batch))
+        try:
+            batch.settlements = await self._called(batch, range(len(batch.requests)), batch.rows)
+        except BaseException as error:  # noqa: BLE001 - see the head of this module
+            batch.settlements = await self._rest(batch, error)
         timings.finished = self._now()
 
     def compute_one(self, signature: Signature, request: Request, timings: Timings) -> Settlement:
@@ -114,14 +140,14 @@ class Computing:
         timings.finished = self._now()
         return settlement
 
-    def _rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
+    async def _rest(self, batch: Batch, error: BaseException) -> list[Settlement]:
         """Retry a failed batch without the requests to blame, or each request alone if none is named."""
         if len(batch.requests) == 1:
             return [headrace_error(error)]
         if isinstance(error, ModelDied):  # the process is gone, so a retry would fail too
             return [error.shared(len(batch.requests)) for _ in batch.requests]
         if not isinstance(error, InvalidRows):
-            return [self._alone(batch, index) for index in range(len(batch.requests))]
+            return [await self._alone(batch, index) for index in range(len(batch.requests))]
         guilty, good, start = {}, [], 0
         for index, request in enumerate(batch.requests):
             own = error.within(start, start + request.rows)
@@ -130,10 +156,10 @@ class Computing:
             else:
                 guilty[index] = own
             start += request.rows
-        answers = dict(zip(good, self._good(batch, good), strict=True))
+        answers = dict(zip(good, await self._good(batch, good), strict=True))
         return [guilty.get(index) or answers[index] for index in range(len(batch.requests))]
 
-    def _good(self, batch: Batch, good: list[int]) -> list[Settlement]:
+    async def _good(self, batch: Batch, good: list[int]) -> list[Settlement]:
         """Call the Servable for some requests of a batch together; if it fails, for each of them alone."""
         if not good:
             return []
@@ -141,16 +167,16 @@ class Computing:
         timings = Timings(batch.timings.formed, sum(rows), len(good))
         timings.started = self._now()
         try:
-            outputs = self._call(batch, good, timings.rows)
+            outputs = await self._called(batch, good, timings.rows)
         except BaseException as again:
             if self._is_the_callers(again):
                 raise
-            return [self._alone(batch, index) for index in good]
+            return [await self._alone(batch, index) for index in good]
         timings.finished = self._now()
         stops = list(accumulate(rows))
         return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
 
-    def _alone(self, batch: Batch, index: int) -> Settlement:
+    async def _alone(self, batch: Batch, index: int) -> Settlement:
         """Call the Servable for one request of a failed batch, if its caller still waits.
 
         ``request.wanted`` only reads, so an instance's thread may use it. A stale value costs one call.
@@ -163,7 +189,7 @@ class Computing:
             return DeadlineExceeded(EXPIRED)
         token = _name_in_log(request)
         try:
-            outputs = self._call(batch, [index], rows)
+            outputs = await self._called(batch, [index], rows)
         except BaseException as error:
             if self._is_the_callers(error):
                 raise
@@ -182,6 +208,28 @@ class Computing:
             chosen: Indices of the requests.
             rows: Total number of rows of these requests.
         """
+        inputs, padded_rows, signature = self._joined(batch, chosen, rows)
+        if padded_rows > rows and self._predict_padded is not None:
+            outputs = self._predict_padded(inputs, signature, rows)
+        else:
+            outputs = self._servable.predict(inputs, signature)
+        return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
+
+    async def _called(self, batch: Batch, chosen: Sequence[int], rows: int) -> BatchOutputs:
+        """Call the Servable, or await its coroutine until the last deadline of the batch."""
+        if self._predict_async is None:
+            return self._call(batch, chosen, rows)
+        inputs, padded_rows, signature = self._joined(batch, chosen, rows)
+        deadline = _latest_deadline(batch)
+        try:
+            async with asyncio.timeout(None if deadline == math.inf else deadline - self._now()) as limit:
+                outputs = await self._predict_async(inputs, signature)
+        except TimeoutError as error:
+            raise (DeadlineExceeded(EXPIRED) if limit.expired() else error) from None
+        return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
+
+    def _joined(self, batch: Batch, chosen: Sequence[int], rows: int) -> tuple[Tensors, int, str]:
+        """Return the inputs of some requests as one batch, its padded rows, and the signature's name."""
         layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
         if len(chosen) < len(layouts):
             layouts, columns = [layouts[index] for index in chosen], [columns[index] for index in chosen]
@@ -192,11 +240,21 @@ class Computing:
             inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
         else:
             inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
-        if padded_rows > rows and self._predict_padded is not None:
-            outputs = self._predict_padded(inputs, layout.signature, rows)
-        else:
-            outputs = self._servable.predict(inputs, layout.signature)
-        return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
+        return inputs, padded_rows, layout.signature
+
+
+def _latest_deadline(batch: Batch) -> float:
+    return max(request.deadline for request in batch.requests)
+
+
+def _without_waiting(work: Coroutine[object, object, ResultT]) -> ResultT:
+    """Run a coroutine that never suspends, because no Servable's coroutine is awaited in it."""
+    try:
+        work.send(None)
+    except StopIteration as ended:
+        result: ResultT = ended.value
+        return result
+    raise AssertionError("a call of a Servable without coroutines was suspended")
 
 
 def _name_in_log(request: Request | None) -> Token[logs.InCall | None] | None:

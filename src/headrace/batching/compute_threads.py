@@ -35,6 +35,7 @@ class Threads(Generic[WorkT]):
 
     Attributes:
         on_wait: Called in a pool thread whose work is about to wait for other work; see ``say_waiting``.
+        threads: The most threads.
     """
 
     def __init__(self, name: str, most: int, work: Callable[[WorkT], None]) -> None:
@@ -47,7 +48,7 @@ class Threads(Generic[WorkT]):
         """
         self.on_wait: Callable[[], object] = lambda: None
         self._name = name
-        self._most = most
+        self.threads = most
         self._work = work
         self._workers: list[Worker[WorkT]] = []
         self._idle: list[Worker[WorkT]] = []
@@ -99,7 +100,7 @@ class Threads(Generic[WorkT]):
             worker.queue.put(None)
 
     def _one_more(self) -> Worker[WorkT] | None:
-        if len(self._workers) < self._most:
+        if len(self._workers) < self.threads:
             try:
                 return self._start()
             except RuntimeError:  # the system has no more threads: share the existing ones

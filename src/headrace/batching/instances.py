@@ -6,13 +6,40 @@ from collections.abc import Callable
 
 from headrace.base.clock import Clock, Timer
 from headrace.batching.batch_queue import Batch
+from headrace.batching.compute import Computing
+from headrace.batching.compute_tasks import Tasks
 from headrace.batching.compute_threads import Threads
 from headrace.batching.concurrency import ConcurrencyLimit
 from headrace.batching.request import Origin
 
 
+def pool_of(
+    computing: Computing, origin: Origin, most: int, finish: Callable[[Batch], object]
+) -> Threads[Batch] | Tasks[Batch]:
+    """Return a pool that computes batches: tasks if the Servable's calls are coroutines, otherwise threads.
+
+    Args:
+        computing: Calls the Servable.
+        origin: The model and version.
+        most: The most threads.
+        finish: Called in the pool's thread when a batch has been computed; must not raise.
+    """
+
+    def compute(batch: Batch) -> None:
+        computing.compute(batch)
+        finish(batch)
+
+    async def compute_async(batch: Batch) -> None:
+        await computing.compute_async(batch)
+        finish(batch)
+
+    if computing.loop is not None:
+        return Tasks(computing.loop, compute_async)
+    return Threads(f"{origin.model}/{origin.version}", most, compute)
+
+
 class Instances:
-    """The instances that compute batches outside the serving thread.
+    """The instances that compute batches outside the serving thread: threads, or tasks of an event loop.
 
     Attributes:
         most: Number of instances.
@@ -21,7 +48,7 @@ class Instances:
     """
 
     __slots__ = (
-        "_clock", "_finished", "_given", "_limit", "_on_more", "_threads", "_timer",
+        "_clock", "_finished", "_given", "_limit", "_on_more", "_pool", "_timer",
         "allowed", "in_use", "most",
     )  # fmt: skip
 
@@ -29,7 +56,7 @@ class Instances:
         self,
         most: int,
         origin: Origin,
-        work: Callable[[Batch], None],
+        pool: Threads[Batch] | Tasks[Batch],
         clock: Clock,
         on_more: Callable[[], object],
     ) -> None:
@@ -38,26 +65,32 @@ class Instances:
         Args:
             most: Number of instances.
             origin: The model and version.
-            work: Function that computes one batch in an instance's thread; must not raise.
+            pool: The threads or tasks.
             clock: The serving thread's clock.
             on_more: Called in the serving thread when ``allowed`` has been raised to ``most``.
         """
         self.most = self.in_use = self.allowed = most
-        self._limit = ConcurrencyLimit(most, origin) if most > 1 else None
+        adapts = most > 1 and isinstance(pool, Threads)  # tasks compete for nothing while they wait
+        self._limit = ConcurrencyLimit(most, origin) if adapts else None
         self._clock = clock
         self._on_more = on_more
         self._given = self._finished = 0
         self._timer: Timer | None = None
-        self._threads: Threads[Batch] = Threads(f"{origin.model}/{origin.version}", most, work)
-        self._threads.on_wait = self._waits
+        self._pool = pool
+        self._pool.on_wait = self._waits
+
+    @property
+    def threads(self) -> int:
+        """Number of threads in which the model runs."""
+        return self._pool.threads
 
     def start(self, first: Callable[[], object]) -> None:
         """Start one more thread that runs a function before its first batch; see ``Threads.start``."""
-        self._threads.start(first)
+        self._pool.start(first)
 
     def give(self, batch: Batch) -> bool:
         """Give a batch to a thread; return False if the system refuses to start the first one."""
-        batch.worker = self._threads.give(batch)
+        batch.worker = self._pool.give(batch)
         if batch.worker is None:
             return False
         self._given += 1
@@ -73,7 +106,7 @@ class Instances:
     def finished(self, batch: Batch) -> None:
         """Record that a batch has been computed."""
         if batch.worker is not None:
-            self._threads.take_back(batch.worker)
+            self._pool.take_back(batch.worker)
             self._finished += 1
         limit = self._limit
         if limit is not None:
@@ -87,11 +120,11 @@ class Instances:
 
     def is_this_thread(self) -> bool:
         """Return whether the running thread is an instance's, so that the model calls itself."""
-        return self._threads.has_this_thread()
+        return self._pool.has_this_thread()
 
     def stop(self) -> None:
         """Make the threads end after the work already given to them; does not wait for that."""
-        self._threads.stop()
+        self._pool.stop()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -13,6 +13,9 @@ from headrace.model.servable import Servable
 _INLINE_SECONDS_ON_ONE_CORE = 0.005
 _INLINE_SECONDS = 0.00025
 
+ASYNC_INSTANCES = 64
+"""Default number of concurrent batches of a model whose calls are coroutines."""
+
 
 def instances(policy: BatchingPolicy) -> int:
     """Return the most concurrent batches: as configured, or one per core."""

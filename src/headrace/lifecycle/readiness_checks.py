@@ -13,7 +13,8 @@ from headrace.config import ModelConfig
 from headrace.lifecycle.idle_time import stop_if_dropped
 from headrace.lifecycle.warmup import WarmUpBatch
 from headrace.model.batch_contract import WAY_OUT, check_contract
-from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Servable, Signature
+from headrace.model.call_context import IS_GENERATED
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 
 _log = logging.getLogger(__name__)
 

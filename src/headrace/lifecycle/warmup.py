@@ -163,7 +163,7 @@ def _warm_up_instances(
     until = time.monotonic() + _LONGEST_SECONDS
     warm = partial(warm_up, servable, config, path, batcher.cost, probe=probe)
     batcher.instances.start(lambda: answered.extend(warm()))
-    for _ in range(batcher.instances.most - 1):
+    for _ in range(batcher.instances.threads - 1):
         if not answered or (time.monotonic() > until and not config.batching.instances):
             break
         batcher.instances.start(partial(_run_again, servable, answered))

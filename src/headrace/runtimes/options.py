@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -61,6 +61,7 @@ class RuntimeOptions:
         checksums: The SHA-256 of the version's files, by path below its directory, as its manifest lists
             them; None without a manifest.
         call: Calls another model by name, from a thread that may block; None if there are no other models.
+        call_async: The same from an event loop of any thread; None if calls cross a process.
         native: Runs a part of loading that releases the GIL; may run it twice at the same time.
         share: Runs a part of loading that holds the GIL.
     """
@@ -74,6 +75,7 @@ class RuntimeOptions:
     signature: SignatureSettings = field(default_factory=SignatureSettings)
     checksums: Mapping[str, str] | None = None
     call: Callable[[str, Tensors], Tensors] | None = None
+    call_async: Callable[[str, Tensors], Awaitable[Tensors]] | None = None
     native: RunGently = at_once
     share: RunGently = at_once
 

@@ -15,6 +15,9 @@ The file has a class ``Model``::
         def close(self):  # optional
             ...
 
+Each method may be ``async``; they then run in an event loop of the version. Many calls of an ``async def
+predict`` wait at the same time.
+
 Modules beside it are imported with ``import name`` or ``from . import name``, and take precedence over
 installed ones of the same name, as in a script; modules of the standard library cannot be replaced. Each
 version is a package of its own, so two versions never share a module, and closing one removes its modules.
@@ -24,8 +27,10 @@ names, too.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -34,9 +39,12 @@ from typing import Protocol
 import numpy as np
 
 from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
+from headrace.base.event_loop import run_in
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
+from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
-from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.runtimes.model_loop import ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions
 
@@ -44,12 +52,15 @@ _log = logging.getLogger(__name__)
 
 
 class Model(Protocol):
-    """Interface of the class in ``model.py``; ``load(path, context)`` and ``close()`` are optional."""
+    """Interface of the class in ``model.py``.
+
+    ``load(path, context)``, ``close()`` and ``calls``, the names of the models that it calls, are optional.
+    """
 
     inputs: Iterable[tuple[str, str, Iterable[int | None]]]
     outputs: Iterable[tuple[str, str, Iterable[int | None]]]
 
-    def predict(self, inputs: Tensors) -> Mapping[str, object]:
+    def predict(self, inputs: Tensors) -> Mapping[str, object] | Awaitable[Mapping[str, object]]:
         """Predict a whole batch."""
 
 
@@ -65,6 +76,8 @@ class Context:
     threads: int
     options: Mapping[str, Option]
     _options: RuntimeOptions
+    _calls: Collection[str] | None
+    _loop: ModelLoop
 
     def predict(self, name: str, inputs: Tensors) -> Tensors:
         """Call another model and wait for its answer, from within ``predict``.
@@ -76,11 +89,38 @@ class Context:
         Raises:
             HeadraceError: The call failed.
         """
+        if self._loop.is_this_thread():
+            raise FailedPrecondition(
+                f"context.predict({name!r}) would block the model's event loop: "
+                "await context.predict_async(…) there"
+            )
+        return self._call(name)(name, inputs)
+
+    async def predict_async(self, name: str, inputs: Tensors) -> Tensors:
+        """Call another model and await its answer, from within an ``async def predict``.
+
+        Args:
+            name: The model's name, which ``Model.calls`` lists.
+            inputs: Its inputs.
+
+        Raises:
+            HeadraceError: The call failed.
+        """
+        call, call_async = self._call(name), self._options.call_async
+        if call_async is None:  # in a process of its own, where the server's thread makes the call
+            return await asyncio.to_thread(call, name, inputs)
+        return await call_async(name, inputs)
+
+    def _call(self, name: str) -> Callable[[str, Tensors], Tensors]:
+        if self._calls is not None and name not in self._calls:
+            raise FailedPrecondition(
+                f"cannot call {name!r}: list it in the class, calls = ({name!r},), so that cycles are found"
+            )
         if self._options.call is None:
             raise FailedPrecondition(
                 f"cannot call {name!r}: this model was loaded outside of a server or engine"
             )
-        return self._options.call(name, inputs)
+        return self._options.call
 
 
 def load(file: Path, options: RuntimeOptions) -> PythonServable:
@@ -94,10 +134,10 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         LoadError: Code is not allowed, the code fails, or ``Model`` is invalid.
     """
     options.expect_code_allowed(f"{file.name} is code, and code from model directories is not run")
-    own = OwnModules(file)
+    own, loop = OwnModules(file), ModelLoop()
     try:
         with own.running():
-            model = _instance(own.import_model(), file, options)
+            model = _instance(own.import_model(), file, options, loop)
         signature = Signature(
             DEFAULT_SIGNATURE,
             _specs("inputs", model.inputs),
@@ -106,6 +146,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         )
     except BaseException as error:  # the boundary to the model's own code, which may also call sys.exit()
         own.forget()
+        loop.close()
         if isinstance(error, LoadError) or not isinstance(error, Exception):
             raise
         _log.exception("loading %s failed", file)
@@ -113,7 +154,8 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             f"{file.name} fails: {type(error).__name__}: {error}",
             told=f"{file.name} fails; the server's log says more",
         ) from error
-    return PythonServable(model, signature, own, file.parent)
+    wraps = AsyncPythonServable if inspect.iscoroutinefunction(model.predict) else PythonServable
+    return wraps(model, signature, own, file.parent, loop)
 
 
 class PythonServable:
@@ -124,7 +166,9 @@ class PythonServable:
     may_block = True
     """It may wait for other models, so it must not run in the serving thread."""
 
-    def __init__(self, model: Model, signature: Signature, own: OwnModules, directory: Path) -> None:
+    def __init__(
+        self, model: Model, signature: Signature, own: OwnModules, directory: Path, loop: ModelLoop
+    ) -> None:
         """Wrap a model.
 
         Args:
@@ -132,12 +176,15 @@ class PythonServable:
             signature: Its declared inputs and outputs.
             own: The modules beside ``model.py``.
             directory: The version directory.
+            loop: Runs the model's coroutines.
         """
+        self.calls: Collection[str] = getattr(model, "calls", None) or ()
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self._model = model
         self._outputs = signature.outputs
         self._own = own
         self._directory = directory
+        self._model_loop = loop
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Predict a whole batch.
@@ -161,33 +208,93 @@ class PythonServable:
         except HeadraceError:
             raise
         except Exception as error:  # the boundary to the model's own code
-            level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
-            _log.log(level, "predict of the model in %s failed", self._directory, exc_info=True)
-            said = f"the model raised {type(error).__name__}; the server's log says more"
-            raise ModelError(said, told="the model failed; the server's log says more") from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> ModelError:
+        """Log an exception of the model's own code, and return the error for its caller."""
+        level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
+        _log.log(level, "predict of the model in %s failed", self._directory, exc_info=error)
+        said = f"the model raised {type(error).__name__}; the server's log says more"
+        return ModelError(said, told="the model failed; the server's log says more")
 
     def close(self) -> None:
         """Let the model free its resources, and remove its modules."""
         try:
-            getattr(self._model, "close", _nothing)()
+            self._model_loop.result(getattr(self._model, "close", _nothing))
         except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
         self._own.forget()
+        self._model_loop.close()
 
 
-def _instance(module: ModuleType, file: Path, options: RuntimeOptions) -> Model:
+class AsyncPythonServable(PythonServable):
+    """An instance of a class ``Model`` whose ``predict`` is a coroutine function.
+
+    Attributes:
+        loop: The event loop in which ``predict_async`` must run.
+    """
+
+    def __init__(
+        self, model: Model, signature: Signature, own: OwnModules, directory: Path, loop: ModelLoop
+    ) -> None:
+        """Wrap a model; see ``PythonServable``."""
+        super().__init__(model, signature, own, directory, loop)
+        self._awaited: Callable[[Tensors], Awaitable[object]] = model.predict  # type: ignore[assignment]
+        self.loop = loop.start()
+
+    def close(self) -> None:
+        """Close the model; see ``PythonServable``."""
+        super().close()
+        del self._awaited  # it refers to the model
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Predict a whole batch, and wait for it in the calling thread; see ``PythonServable``."""
+        return run_in(self.loop, self.predict_async(inputs, signature))
+
+    async def predict_async(self, inputs: Tensors, _signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Predict a whole batch.
+
+        Args:
+            inputs: Every input, checked.
+
+        Raises:
+            HeadraceError: The model raised it.
+            ModelError: The model raised another exception, or its answer does not match its declaration.
+        """
+        try:
+            with self._own.running():
+                answer = await self._awaited({name: _read_only(array) for name, array in inputs.items()})
+            return _checked(self._outputs, answer)
+        except HeadraceError:
+            raise
+        except Exception as error:  # the boundary to the model's own code
+            raise self._failure(error) from error
+
+
+def _instance(module: ModuleType, file: Path, options: RuntimeOptions, loop: ModelLoop) -> Model:
     made = getattr(module, "Model", None)
     if not isinstance(made, type):
         raise LoadError(f"{file.name}: expected a class Model, found none")
     model: Model = made()
     if not callable(getattr(model, "predict", None)):
         raise LoadError(f"{file.name}: class Model needs a method predict(self, inputs)")
-    getattr(model, "load", _nothing)(file.parent, Context(options.threads, dict(options.options), options))
+    context = Context(options.threads, dict(options.options), options, _declared_calls(model), loop)
+    loop.result(getattr(model, "load", _nothing), file.parent, context)
     for name in ("inputs", "outputs"):
         if not getattr(model, name, None):
             raise LoadError(f"{file.name}: class Model needs {name} = [(name, datatype, row shape), …]")
     return model
+
+
+def _declared_calls(model: Model) -> Collection[str] | None:
+    """Return the models that a model may call; None for any, which only a synchronous ``predict`` may."""
+    calls = getattr(model, "calls", None)
+    if calls is None:
+        return () if inspect.iscoroutinefunction(model.predict) else None
+    if isinstance(calls, str) or not all(isinstance(name, str) for name in calls):
+        raise LoadError(f"Model.calls: expected names of models, such as ('ranker',), got {calls!r}")
+    return frozenset(calls)
 
 
 def _nothing(*_: object) -> None:

@@ -33,6 +33,7 @@ from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.model.data_frames import Inputs
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
+from headrace.serving.model_calls import ModelCalls
 from headrace.serving.version_loader import VersionLoader
 from headrace.telemetry.outcomes import Call, Channel, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.versions.file_trust import trusted_files, verifier
@@ -121,7 +122,7 @@ class Engine:
             self._clock,
             self._threads,
             allow_code=self.config.allow_code,
-            call=self.predict_blocking,
+            calls=ModelCalls(self.predict, self.predict_blocking, lambda: self._loop),
             find=self.loaded,
             ready=lambda model: self.manager.ready_now(model),  # noqa: PLW0108 - made below
             objects={(name, 1): servable for name, servable in self._objects.items()},

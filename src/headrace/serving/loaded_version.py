@@ -43,8 +43,8 @@ class LoadedVersion:
         predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
         at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
         callers: Answers calling threads directly; where it is None, the serving thread answers them. None if
-            a Predictor stands around the Batcher, requests wait for others, the version is isolated, or the
-            model's own code (also an object passed in process) runs one call at a time.
+            a Predictor stands around the Batcher, requests wait for others, the version is isolated, the
+            model's own code (also an object passed in process) runs one call at a time, or it is a coroutine.
         cache: The prediction cache; None without one.
         codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
         warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.
@@ -110,7 +110,8 @@ class LoadedVersion:
         self.runs_code = path is None
         # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
-        if not policy.max_wait_seconds and not one_at_a_time:
+        is_async = getattr(servable, "loop", None) is not None
+        if not policy.max_wait_seconds and not one_at_a_time and not is_async:
             self.callers = Callers(
                 servable,
                 policy,

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, cast
 
 from headrace.base.clock import Clock
 from headrace.base.errors import NotLoadable
-from headrace.base.tensors import Tensors
 from headrace.batching.capacity import fit_of
-from headrace.batching.policy_defaults import threads_per_instance, with_instances
+from headrace.batching.policy_defaults import ASYNC_INSTANCES, threads_per_instance, with_instances
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import ModelTotals
 from headrace.config import MODEL_CONFIG_FILE, ModelConfig
@@ -29,6 +28,7 @@ from headrace.predictors.default_model import DefaultModel
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.runtimes import registry
 from headrace.serving.loaded_version import LoadedVersion
+from headrace.serving.model_calls import ModelCalls
 from headrace.versions.file_trust import TrustedFiles
 from headrace.versions.manifest import Manifest, check_manifest, space_versions
 
@@ -71,7 +71,7 @@ class VersionLoader:
         clock: The serving thread's Clock.
         threads: The loader threads.
         allow_code: Whether Python code in version directories may run.
-        call: Lets a Python model call another model, from the Python model's own thread.
+        calls: Lets Python models call other models; None if they cannot.
         find: Returns the default version of another model, in the serving thread.
         ready: Returns a model's version that serves, in any thread; None if there is none.
         objects: Servables passed in process, by model and version.
@@ -86,7 +86,7 @@ class VersionLoader:
     clock: Clock
     threads: LoaderThreads
     allow_code: bool = False
-    call: Callable[[str, Tensors], Tensors] | None = None
+    calls: ModelCalls | None = None
     find: Callable[[str], LoadedVersion] | None = None
     ready: Callable[[str], LoadedVersion | None] | None = None
     objects: Mapping[tuple[str, int], Servable] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class VersionLoader:
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
         if runtime is None:
             registry.expect(path, config.runtime.kind)
-        config = with_instances(config, runtime.instances)
+        usual, config = config, with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
         # Pinned to its kind: files that appear later must not make it look like another.
         options = self._options(config)
@@ -137,12 +137,28 @@ class VersionLoader:
             runs = servable = run(path)
         else:
             runs = servable = self._load_copy(path, manifest, run, runtime)
+        self._declare(model, version, runs)
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
+        elif getattr(runs, "loop", None) is not None:
+            config = with_instances(usual, ASYNC_INSTANCES)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
         loaded.bare, loaded.load_seconds = runs, time.monotonic() - began
         loaded.runs_code = runtime.is_code and not isolates
         return _in_its_own_process(loaded, runs) if isolates else loaded
+
+    def _declare(self, model: str, version: int, servable: Servable) -> None:
+        """Record the models that a version calls.
+
+        Raises:
+            NotLoadable: It would wait for itself.
+        """
+        try:
+            if self.calls is not None:
+                self.calls.add(model, version, getattr(servable, "calls", ()))
+        except NotLoadable:
+            servable.close()
+            raise
 
     def _isolated(
         self,
@@ -257,7 +273,8 @@ class VersionLoader:
                 classes=signature.classes,
                 labels=signature.labels,
             ),
-            call=self.call,
+            call=None if self.calls is None else self.calls.call,
+            call_async=None if self.calls is None else self.calls.call_async,
             native=self.threads.when_idle,
             share=self.threads.share,
         )
@@ -302,6 +319,8 @@ class VersionLoader:
 
     def close(self, loaded: LoadedVersion) -> None:
         """Free a version that is no longer used, in a loader thread."""
+        if self.calls is not None:
+            self.calls.remove(loaded.name, loaded.version)
         if loaded.cache is not None and (share := loaded.statistics.cached_share) is not None:
             _log.info(
                 "its prediction cache answered %.1f %% of the requests without the model",
