@@ -17,7 +17,6 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -219,10 +218,6 @@ class Slot:
         inputs = view_tensors(root, head, note, servable.signatures)
         self._layouts.hear(self._area, head, note)
         self._floor, self._inside = end_of(head, note), True
-        if note.kind == Kind.EXPLAIN:
-            explain: Callable[[Tensors, str], object] = servable.explain  # type: ignore[attr-defined]
-            said = msgspec.msgpack.encode(explain(inputs, head.about))
-            return write_bytes(self._area, self._floor, Kind.ANSWER, said)
         outputs = servable.predict(inputs, head.about)
         return self._layouts.write(self._area, self._floor, Kind.ANSWER, "", outputs)
 

@@ -31,7 +31,7 @@ from headrace.isolation.shared_area import Area, aligned
 from headrace.model.packed_columns import HEAD, PLACE, PackedTensors
 from headrace.model.servable import Signature
 
-RELEASE = f"{installed_version('headrace')}/1"
+RELEASE = f"{installed_version('headrace')}/2"
 """Release of the message format, compared before any message; its last number grows with each change."""
 
 _FORM = struct.Struct("<BQQQ")
@@ -52,7 +52,6 @@ class Kind(enum.IntEnum):
 
     LOAD = 1
     PREDICT = 2
-    EXPLAIN = 3
     CALL = 4
     """The model calls another model."""
     ANSWER = 5

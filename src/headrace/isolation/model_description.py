@@ -61,14 +61,12 @@ class ModelDescription(msgspec.Struct, frozen=True):
     Attributes:
         platform: The Servable's platform.
         takes_packed: Whether the Servable takes packed texts.
-        explains: Whether the Servable has ``explain``.
         metadata: The Servable's metadata; empty if it has none.
         ways: The Servable's signatures.
     """
 
     platform: str
     takes_packed: bool
-    explains: bool
     metadata: dict[str, str]
     ways: tuple[_Way, ...]
 
@@ -79,7 +77,6 @@ def describe(servable: Servable) -> tuple[str, Tensors]:
     said = ModelDescription(
         servable.platform,
         takes_packed(servable),
-        callable(getattr(servable, "explain", None)),
         dict(getattr(servable, "metadata", {})),
         tuple(_way(one) for one in signatures),
     )

@@ -22,7 +22,7 @@ from headrace.base.tensors import Tensors
 from headrace.batching.cost import BatchCost
 from headrace.config import IsolationPolicy, ModelConfig
 from headrace.isolation.call_slot import Limit, Slot
-from headrace.isolation.messages import Kind, Note, read_bytes
+from headrace.isolation.messages import Kind, Note
 from headrace.isolation.model_description import Setup
 from headrace.isolation.model_process import Retired
 from headrace.isolation.replica import Recipe, Replica, Which, read_tensors, write_call
@@ -32,7 +32,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Servable, takes_packed
 from headrace.runtimes.options import RuntimeOptions
 
 if TYPE_CHECKING:
-    from headrace.ctr.interfaces import Contribution
+    pass
 
 
 # Assign calls to the processes of a version, each of which computes one call at a time.
@@ -182,8 +182,6 @@ class IsolatedServable:
         self.platform = said.platform
         self.takes_packed = said.takes_packed
         self.metadata: Mapping[str, str] = said.metadata
-        if said.explains:
-            self.explain = self._explain
 
     # --- the Servable interface ---
 
@@ -200,14 +198,6 @@ class IsolatedServable:
             HeadraceError: The model raised this error.
         """
         return self._call(partial(write_call, Kind.PREDICT, signature, inputs), read_tensors)
-
-    def _explain(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> list[list[Contribution]]:
-        """Return what each field adds to each row's logit, for a model that can explain."""
-        # Imported late: only models that explain need it.
-        from headrace.ctr.interfaces import Contribution  # noqa: PLC0415
-
-        said = self._call(partial(write_call, Kind.EXPLAIN, signature, inputs), _read_bytes)
-        return msgspec.msgpack.decode(said, type=list[list[Contribution]])
 
     def close(self) -> None:
         """Close the model in all processes at once, and wait until each has ended or was killed."""
@@ -313,7 +303,3 @@ def _setup(which: Which, options: RuntimeOptions, policy: IsolationPolicy) -> Se
         log_level=logging.getLogger().getEffectiveLevel(),
         gently=options.threads == 1,  # a runtime's threads keep the priority of the loading thread
     )
-
-
-def _read_bytes(slot: Slot, note: Note) -> bytes:
-    return read_bytes(slot.area, note)

@@ -31,7 +31,14 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.policy_defaults import inline_seconds
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.lifecycle.idle_time import answer, stop_if_dropped
-from headrace.model.servable import DEFAULT_SIGNATURE, CheckedInputs, Servable, Signature, signature_named
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPLAIN_SIGNATURE,
+    CheckedInputs,
+    Servable,
+    Signature,
+    signature_named,
+)
 from headrace.runtimes.options import RunGently, at_once
 
 _log = logging.getLogger(__name__)
@@ -289,13 +296,15 @@ def _run_zeros(
     """Run batches of zeros or sample rows: each allowed size, or a few sizes within the time limit."""
     until = time.monotonic() + _LONGEST_SECONDS
     for signature in servable.signatures.values():
+        # An explanation takes many times as long: `cost` is that of predictions.
+        rounds = 0 if signature.name == EXPLAIN_SIGNATURE else _ROUNDS
         for rows in _sizes(signature, config.batching):
             inputs = _zeros(signature, rows)
             in_time = time.monotonic() + (_ROUNDS + 1) * cost.seconds(rows) <= until
             if inputs is None or not (in_time or config.batching.allowed_batch_rows):
                 break
             try:
-                _run_timed(servable, signature, inputs, cost, _ROUNDS if in_time else 0)
+                _run_timed(servable, signature, inputs, cost, rounds if in_time else 0)
             except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, on generated data
                 _log.warning("a generated warm-up batch of %d rows failed: %s", rows, error)
                 break
@@ -306,6 +315,8 @@ def _sizes(signature: Signature, policy: BatchingPolicy) -> Iterable[int]:
     """Return the sizes of generated batches, ascending."""
     if signature.rows:
         return (signature.rows,)
+    if signature.name == EXPLAIN_SIGNATURE:
+        return policy.allowed_batch_rows[:1] or (1,)
     most = policy.max_batch_rows
     return policy.allowed_batch_rows or sorted({min(size, most) for size in (1, 8, 64, most)})
 

@@ -7,6 +7,7 @@ model was fitted on. Every number may be missing (NaN); a category unknown to th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ from headrace.model.servable import (
     TensorSpec,
 )
 from headrace.runtimes.options import RuntimeOptions
+
+_log = logging.getLogger(__name__)
 
 OPTIONS: dict[str, type] = {"columns": bool, "datatype": str}
 """The options of a runtime of tree ensembles."""
@@ -188,7 +191,8 @@ def explanation_of(inputs: TreeInputs, trial: Callable[[], Array]) -> TreeExplan
         return None
     try:
         contributions = trial()
-    except ModelError:  # linear models or vectors in the leaves, features of texts
+    except ModelError as error:  # linear models or vectors in the leaves, features of texts
+        _log.info("the model has no explanations: %s", error)
         return None
     return TreeExplanation(inputs, 1 if contributions.ndim == 2 else contributions.shape[1])
 

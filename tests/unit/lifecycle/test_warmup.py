@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar
@@ -20,7 +21,7 @@ from headrace.batching.cost import BatchCost
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
 from headrace.lifecycle.version_states import State
 from headrace.lifecycle.warmup import WELL_KNOWN, warm_up, warm_up_serving_threads
-from headrace.model.servable import DEFAULT_SIGNATURE
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 from tests.model_directories import write
@@ -39,6 +40,30 @@ def test_without_a_recording_batches_of_several_sizes_are_made_up_and_their_cost
     warm_up(model, ModelConfig(batching=BatchingPolicy(max_batch_rows=32)), None, cost)
     assert set(model.batches) == {1, 8, 32}
     assert cost.known
+
+
+def test_explanations_are_warmed_up_with_one_row_and_are_no_cost_of_predictions() -> None:
+    class Explaining(Doubling):
+        def __init__(self) -> None:
+            super().__init__()
+            explain = replace(self.signatures[DEFAULT_SIGNATURE], name=EXPLAIN_SIGNATURE)
+            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: explain}
+            self.explained: list[int] = []
+
+        def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+            if signature == EXPLAIN_SIGNATURE:
+                self.explained.append(len(inputs["x"]))
+            return super().predict(inputs, signature)
+
+    class Observed(BatchCost):
+        def observe(self, rows: int, seconds: float) -> None:
+            sizes.append(rows)
+            super().observe(rows, seconds)
+
+    model, sizes = Explaining(), list[int]()
+    warm_up(model, ModelConfig(batching=BatchingPolicy(max_batch_rows=32)), None, Observed())
+    assert model.explained == [1]
+    assert len(sizes) == len(model.batches) - 1 - len({1, 8, 32})  # the first call of a size is not timed
 
 
 def test_only_allowed_sizes_are_made_up() -> None:

@@ -109,6 +109,8 @@ async def _explain_inputs(
     service: Service, chosen: ModelChoice, call: HttpCall
 ) -> tuple[LoadedVersion, _PredictInputs]:
     """Decode the body of Predict for the signature ``explain``."""
+    if len(call.body) > service.at_once_bytes:
+        await service.slicer.step()
     loaded = find(service, chosen)
     if EXPLAIN_SIGNATURE not in loaded.signatures:
         raise Unsupported("this model cannot explain its answers; docs/explanations.md lists those that can")

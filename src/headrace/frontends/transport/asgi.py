@@ -62,10 +62,8 @@ _GRPC_HEADERS = [(b"content-type", b"application/grpc")]
 _GRPC_ENCODINGS = (b"grpc-accept-encoding", b"identity,gzip,deflate")
 _GRPC_START = {"type": "http.response.start", "status": 200, "headers": _GRPC_HEADERS, "trailers": True}
 _NO_BODY = {"type": "http.response.body", "body": b"", "more_body": False}
-# Up to here, ``call_bytes`` pays for a parsed body.
-_COUNTED_FROM_BYTES = 16_384
-# On HTTP/2 the server sends GOAWAY and drops this header.
-_CLOSE = ((b"connection", b"close"),)
+_COUNTED_FROM_BYTES = 16_384  # up to here, ``call_bytes`` pays for a parsed body
+_CLOSE = ((b"connection", b"close"),)  # on HTTP/2 the server sends GOAWAY and drops this header
 _GZIP_FROM_BYTES = 8192
 _ANSWERS_SHARE = 2
 _INTERNAL = "internal error; the server's log says more"
@@ -283,6 +281,8 @@ class Application:
             raise
         finally:
             self.bodies.close(sum(account.held for account in unanswered))
+        if self._holding is not None:
+            await self._holding.wait()
         if failed:
             ending = trailing(*self._error_trailers(call, failed))
         else:

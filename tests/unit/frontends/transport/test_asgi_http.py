@@ -427,9 +427,12 @@ def test_answers_are_held_back_around_the_word_that_a_connection_ends(server: Se
             grpc, grpc_wire = await asked(server.scope("POST", "/x.Echo/Unary"), body(message(b"x")))
             lost, lost_wire = await asked(server.scope("POST", "/nowhere"), body(b"x"))
             wrong, wrong_wire = await asked(server.scope("POST", "/x.Echo/Unary"), body(b"no message"))
-            await until_in_loop(lambda: server.http_calls and server.grpc_calls)
+            stream, stream_wire = await asked(server.scope("POST", "/x.Echo/Stream"), body(message(b"x")))
+            await until_in_loop(lambda: server.http_calls and server.grpc_calls and stream_wire.sent)
             assert not any(wire.sent for wire in (http_wire, grpc_wire, lost_wire, wrong_wire))
-        await asyncio.wait_for(asyncio.gather(http, grpc, lost, wrong), 120)
+            assert not any(event["type"] == "http.response.trailers" for event in stream_wire.sent)
+        await asyncio.wait_for(asyncio.gather(http, grpc, lost, wrong, stream), 120)
+        assert Response(stream_wire.sent).grpc == (0, "")
         assert Response(wrong_wire.sent).grpc[0] != 0
         assert Response(lost_wire.sent).status == 404
         assert Response(http_wire.sent).status == 200
