@@ -45,9 +45,13 @@ class ModelLoop:
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until it is stopped, then cancel its tasks and close it; the main function of its thread."""
     loop.run_forever()
-    left = asyncio.all_tasks(loop)
+    loop.run_until_complete(_cancel_others())
+    loop.close()
+
+
+async def _cancel_others() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-    loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
+    await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
