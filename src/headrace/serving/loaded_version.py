@@ -43,8 +43,9 @@ class LoadedVersion:
         predictor: The Predictor that requests are submitted to: the Batcher, or one around it.
         at_once: Selects the calls of the serving thread that the Batcher answers before they await anything.
         callers: Answers calling threads directly; where it is None, the serving thread answers them. None if
-            a Predictor stands around the Batcher, requests wait for others, the version is isolated, the
-            model's own code (also an object passed in process) runs one call at a time, or it is a coroutine.
+            a Predictor stands around the Batcher, requests wait for others, or the version is isolated. Also
+            None for a model's own code that is a coroutine or runs one call at a time, and for such objects
+            passed in process.
         cache: The prediction cache; None without one.
         codec_cache: Cached knowledge of codecs about requests to this version; dropped with it.
         warmed: Fit of the batch costs measured at warm-up; None if it was not warmed up.
