@@ -181,7 +181,7 @@ def test_a_version_that_fails_every_request_does_not_replace_one_that_answers(
         if must_answer:
             refusal = "fails every generated request"
             server.wait_for(lambda: refusal in problem(server, "m", 2)[1], "the refusal")
-            assert server.count_in_log(refusal) > 0
+            server.wait_for(lambda: server.count_in_log(refusal) > 0, "the refusal in the log")
             answer = server.post("/v1/models/m:predict", {"instances": [1.0]})
             assert answer == (200, {"predictions": [2.0]})
         else:

@@ -46,7 +46,7 @@ def test_a_worker_that_still_loads_ends_with_it(models: Path, tmp_path: Path) ->
         left = workers_of(server)
         assert server.kill() == -9
         until(lambda: not any(map(is_worker, left)))
-        assert server.count_in_log("this worker has accepted no connection yet, and exits") == 1
+        until(lambda: server.count_in_log("this worker has accepted no connection yet, and exits") == 1)
         assert server.count_in_log("while models are still loading") == 0
 
 
