@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -176,6 +176,13 @@ class BatchQueue:
                 if rest:
                     self.following[following] = rest
         return rows
+
+
+def by_age(lanes: Collection[BatchQueue]) -> Sequence[BatchQueue]:
+    """Return the lanes with requests, the longest waiting first; a single lane even if it is empty."""
+    if len(lanes) == 1:
+        return tuple(lanes)
+    return sorted((lane for lane in lanes if lane.queue), key=lambda lane: lane.waits_since)
 
 
 class Batch:

@@ -24,13 +24,13 @@ share a batch, yet a lone one waits only if ``max_wait_seconds`` says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from headrace.batching.admission import Caution, never_fits, queue_full, too_late
-from headrace.batching.batch_queue import Batch, BatchQueue, note_failure
+from headrace.batching.batch_queue import Batch, BatchQueue, by_age, note_failure
 from headrace.batching.compute import EXPIRED, Computing
 from headrace.batching.concatenation import padded_size
 from headrace.batching.cost import BatchCost
@@ -91,6 +91,7 @@ class Batcher:
         self.statistics = VersionStatistics()
         self.cost = BatchCost()
         self._explaining = BatchCost()  # an explanation takes many times as long as a prediction
+        self._explains = False
         self.outstanding = 0
         self.queued_rows = 0
         self.on_idle: Callable[[], object] | None = None
@@ -194,6 +195,8 @@ class Batcher:
         if waiting + request.rows > limit:
             wait = self._wait_seconds(waiting + self._running_rows, lane)
             return queue_full(waiting, request.rows, limit, wait)
+        if lane.cost is self._explaining:  # a prediction ahead takes no such time
+            ahead = sum(one.rows for one in self._requests() if one.layout.signature == EXPLAIN_SIGNATURE)
         if ahead and request.deadline != NO_DEADLINE:
             wait = self._caution.factor * self._wait_seconds(ahead, lane)
             return too_late(wait + lane.cost.seconds(request.rows), request.deadline - now)
@@ -255,7 +258,7 @@ class Batcher:
         if self._wake is not None:
             self._wake.cancel()
             self._wake, self._wake_at = None, math.inf
-        for lane in self._lanes_by_age():
+        for lane in by_age(self._lanes.values()):
             while lane.queue and len(self._running) < self.instances.allowed:
                 ran_inline = self._release(lane)
                 if ran_inline is None:
@@ -265,19 +268,14 @@ class Batcher:
                         self._schedule()
                     return
 
-    def _lanes_by_age(self) -> Sequence[BatchQueue]:
-        if len(self._lanes) == 1:
-            return tuple(self._lanes.values())
-        lanes = [lane for lane in self._lanes.values() if lane.queue]
-        lanes.sort(key=lambda lane: lane.waits_since)
-        return lanes
-
     def _release(self, lane: BatchQueue) -> bool | None:
         """Apply one plan to a lane.
 
         Returns:
             Whether a batch ran in this thread; None if no request was released or dropped.
         """
+        if self._explains and lane.cost is self._explaining:
+            return None  # explanations exclude each other: a second one would only occupy an instance
         now = self._now()
         request = lane.queue[0]
         if len(lane.queue) == 1 and self._is_short(lane, request, now) and request.wanted:
@@ -316,6 +314,7 @@ class Batcher:
             self.instances.begin(now)
         self._running_rows += batch.rows
         self._running.add(batch)
+        self._explains |= cost is self._explaining
         return False
 
     def _is_short(self, lane: BatchQueue, request: Request, now: float) -> bool:
@@ -354,7 +353,8 @@ class Batcher:
     def _drop(self, lane: BatchQueue, dropped: list[Request], now: float) -> None:
         if not dropped:
             return
-        self._caution.learn(dropped, now, now)
+        if lane.cost is self.cost:
+            self._caution.learn(dropped, now, now)
         if lane.following:
             self._following_rows -= lane.follow(dropped, now)
         for request in dropped:
@@ -389,6 +389,7 @@ class Batcher:
         self._running_rows -= batch.rows
         self.instances.finished(batch)
         lane, timings = batch.lane, batch.timings
+        self._explains &= lane.cost is not self._explaining
         self.statistics.aside_seconds += (seconds := timings.finished - timings.started)
         # If rows of any size share batches, one batch's duration says nothing about the next.
         if not self._pads and seconds < self._inline_seconds:
@@ -399,7 +400,7 @@ class Batcher:
 
     def _finish(self, batch: Batch) -> None:
         timings, settlements, now = batch.timings, batch.settlements, self._now()
-        if self._expiry.at != math.inf:
+        if self._expiry.at != math.inf and batch.lane.cost is self.cost:
             self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
             self._count_call(batch, batch.padded_rows, timings)
