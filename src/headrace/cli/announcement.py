@@ -171,6 +171,8 @@ def _curl(serving: Server, model: str, signature: Signature) -> str:
     """Return a shell command that requests a prediction for one generated row."""
     values = {
         spec.name: _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
+        if signature.sample is None
+        else _as_json(signature.sample[spec.name][:1].tolist()[0])
         for spec in signature.inputs
     }
     row: object = values if len(values) > 1 else next(iter(values.values()))
@@ -190,6 +192,10 @@ def _curl_command(serving: Server) -> str:
     if not tls.wanted:
         return "curl"
     return "curl --cacert CA.pem" + (" --cert CLIENT.pem --key CLIENT.key" if tls.client_ca else "")
+
+
+def _as_json(value: object) -> object:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _sample(shape: tuple[int, ...], kind: str) -> object:

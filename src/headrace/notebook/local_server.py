@@ -46,10 +46,10 @@ def serve(
     Each call starts another server. A running event loop, such as that of a notebook, is not used.
 
     Args:
-        model: A model of scikit-learn, LightGBM, XGBoost, CatBoost or Keras, an ``onnx.ModelProto``, a
-            ``torch.export.ExportedProgram``, a function or class with the annotations of an endpoint, or the
-            path of a model's file, a directory of models or an ``app.py``. Objects are saved as their
-            frameworks do, into a temporary directory: later changes of the object have no effect.
+        model: A model of scikit-learn, LightGBM, XGBoost, CatBoost or Keras, an ``onnx.ModelProto``, or a
+            ``torch.export.ExportedProgram``. Or a function or class with the annotations of an endpoint. Or
+            the path of a model's file, of a directory of models or of an ``app.py``. An object is saved into
+            a temporary directory, so later changes of it have no effect.
         name: The model's name; by default that of the function or file, otherwise ``model``.
         host: The address to listen on.
         http_port: The port of REST; 0 for any free one.
@@ -89,7 +89,7 @@ class LocalServer:
         Args:
             found: The models.
             config: The settings.
-            undo: What is to be done when the server has stopped; it is done by the caller if this raises.
+            undo: Calls for the time after the server; the caller makes them if this raises.
 
         Raises:
             ConfigError: A port is not available.

@@ -72,7 +72,7 @@ def find(model: object, name: str, draft: Path, undo: ExitStack) -> Found:
         model: A path or an object.
         name: The model's name; empty for a usual one.
         draft: An empty directory, in which a directory of models may be made.
-        undo: Gets what is to be done when the models are no longer served.
+        undo: Gets a call for the time when the models are no longer served.
 
     Raises:
         ConfigError: The object is of no known kind, the path leads nowhere, or the name is wrong.
