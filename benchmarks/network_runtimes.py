@@ -5,6 +5,7 @@ The frameworks are imported when the benchmark runs. Weights are random: the tim
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ def _inputs(rows: Array) -> Tensors:
 
 
 def _keras() -> Any:
+    importlib.import_module("headrace.runtimes.tensorflow")  # before TensorFlow, beside PyTorch
     import keras  # noqa: PLC0415 - imported when the benchmark runs
 
     layers = [keras.layers.Dense(UNITS, "relu"), keras.layers.Dense(1, "sigmoid")]
@@ -45,17 +47,16 @@ def _write_tensorflow(version: Path) -> None:
 
 
 def _tensorflow_alone(version: Path, features: Array) -> Call:
-    """A prepared call of a session, a tenth of the time of the signature as a function."""
+    """A prepared call of a session in the calling thread, which TensorFlow has no public method for."""
     from tensorflow.compat import v1  # noqa: PLC0415 - as above
+    from tensorflow.core.protobuf.config_pb2 import CallableOptions  # noqa: PLC0415 - as above
 
-    graph = v1.Graph()
-    session = v1.Session(graph=graph, config=v1.ConfigProto(intra_op_parallelism_threads=1))
-    with graph.as_default():
+    settings = v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=-1)
+    session = v1.Session(graph=v1.Graph(), config=settings)
+    with session.graph.as_default():
         signature = v1.saved_model.load(session, ["serve"], str(version)).signature_def["serving_default"]
     (given,), (answer,) = signature.inputs.values(), signature.outputs.values()
-    call = session.make_callable(
-        graph.get_tensor_by_name(answer.name), [graph.get_tensor_by_name(given.name)]
-    )
+    call = session._make_callable_from_options(CallableOptions(feed=[given.name], fetch=[answer.name]))
     return partial(call, features.astype(np.float32))
 
 

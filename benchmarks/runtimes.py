@@ -100,6 +100,8 @@ def _sides(subjects: dict[str, Subject]) -> Iterator[dict[str, Call]]:
                     sides[f"{name} {rows} alone"] = subject.alone(Path(place) / name, features)
                     sides[f"{name} {rows} servable"] = partial(servables[name].predict, inputs)
                     sides[f"{name} {rows} engine"] = partial(engine.predict_blocking, name, inputs)
+            for call in sides.values():
+                call()  # TensorFlow prepares itself for seconds
             yield sides
 
 
