@@ -1,60 +1,47 @@
 """Each runtime beside its library's own fastest call, for 1 and 300 rows, and a call through the engine.
 
 `alone` is the library's fastest call from Python on rows that lie ready in memory: LightGBM's and XGBoost's
-are functions of their C API. The servable's answer and the engine's come from the same rows.
+are functions of their C API, the networks' are in `network_runtimes.py`. The servable's answer and the
+engine's come from the same rows.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightgbm
 import numpy as np
 import onnxruntime
 import skops.io
 import xgboost
+from catboost import CatBoostClassifier
 from skl2onnx import to_onnx
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks.network_runtimes import NETWORKS
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
-from headrace.base.tensors import Array, Tensors
+from benchmarks.runtime_subject import COLUMNS, Call, Subject
+from headrace.base.tensors import Array
 from headrace.model.servable import Servable
 from headrace.runtimes import registry
 from headrace.runtimes.native_library import open_library
 from headrace.serving.engine import Engine
 
 ROWS = (1, 300)
-COLUMNS, FITTED_ROWS = 30, 3000
+FITTED_ROWS = 3000
 ROUNDS_TREES, LEAVES, DEPTH = 100, 31, 6
 WANTED = {1: 1.5, 300: 1.1}
 TREES = ("lightgbm", "xgboost")
 _SHARE = 1 / 30  # of a turn, for one side with one number of rows
-
-Call = Callable[[], object]
-
-
-class Subject(NamedTuple):
-    """A model, served and alone.
-
-    Attributes:
-        write: Writes it into an empty version directory.
-        alone: Makes the library's own call for some rows, given the version directory.
-        inputs: Makes inputs of some rows.
-        allow_code: Whether it is code.
-    """
-
-    write: Callable[[Path], object]
-    alone: Callable[[Path, Array], Call]
-    inputs: Callable[[Array], Tensors] = lambda rows: {"features": rows}
-    allow_code: bool = False
 
 
 def run(effort: Effort) -> None:
@@ -63,13 +50,14 @@ def run(effort: Effort) -> None:
     Args:
         effort: How much measuring is done.
     """
-    with _sides() as sides:
+    subjects = {name: one for name, one in SUBJECTS.items() if _is_installed(name, one.needs)}
+    with _sides(subjects) as sides:
         measured = interleaved(
             {name: partial(_microseconds, call, effort.seconds * _SHARE) for name, call in sides.items()},
             effort.rounds,
         )
     lines: list[tuple[str, ...]] = [("", "rows", "alone µs", "servable", "engine + µs")]
-    for name in SUBJECTS:
+    for name in subjects:
         for rows in ROWS:
             alone, servable, engine = (
                 measured[f"{name} {rows} {side}"] for side in ("alone", "servable", "engine")
@@ -84,27 +72,36 @@ def run(effort: Effort) -> None:
             verdict(f"{name}, {rows} rows ≤ {wanted} × its own", middle(share) <= wanted, spread(share))
 
 
+def _is_installed(name: str, needs: str) -> bool:
+    there = not needs or importlib.util.find_spec(needs) is not None
+    if not there:
+        print(f"  {name}: left out, because {needs} is not installed")
+    return there
+
+
 @contextmanager
-def _sides() -> Iterator[dict[str, Call]]:
+def _sides(subjects: dict[str, Subject]) -> Iterator[dict[str, Call]]:
     """Load every model once, and answer calls by name."""
     sides: dict[str, Call] = {}
     random = np.random.default_rng(1)
     every = {rows: random.normal(size=(rows, COLUMNS)) for rows in ROWS}
     with tempfile.TemporaryDirectory() as place:
         servables: dict[str, Servable] = {}
-        for name, subject in SUBJECTS.items():
+        for name, subject in subjects.items():
             version = Path(place) / name
             version.mkdir()
             subject.write(version)
             options = registry.RuntimeOptions(allow_code=subject.allow_code)
             servables[name] = registry.load(version, options)
         with Engine.in_thread(objects=servables) as engine:
-            for name, subject in SUBJECTS.items():
+            for name, subject in subjects.items():
                 for rows, features in every.items():
                     inputs = subject.inputs(features)
                     sides[f"{name} {rows} alone"] = subject.alone(Path(place) / name, features)
                     sides[f"{name} {rows} servable"] = partial(servables[name].predict, inputs)
                     sides[f"{name} {rows} engine"] = partial(engine.predict_blocking, name, inputs)
+            for call in sides.values():
+                call()  # TensorFlow prepares itself for seconds
             yield sides
 
 
@@ -226,6 +223,22 @@ class Model:
 """
 
 
+def _write_catboost(version: Path) -> None:
+    _catboost().save_model(str(version / "model.cbm"))
+
+
+def _catboost() -> Any:
+    model = CatBoostClassifier(
+        iterations=ROUNDS_TREES, depth=DEPTH, thread_count=1, verbose=False, allow_writing_files=False
+    )
+    return model.fit(*_data())
+
+
+def _catboost_alone(version: Path, features: Array) -> Call:
+    model = CatBoostClassifier().load_model(str(version / "model.cbm"))
+    return partial(model.predict, features, prediction_type="Probability", thread_count=1)
+
+
 def _write_python(version: Path) -> None:
     (version / "model.py").write_text(_CODE)
 
@@ -235,6 +248,8 @@ SUBJECTS = {
     "sklearn": Subject(_write_sklearn, _sklearn_alone),
     "lightgbm": Subject(_write_lightgbm, _lightgbm_alone),
     "xgboost": Subject(_write_xgboost, _xgboost_alone),
+    "catboost": Subject(_write_catboost, _catboost_alone),
+    **NETWORKS,
     "python": Subject(
         _write_python, lambda version, rows: lambda: {"sum": rows.sum(axis=1)}, allow_code=True
     ),

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headrace.config import BatchingPolicy, ServerConfig
     from headrace.endpoints import endpoint
     from headrace.model.servable import Servable, Signature, TensorSpec
+    from headrace.notebook.local_server import serve
     from headrace.server.server import application
     from headrace.serving.engine import Engine, ModelSpec
 
@@ -28,6 +29,7 @@ __all__ = [
     "__version__",
     "application",
     "endpoint",
+    "serve",
 ]
 
 _HOMES = {
@@ -42,6 +44,7 @@ _HOMES = {
     "TensorSpec": "headrace.model.servable",
     "application": "headrace.server.server",
     "endpoint": "headrace.endpoints",
+    "serve": "headrace.notebook.local_server",
 }
 
 

@@ -21,6 +21,7 @@ import dataclasses
 import inspect
 import sys
 import typing
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,7 @@ _EXPECTED = (
 _OUTPUT = "output"
 _APPS_KEPT = 2
 _apps: dict[Path, ModuleType] = {}
+_given: dict[str, Endpoint] = {}
 Target = TypeVar("Target", bound=Callable[..., Any])
 
 
@@ -354,8 +356,10 @@ def model_of(source: str, file: str, name: str) -> type[EndpointModel]:
     Raises:
         ConfigError: As for ``endpoints_of``.
     """
-    served = endpoints_of(Path(source), Path(file))[name]
+    return _model_class(endpoints_of(Path(source), Path(file))[name])
 
+
+def _model_class(served: Endpoint) -> type[EndpointModel]:
     class Model(EndpointModel):
         def __init__(self) -> None:
             super().__init__(served)
@@ -390,3 +394,51 @@ def _forget_modules(folder: Path) -> None:
         place = getattr(module, "__file__", None)
         if place and name != "__main__" and Path(place).parent == folder:
             del sys.modules[name]
+
+
+# ---- functions and classes of this process ----
+
+
+def give(target: Callable[..., Any], name: str) -> tuple[Endpoint, str]:
+    """Keep a function or class of this process for a ``model.py`` that is loaded in it.
+
+    Args:
+        target: The function or class; ``@headrace.endpoint`` is optional.
+        name: The model's name; that of the endpoint or of the function if empty.
+
+    Returns:
+        The endpoint, and the key for ``model_given`` and ``take_back``.
+
+    Raises:
+        ConfigError: As for ``endpoint``.
+    """
+    marked: Endpoint | None = getattr(target, "__dict__", {}).get(_MARK)
+    if marked is None:
+        marked = describe(target, batch=False, name=name or target.__name__)
+    served = dataclasses.replace(marked, name=name or marked.name)
+    key = uuid.uuid4().hex
+    _given[key] = served
+    return served, key
+
+
+def take_back(key: str) -> None:
+    """Forget a function or class.
+
+    Args:
+        key: From ``give``.
+    """
+    _given.pop(key, None)
+
+
+def model_given(key: str) -> type[EndpointModel]:
+    """Return the class ``Model`` of a function or class of this process, for a ``model.py``.
+
+    Args:
+        key: From ``give``.
+
+    Raises:
+        ConfigError: It was given in another process, or taken back.
+    """
+    if key not in _given:
+        raise ConfigError("this model is a function of another process, which cannot be imported here")
+    return _model_class(_given[key])

@@ -36,7 +36,7 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
     file = file.resolve()
     with tempfile.TemporaryDirectory(prefix="headrace-app-") as made:
         directory, ended = Path(made), threading.Event()
-        _publish(file, directory, 1)
+        publish_endpoints(file, directory, 1)
         watching = threading.Thread(target=_watch, args=(file, directory, ended), name="headrace-reload")
         if reload:
             watching.start()
@@ -48,8 +48,17 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
                 watching.join()
 
 
-def _publish(file: Path, directory: Path, number: int) -> None:
-    """Write a version of each endpoint, and remove models whose endpoints are gone."""
+def publish_endpoints(file: Path, directory: Path, number: int) -> None:
+    """Write a version of each endpoint, and remove models whose endpoints are gone.
+
+    Args:
+        file: The ``app.py``, resolved.
+        directory: The directory of models.
+        number: The version's number.
+
+    Raises:
+        ConfigError: The file cannot be imported, or has no endpoints.
+    """
     source = directory / f".{number}.py"
     try:
         shutil.copyfile(file, source)
@@ -76,7 +85,7 @@ def _watch(file: Path, directory: Path, ended: threading.Event) -> None:
             continue
         before, number = now, number + 1
         try:
-            _publish(file, directory, number)
+            publish_endpoints(file, directory, number)
             _log.info("%s has changed and is served as version %d", file.name, number)
         except HeadraceError as error:
             _log.error("%s has changed, but the version before goes on: %s", file.name, error.message)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
-import json
 import logging
 import os
 import resource
@@ -17,15 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.base import cpus, logs, memory
 from headrace.base.errors import ConfigError
-from headrace.base.terminal import counted, table
 from headrace.cli import common, models, number_types
+from headrace.cli.announcement import announce
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
 from headrace.config.telemetry import STDOUT
 
 if TYPE_CHECKING:
-    from headrace.archive.lookup.archive import Archive
-    from headrace.model.servable import Signature
     from headrace.server.server import Server
 
 _log = logging.getLogger(__name__)
@@ -138,7 +135,6 @@ _OTHERWISE = {"tracing.protocol": "grpc", "tracing.sample_rate": "1", "tracing.s
 
 _LEAST_FILES = 96
 _STANDARD_ERROR = 2
-_SETTLE_SECONDS = 10.0
 _PART_OF_REQUESTS = 4
 """Divisor of the memory for the default cap on requests; responses may use half as much in addition."""
 
@@ -272,26 +268,6 @@ def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig,
     return asyncio.run(ends_in_time(supervisor.run(start, workers)))
 
 
-async def announce(serving: Server, directory: Path | None, seconds: float, *, as_json: bool) -> None:
-    """Print the addresses of a server, and its models once they have been tried.
-
-    Args:
-        serving: The server, started.
-        directory: The directory of models.
-        seconds: Duration of the start in seconds.
-        as_json: Whether to print one JSON object.
-    """
-    if not as_json:
-        _print_addresses(serving, directory, seconds)
-    await serving.engine.settle(_SETTLE_SECONDS)
-    if as_json:
-        said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
-        common.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
-        sys.stdout.flush()
-    else:
-        _print_models(serving)
-
-
 def _config(options: argparse.Namespace) -> ServerConfig:
     config = ServerConfig()
     if options.config is not None:
@@ -332,148 +308,3 @@ def _schedule_as_batch() -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     except (AttributeError, OSError):  # not Linux, or forbidden: serving works without it
         return
-
-
-# --- what is printed ---
-
-
-def _print_addresses(serving: Server, directory: Path | None, seconds: float) -> None:
-    host, port = serving.http_address
-    grpc_host, grpc_port = serving.grpc_address
-    what = directory or ("the configured models" if serving.archive is None else "an archive")
-    print(f"headrace serves {what}, {seconds:.2f} s after its start")
-    print(f"  REST  {_scheme(serving)}://{_bracketed(host)}:{port}")
-    print(f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}")
-    if serving.admin is not None:
-        for address in _admin_addresses(serving):
-            print(f"  administration  {address}")
-    sys.stdout.flush()
-
-
-def _addresses(serving: Server) -> dict[str, object]:
-    def of(address: tuple[str, int]) -> dict[str, object]:
-        return {"host": address[0], "port": address[1]}
-
-    said: dict[str, object] = {"http": of(serving.http_address), "grpc": of(serving.grpc_address)}
-    return said if serving.admin is None else {**said, "administration": _admin_addresses(serving)}
-
-
-def _admin_addresses(serving: Server) -> list[str]:
-    config, found = serving.engine.config, []
-    if serving.admin is not None and serving.admin.address is not None:
-        host, port = serving.admin.address
-        found.append(f"{_scheme(serving)}://{_bracketed(host)}:{port}")
-    if config.admin_socket is not None:
-        found.append(f"unix:{config.admin_socket}")
-    return found
-
-
-def _models(serving: Server) -> dict[str, object]:
-    manager = serving.engine.manager
-    said = [
-        {
-            "name": model,
-            "default": manager.default_version(model),
-            "versions": [
-                {"version": one.version, "state": one.state.value, "error": one.error or None}
-                for one in manager.status(model)
-            ],
-            "problems": list(manager.warnings(model)),
-        }
-        for model in manager.models()
-    ]
-    not_served = [{"name": name, "problem": why} for name, why in sorted(manager.unusable.items())]
-    return {"models": said, "not_served": not_served}
-
-
-def _spaces(archive: Archive) -> dict[str, object]:
-    records = {space: archive.record(space) for space in archive.config.spaces}
-    return {"spaces": [{"space": space, "default": one.default or None} for space, one in records.items()]}
-
-
-def _print_models(serving: Server) -> None:
-    manager = serving.engine.manager
-    rows = [("model", "version", "state", "runtime", "inputs → outputs")]
-    first: tuple[str, Signature] | None = None
-    for model in manager.models():
-        default = manager.default_version(model)
-        loaded = manager.get(model) if default is not None else None
-        for status in manager.status(model):
-            number = f"{status.version}{' (default)' if status.version == default else ''}"
-            serves = loaded is not None and status.version == default
-            runtime, shape = (
-                (loaded.platform, _shape(loaded.signatures)) if serves and loaded else ("", status.error)
-            )
-            rows.append((model, number, status.state.value, runtime, shape))
-        if not manager.status(model):
-            rows.append((model, "", "not served", "", "; ".join(manager.warnings(model))))
-        if loaded is not None and first is None:
-            first = model, next(iter(loaded.signatures.values()))
-    rows += [(name, "", "not served", "", why) for name, why in sorted(manager.unusable.items())]
-    if serving.archive is None or len(rows) > 1:
-        print(table(rows, indent="  "))
-    if not manager.models() and serving.archive is None:
-        print("  no models yet: versions that appear in the directory are served as they come")
-    if serving.archive is not None:
-        _print_spaces(serving, serving.archive)
-    if first is not None:
-        print(f"try it:\n  {_curl(serving, *first)}")
-    print(end="", flush=True)
-
-
-def _print_spaces(serving: Server, archive: Archive) -> None:
-    rows = [("space", "version", "values", "made by")]
-    for space, settings in archive.config.spaces.items():
-        record = archive.record(space)
-        version = record.version(record.default)
-        numbers_made = "" if version is None else f"{version.dimension} of {version.dtype}"
-        if version is not None and version.columns:
-            numbers_made = counted(len(version.columns), "column")
-        maker = settings.embedder or ("load, feed or put" if settings.is_table else "put")
-        rows.append((space, str(record.default or ""), numbers_made, maker))
-    print(table(rows, indent="  "))
-    host, port = serving.http_address
-    body = json.dumps({"keys": ["a key"]})
-    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup"
-    print(f"look up:\n  {_curl_command(serving)} -d '{body}' {address}")
-
-
-def _shape(signatures: object) -> str:
-    signature: Signature = next(iter(signatures.values()))  # type: ignore[attr-defined]
-    inputs = ", ".join(str(spec) for spec in signature.inputs)
-    return f"{inputs} → {', '.join(str(spec) for spec in signature.outputs)}"
-
-
-def _curl(serving: Server, model: str, signature: Signature) -> str:
-    """Return a shell command that requests a prediction for one generated row."""
-    values = {
-        spec.name: _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
-        for spec in signature.inputs
-    }
-    row: object = values if len(values) > 1 else next(iter(values.values()))
-    host, port = serving.http_address
-    body = json.dumps({"instances": [row]})
-    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/models/{model}:predict"
-    return f"{_curl_command(serving)} -d '{body}' {address}"
-
-
-def _scheme(serving: Server) -> str:
-    return "https" if serving.engine.config.tls.wanted else "http"
-
-
-def _curl_command(serving: Server) -> str:
-    """Return the beginning of a curl command, with the options for certificates."""
-    tls = serving.engine.config.tls
-    if not tls.wanted:
-        return "curl"
-    return "curl --cacert CA.pem" + (" --cert CLIENT.pem --key CLIENT.key" if tls.client_ca else "")
-
-
-def _sample(shape: tuple[int, ...], kind: str) -> object:
-    if not shape:
-        return {"f": 1.0, "O": "text", "b": True}.get(kind, 1)
-    return [_sample(shape[1:], kind) for _ in range(shape[0])]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

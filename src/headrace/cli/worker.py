@@ -11,7 +11,7 @@ import time
 import uvloop
 
 from headrace.base import logs
-from headrace.cli.serve import announce
+from headrace.cli.announcement import announce
 from headrace.server.process import ends_in_time
 from headrace.server.server import Server
 from headrace.workers import worker

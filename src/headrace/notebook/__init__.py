@@ -1,0 +1,1 @@
+"""``headrace.serve(model)``: serve an object of this process, from a notebook or a script."""
