@@ -28,6 +28,7 @@ from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.default_model import DefaultModel
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.runtimes import registry
+from headrace.serving.labels_file import with_labels
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.versions.file_trust import TrustedFiles
 from headrace.versions.manifest import Manifest, check_manifest, space_versions
@@ -124,6 +125,7 @@ class VersionLoader:
             registry.expect(path, config.runtime.kind)
         config = with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
+        config = with_labels(config, path, files)
         # Pinned to its kind: files that appear later must not make it look like another.
         options = self._options(config)
         options = replace(options, kind=runtime.kind, checksums=files, is_verified=vouch is not None)
@@ -137,6 +139,7 @@ class VersionLoader:
             runs = servable = run(path)
         else:
             runs = servable = self._load_copy(path, manifest, run, runtime)
+        servable = self._prepared(servable, config)
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
@@ -188,6 +191,25 @@ class VersionLoader:
             raise
         weakref.finalize(servable, staged.close)  # a model's own code may read its files later
         return servable
+
+    @staticmethod
+    def _prepared(servable: Servable, config: ModelConfig) -> Servable:
+        """Decode images in front of a model, and name its classes after it, as the settings say."""
+        try:
+            if config.image is not None:
+                # Imported late: only models that take images need it.
+                from headrace.images.image_servable import ImageServable  # noqa: PLC0415
+
+                servable = ImageServable(servable, config.image)
+            if config.signature.top:
+                from headrace.model.labelled_servable import LabelledServable  # noqa: PLC0415 - as above
+
+                signature = config.signature
+                servable = LabelledServable(servable, signature.scores, signature.labels, signature.top)
+            return servable
+        except BaseException:
+            servable.close()
+            raise
 
     def _featured(
         self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None
