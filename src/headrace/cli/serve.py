@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import faulthandler
 import functools
 import json
@@ -25,7 +26,7 @@ from headrace.config.telemetry import STDOUT
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
-    from headrace.model.servable import Signature
+    from headrace.model.servable import Signature, TensorSpec
     from headrace.server.server import Server
 
 _log = logging.getLogger(__name__)
@@ -446,15 +447,20 @@ def _shape(signatures: object) -> str:
 
 def _curl(serving: Server, model: str, signature: Signature) -> str:
     """Return a shell command that requests a prediction for one generated row."""
-    values = {
-        spec.name: _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
-        for spec in signature.inputs
-    }
+    values = {spec.name: _value(spec, signature) for spec in signature.inputs}
     row: object = values if len(values) > 1 else next(iter(values.values()))
     host, port = serving.http_address
     body = json.dumps({"instances": [row]})
     address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/models/{model}:predict"
     return f"{_curl_command(serving)} -d '{body}' {address}"
+
+
+def _value(spec: TensorSpec, signature: Signature) -> object:
+    """Return a value for an input: the signature's own if it is binary (an image), else a made-up one."""
+    own = None if signature.sample is None else signature.sample[spec.name][0]
+    if isinstance(own, bytes) and not own.isascii():
+        return {"b64": base64.b64encode(own).decode()}
+    return _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
 
 
 def _scheme(serving: Server) -> str:

@@ -360,7 +360,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         batching: How requests are merged.
         warm_up: The requests that a version answers before it is ready.
         runtime: The runtime that loads it.
-        signature: What its outputs mean.
+        signature: The meaning of its outputs.
         image: The images that it takes in place of one of its inputs; None for no images.
         default: The answer given if it does not answer in time.
         inputs: The inputs that are looked up in the archive, by name.

@@ -1,4 +1,4 @@
-"""The section ``[signature]`` of a model: what its outputs mean."""
+"""The section ``[signature]`` of a model: the meaning of its outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_CLASSES = 2**20
 
 
 class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model's outputs mean: for TensorFlow Serving's Classify and Regress, and for ``top``.
+    """Meaning of a model's outputs: for TensorFlow Serving's Classify and Regress, and for ``top``.
 
     Attributes:
         kind: The method that the model supports besides Predict.

@@ -141,11 +141,12 @@ class ImageServable:
 
 
 def black(config: ImageConfig) -> bytes:
-    """Return a black image of the size that a model takes, as a file of the first allowed format."""
+    """Return a black image of a model's size, as a PNG file if that is allowed, or else of the first format."""
     import PIL.Image  # noqa: PLC0415 - an extra
 
     file, (height, width) = io.BytesIO(), config.size
-    PIL.Image.new("L" if config.channels == "gray" else "RGB", (width, height)).save(file, config.formats[0])
+    kind = "PNG" if "PNG" in config.formats else config.formats[0]
+    PIL.Image.new("L" if config.channels == "gray" else "RGB", (width, height)).save(file, kind)
     return file.getvalue()
 
 
