@@ -22,8 +22,16 @@ top = 1
 """
 
 
-def brightness(shape: Sequence[int] = (SIDE, SIDE), dtype: int = TensorProto.FLOAT) -> bytes:
-    """Gives ``probabilities`` of ``pixels`` from 0 to 1: of one class the mean, of the other the rest."""
+def brightness(
+    shape: Sequence[int] = (SIDE, SIDE), dtype: int = TensorProto.FLOAT, *, weighted: bool = False
+) -> bytes:
+    """Gives ``probabilities`` of ``pixels`` from 0 to 1: of one class the mean, of the other the rest.
+
+    Args:
+        shape: Shape of an image.
+        dtype: Dtype of the pixels.
+        weighted: Whether the mean is multiplied by a second input, ``weight``.
+    """
     value = helper.make_tensor_value_info
     axes = list(range(1, len(shape) + 1))
     nodes = [
@@ -38,4 +46,8 @@ def brightness(shape: Sequence[int] = (SIDE, SIDE), dtype: int = TensorProto.FLO
         helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0]),
     ]
     inputs = [value("pixels", dtype, ["rows", *shape])]
+    if weighted:
+        nodes.insert(2, helper.make_node("Mul", ["mean", "weight"], ["product"]))
+        nodes[3].input[0] = "product"
+        inputs.append(value("weight", TensorProto.FLOAT, ["rows"]))
     return model(nodes, inputs, [value("probabilities", TensorProto.FLOAT, ["rows", 2])], constants)

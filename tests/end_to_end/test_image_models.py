@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import shlex
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
+from headrace.archive.operations.open_archive import open_archive_file
 from headrace.base.errors import InvalidRequest
 from headrace.base.event_loop import run_in
-from headrace.config import parse_model_config
+from headrace.config import ServerConfig, parse_model_config
 from headrace.frontends.wire import protos
 from headrace.serving.engine import Engine
 from tests.image_classifier import SETTINGS, SIDE, brightness
@@ -116,6 +118,10 @@ def test_images_are_answered_with_labels_over_every_protocol(
         described = json.loads(server.get("/v2/models/brightness")[1])
         assert described["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
         assert [one["name"] for one in described["outputs"]] == ["probabilities", "label", "score"]
+        printed = server.output[-1].partition(" -d ")[2]
+        tried = json.loads(shlex.split(printed)[0])
+        status, answer = server.post("/v1/models/brightness:predict", tried)
+        assert (status, answer["predictions"][0]["label"]) == (200, "dark")  # type: ignore[index]
         cut = encoded(photograph(64), "JPEG")[:400]
         status, answer = server.post("/v1/models/brightness:predict", {"instances": [b64(WHITE), b64(cut)]})
         assert status == 400
@@ -173,6 +179,25 @@ def test_labels_lie_beside_the_model_and_name_classes_for_classify_too(tmp_path:
             b"day",
             b"night",
         ]
+
+
+@pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
+def test_images_go_with_inputs_from_the_archive(tmp_path: Path, isolate: bool) -> None:
+    looked_up = '[inputs.weight]\nspace = "cameras"\ncolumn = "weight"\nkey = "camera"\n'
+    write(tmp_path / "models", "brightness", 1, brightness(weighted=True), SETTINGS + looked_up)
+    (tmp_path / "archive.toml").write_text('[tables.cameras]\ncolumns = { weight = "float32" }\n')
+    with (
+        open_archive_file(tmp_path / "archive.toml") as archive,
+        Engine.in_thread(
+            tmp_path / "models", config=ServerConfig(isolate=isolate), archive=archive
+        ) as engine,
+    ):
+        archive.put_rows("cameras", ["a"], {"weight": [0.25]})
+        answer = engine.predict_blocking("brightness", {"image": [WHITE, WHITE], "camera": ["a", "b"]})
+        assert answer["probabilities"].tolist() == [[0.75, 0.25], [1, 0]]
+        assert answer["label"].tolist() == [b"dark", b"dark"]
+        with pytest.raises(InvalidRequest, match="image: row 1: not an image"):
+            engine.predict_blocking("brightness", {"image": [WHITE, b""], "camera": ["a", "b"]})
 
 
 def test_a_model_without_images_is_not_wrapped(tmp_path: Path) -> None:

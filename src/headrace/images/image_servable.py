@@ -141,7 +141,7 @@ class ImageServable:
 
 
 def black(config: ImageConfig) -> bytes:
-    """Return a black image of a model's size, as a PNG file if that is allowed, or else of the first format."""
+    """Return a black image of a model's size: a PNG file if that is allowed, else of the first format."""
     import PIL.Image  # noqa: PLC0415 - an extra
 
     file, (height, width) = io.BytesIO(), config.size
