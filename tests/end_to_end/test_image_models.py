@@ -181,6 +181,7 @@ def test_labels_lie_beside_the_model_and_name_classes_for_classify_too(tmp_path:
         ]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("isolate", [False, True], ids=["in process", "isolated"])
 def test_images_go_with_inputs_from_the_archive(tmp_path: Path, isolate: bool) -> None:
     looked_up = '[inputs.weight]\nspace = "cameras"\ncolumn = "weight"\nkey = "camera"\n'

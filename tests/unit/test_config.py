@@ -11,22 +11,15 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.config import (
-    AccessLog,
-    Audit,
     BatchingPolicy,
     CachePolicy,
-    Cors,
-    ImageConfig,
     InputSource,
-    IsolationPolicy,
     Limits,
     ModelConfig,
     ObjectivePolicy,
-    RuntimeConfig,
     ServerConfig,
     SignatureConfig,
     Tls,
-    Tracing,
     VersionPolicy,
     WarmUpPolicy,
     parse_model_config,
@@ -34,7 +27,6 @@ from headrace.config import (
     read_server_config,
     with_flags,
 )
-from headrace.config.access import Jwt
 
 BASE = Path("/srv/headrace")
 
@@ -454,46 +446,6 @@ def test_an_access_log_lies_beside_the_settings_or_is_standard_output() -> None:
     flagged = with_flags(ServerConfig(), **{"access_log.path": Path("c.log"), "tracing.enabled": True})
     assert flagged.access_log.path == Path("c.log")
     assert flagged.tracing.is_on
-
-
-# ---- The documentation ----
-
-SECTIONS = {
-    "[versions]": VersionPolicy,
-    "[batching]": BatchingPolicy,
-    "[warm_up]": WarmUpPolicy,
-    "[runtime]": RuntimeConfig,
-    "[signature]": SignatureConfig,
-    "[image]": ImageConfig,
-    "[inputs.NAME]": InputSource,
-    "[isolation]": IsolationPolicy,
-    "Top level": ServerConfig,
-    "[limits]": Limits,
-    "[tls]": Tls,
-    "[access.jwt]": Jwt,
-    "[cors]": Cors,
-    "[tracing]": Tracing,
-    "[access_log]": AccessLog,
-    "[audit]": Audit,
-}
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_documentation_lists_every_setting_with_its_default(section: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
-    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
-    needed: dict[str, object] = {
-        "[inputs.NAME]": {"space": "x", "key": "x"},
-        "[image]": {"size": (1, 1)},
-    }.get(section, {})
-    defaults = SECTIONS[section](**needed)
-    expected = {
-        name: "–" if value is None or name in needed else f"`{msgspec.json.encode(value).decode()}`"
-        for name in defaults.__struct_fields__
-        if not isinstance(value := getattr(defaults, name), msgspec.Struct) and name != "models"
-    }
-    assert listed == expected
 
 
 @pytest.mark.parametrize(
