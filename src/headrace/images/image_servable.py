@@ -15,6 +15,9 @@ from headrace.images.preparation import prepared, shape_of, takes_images
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.net.content_failures import Failing
 
+_IN_BASE64 = (b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR", b"data:image/")
+_HINT = '; it looks like base64: send the bytes themselves, in JSON of TensorFlow Serving as {"b64": "…"}'
+
 
 class ImageServable:
     """A model behind a decoder of images.
@@ -92,7 +95,8 @@ class ImageServable:
             try:
                 pixels[row] = self._decoded(content)
             except Failing as failing:
-                wrong[row] = (self._config.name, f": {without_paths(failing.message)}")
+                hint = _HINT if content.startswith(_IN_BASE64) else ""
+                wrong[row] = (self._config.name, f": {without_paths(failing.message)}{hint}")
                 pixels[row] = 0
         if wrong:
             raise InvalidRows.of(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from pathlib import Path
 
@@ -95,6 +96,15 @@ def test_large_files_and_other_formats_are_refused(tmp_path: Path) -> None:
     jpeg = ImageServable(model, ImageConfig(**settings_of(GRAY), formats=("JPEG",)))
     with pytest.raises(InvalidRows, match="row 0: not an image: expected JPEG"):
         jpeg.predict(batch(picture()))
+
+
+def test_an_image_in_base64_is_told_how_it_is_sent(tmp_path: Path) -> None:
+    servable = ImageServable(classifier(tmp_path), GRAY)
+    for kind in ("PNG", "JPEG", "GIF", "WEBP"):
+        text = base64.b64encode(picture(kind=kind))
+        for content in (text, b"data:image/png;base64," + text):
+            with pytest.raises(InvalidRows, match="it looks like base64: send the bytes themselves"):
+                servable.predict(batch(content))
 
 
 def settings_of(config: ImageConfig) -> dict[str, object]:
