@@ -28,6 +28,7 @@ _MOST_SCANS = 100
 
 _START_OF_SCAN = b"\xff\xda"
 _ORIENTATION = 0x0112
+_UPRIGHT = 1
 _WEBP_HEADER_BYTES = 30
 _DRAFT = (
     2  # a JPEG is decoded at its smallest scale with at least this many pixels per needed pixel, per side
@@ -180,13 +181,15 @@ def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, 
 
 def _orientation(image: Image) -> int:
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
+        found = image.getexif().get(_ORIENTATION, _UPRIGHT)
     except Exception:  # noqa: BLE001 - Pillow may raise anything; bad EXIF data does not make a bad image
-        return 1
-    return found if isinstance(found, int) else 1
+        return _UPRIGHT
+    return found if isinstance(found, int) else _UPRIGHT
 
 
 def _turned(image: Image, orientation: int) -> Image:
+    if orientation == _UPRIGHT:
+        return image
     from PIL.Image import Transpose  # noqa: PLC0415 - an extra
 
     turns = {
