@@ -156,8 +156,9 @@ def _prepared(image: Image, recipe: Recipe) -> Array:
     pixels = _turned(_opaque(image, mode), orientation)
     box = centre(pixels.size, recipe)
     height, width = recipe.size
-    resized = pixels.resize((width, height), Resampling[recipe.filter.upper()], box)
-    return np.asarray(resized, np.uint8).reshape(height, width, recipe.channel_count)
+    if pixels.size != (width, height) or box != (0, 0, width, height):
+        pixels = pixels.resize((width, height), Resampling[recipe.filter.upper()], box)
+    return np.asarray(pixels, np.uint8).reshape(height, width, recipe.channel_count)
 
 
 def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, float]:
@@ -216,4 +217,4 @@ def _opaque(image: Image, mode: str) -> Image:
         drawn = image.convert("RGBA")
         white = PIL.Image.new("RGBA", drawn.size, (255, 255, 255, 255))
         return PIL.Image.alpha_composite(white, drawn).convert(mode)
-    return image.convert(mode)
+    return image if image.mode == mode else image.convert(mode)  # which would copy it
