@@ -45,6 +45,7 @@ NAMES = (
     "similarity",
     "stores",
     "embedders",
+    "fashion",
     "archive",
     "archive_wire",
     "archive_outage",
@@ -86,6 +87,7 @@ ALONE = {
     "archive": (),
     "stores": (),
     "embedders": (),
+    "fashion": ("taskset",),
     "archive_wire": ("taskset", "wrk"),
     "archive_outage": (),
     "archive_filling": ("taskset",),
@@ -123,7 +125,12 @@ def main() -> None:
         metavar="DIR/src",
         help="the sources of another tree, for seam; may be repeated",
     )
-    parser.add_argument("--plot", action="store_true", help="draw a picture, for overload and reloads")
+    parser.add_argument(
+        "--plot", action="store_true", help="draw a picture, for fashion, overload and reloads"
+    )
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", help="the four IDX files of Fashion-MNIST, for fashion"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(NAMES):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -137,7 +144,9 @@ def main() -> None:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)
         with told():
-            module.run(Effort(options.rounds, options.seconds, tuple(options.against), options.plot))
+            module.run(
+                Effort(options.rounds, options.seconds, tuple(options.against), options.plot, options.data)
+            )
 
 
 if __name__ == "__main__":

@@ -29,11 +29,13 @@ from benchmarks.models import ROOT
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from demo import data
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.images.image_decoding import FORMATS, ImageLimits, decoded
-from headrace.archive.embedders.images.recipe import Recipe, read_recipe
+from headrace.archive.embedders.images.recipe import read_recipe
 from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text import TextEmbedder, runs
 from headrace.base.tensors import Tensors
+from headrace.config.image_recipe import Recipe
+from headrace.images.decoding import FORMATS, ImageLimits, decoded
+from headrace.images.preparation import prepared
 from headrace.runtimes import onnx as onnx_runtime
 from headrace.runtimes.options import RuntimeOptions
 
@@ -160,7 +162,7 @@ def _photographs(directory: Path) -> list[Path]:
 
 def _prepared(file: Path, recipe: Recipe) -> Any:
     image = decoded(file.read_bytes(), recipe, ImageLimits(FORMATS, 10**7))
-    return recipe.applied(image, np.dtype(np.float32))
+    return prepared(image, recipe, np.dtype(np.float32))
 
 
 @contextmanager

@@ -26,12 +26,14 @@ class Effort:
         seconds: How long a turn is.
         against: The sources of other trees of headrace, for what compares them.
         plot: Whether those that can draw do.
+        data: The directory of the data set that fashion is trained on; None for one that is at hand.
     """
 
     rounds: int = 7
     seconds: float = 3.0
     against: tuple[Path, ...] = ()
     plot: bool = False
+    data: Path | None = None
 
 
 def interleaved(measures: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[Any]]:

@@ -14,8 +14,9 @@ from PIL import Image
 
 from headrace.archive.embedders.images.download import DownloadLimits
 from headrace.archive.embedders.images.fetch import ImageFetcher
-from headrace.archive.embedders.images.image_decoding import KNOWN_FORMATS, ImageLimits, decoded
-from headrace.archive.embedders.images.recipe import Recipe
+from headrace.config.image_recipe import Recipe
+from headrace.images.decoding import KNOWN_FORMATS, ImageLimits, decoded
+from headrace.images.preparation import prepared
 from headrace.net.content_failures import Failing
 from headrace.net.deadline_connection import Connector
 from tests.image_encoder import encoded, photograph, picture
@@ -25,6 +26,7 @@ _RECIPES = (
     Recipe(size=(8, 8)),
     Recipe(size=(5, 9), resize=16, filter="bilinear", layout="NHWC", channels="BGR"),
     Recipe(size=(24, 3), filter="lanczos", white=255, std=(0.5, 1.0, 2.0)),
+    Recipe(size=(7, 7), fit="stretch", channels="gray", layout="NHW"),
 )
 
 
@@ -58,7 +60,10 @@ class Images:
             if failing.__cause__ is not None and _is_of_headrace(failing.__cause__):
                 raise Unexpected from failing.__cause__
             return
-        if image.shape != (*recipe.size, 3) or not np.isfinite(recipe.applied(image, np.dtype("f4"))).all():
+        if (
+            image.shape != (*recipe.size, recipe.channel_count)
+            or not np.isfinite(prepared(image, recipe, np.dtype("f4"))).all()
+        ):
             raise Unexpected(f"{recipe} made {image.shape}")
 
     def seeds(self) -> Iterator[bytes]:

@@ -13,13 +13,13 @@ import msgspec
 import tomli_w
 
 from headrace.archive.embedders.embedder_settings import ImageSettings, TextSettings
-from headrace.archive.embedders.images.recipe import Recipe
 from headrace.archive.embedders.open_embedders import read_settings
 from headrace.archive.model.archive_toml import ArchiveConfig, archive_config
 from headrace.base.errors import ConfigError
 from headrace.cli.main import build_parser
 from headrace.cli.settings import parse as parse_options
 from headrace.config import ModelConfig, ServerConfig, parse_model_config, parse_server_config
+from headrace.config.image_recipe import Recipe
 from headrace.config.toml_reader import convert, parse
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.schema import parse_schema

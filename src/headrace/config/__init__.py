@@ -19,13 +19,13 @@ from headrace.config.headrace_toml import (
     ObjectivePolicy,
     Option,
     RuntimeConfig,
-    SignatureConfig,
     VersionPolicy,
     WarmUpPolicy,
     config_of_objects,
     parse_model_config,
     read_model_config,
 )
+from headrace.config.image_recipe import ImageConfig, Recipe
 from headrace.config.server import (
     Cors,
     Limits,
@@ -37,6 +37,7 @@ from headrace.config.server import (
     server_config,
     with_flags,
 )
+from headrace.config.signature import SignatureConfig
 from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.toml_reader import Table
 
@@ -46,6 +47,7 @@ __all__ = [
     "Audit",
     "BatchingPolicy",
     "Cors",
+    "ImageConfig",
     "InputSource",
     "IsolationPolicy",
     "LABEL_NAME",
@@ -57,6 +59,7 @@ __all__ = [
     "ModelEntry",
     "ObjectivePolicy",
     "Option",
+    "Recipe",
     "RuntimeConfig",
     "ServerConfig",
     "CachePolicy",

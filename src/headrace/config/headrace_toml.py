@@ -12,6 +12,8 @@ import msgspec
 from headrace.base.errors import ConfigError
 from headrace.base.files import read_text
 from headrace.config.checks import DAY, MINUTE, MOST_ROWS, MOST_THREADS, YEAR, one_of, seconds, whole, wrong
+from headrace.config.image_recipe import ImageConfig
+from headrace.config.signature import SignatureConfig
 from headrace.config.toml_reader import Table, convert, merged, parse
 
 MODEL_CONFIG_FILE = "headrace.toml"
@@ -228,28 +230,6 @@ class RuntimeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         one_of("runtime.kind", self.kind, get_args(RuntimeKind))
 
 
-class SignatureConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Interpretation of a model's outputs by TensorFlow Serving's Classify and Regress.
-
-    Attributes:
-        kind: The method that the model supports besides Predict.
-        scores: The output with the scores, or the regression's value; empty for the only possible one.
-        classes: The output with the classes' names; empty for none.
-        labels: The classes' names in the order of the scores, if no output contains them.
-    """
-
-    kind: Literal["predict", "classify", "regress"] = "predict"
-    scores: str = ""
-    classes: str = ""
-    labels: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check each setting, and that they fit together."""
-        one_of("signature.kind", self.kind, ("predict", "classify", "regress"))
-        if self.classes and self.labels:
-            raise wrong("signature.labels", "either classes (an output) or labels (names)", "both")
-
-
 class DefaultPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The answer given if the model refuses or is late; none unless ``values`` or ``model`` is set.
 
@@ -380,7 +360,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         batching: How requests are merged.
         warm_up: The requests that a version answers before it is ready.
         runtime: The runtime that loads it.
-        signature: How Classify and Regress interpret its outputs.
+        signature: The meaning of its outputs.
+        image: The images that it takes in place of one of its inputs; None for no images.
         default: The answer given if it does not answer in time.
         inputs: The inputs that are looked up in the archive, by name.
         cache: The cache of its answers.
@@ -394,6 +375,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     warm_up: WarmUpPolicy = msgspec.field(default_factory=WarmUpPolicy)
     runtime: RuntimeConfig = msgspec.field(default_factory=RuntimeConfig)
     signature: SignatureConfig = msgspec.field(default_factory=SignatureConfig)
+    image: ImageConfig | None = None
     default: DefaultPolicy = msgspec.field(default_factory=DefaultPolicy)
     inputs: dict[str, InputSource] = {}
     cache: CachePolicy = msgspec.field(default_factory=CachePolicy)
@@ -411,6 +393,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise wrong("cache.seconds", expected, self.cache.seconds)
         if self.isolate is False and self.batching.instance_processes is not None:
             raise wrong("isolate", "true, or nothing, with batching.instance_processes", self.isolate)
+        if self.image is not None and self.batching.pad_variable_length:
+            raise wrong("batching.pad_variable_length", "false with [image], whose rows have one shape", True)
+
+    @property
+    def changes_inputs(self) -> bool:
+        """Whether requests carry other inputs than the model takes: images, or keys of the archive."""
+        return bool(self.inputs) or self.image is not None
 
     def _check_whole_answers(self) -> None:
         """Refuse ``batching.enabled = false`` with sections that work on single rows of answers."""
@@ -422,6 +411,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         found = [section for section, is_set in needs_rows.items() if is_set]
         if found and not self.batching.enabled:
             raise wrong("batching.enabled", f"true with [{found[0]}], which works on single rows", False)
+        if self.signature.top and not self.batching.enabled:
+            raise wrong("batching.enabled", "true with signature.top, which names classes by row", False)
 
 
 def config_of_objects(batching: BatchingPolicy) -> ModelConfig:

@@ -113,8 +113,8 @@ def load(which: Which, recorded_in: Path, options: RuntimeOptions, config: Model
     """
 
     def warm(started: Servable) -> None:
-        # With inputs from the archive, recorded requests hold keys in place of the model's inputs.
-        warm_up(started, config, None if config.inputs else recorded_in, BatchCost())
+        # Recorded requests may hold keys or images in place of the model's inputs.
+        warm_up(started, config, None if config.changes_inputs else recorded_in, BatchCost())
 
     loaded = IsolatedServable(which, options, config, warm=warm)
     if takes_packed(loaded):

@@ -27,6 +27,7 @@ from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.default_model import DefaultModel
 from headrace.predictors.default_values import DefaultValues, default_rows
 from headrace.runtimes import registry
+from headrace.serving.labels_file import with_labels
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.model_calls import ModelCalls
 from headrace.versions.file_trust import TrustedFiles
@@ -122,8 +123,9 @@ class VersionLoader:
         manifest = self.threads.when_idle(lambda: check_manifest(path, its_own, stop_if_dropped, vouch))
         if runtime is None:
             registry.expect(path, config.runtime.kind)
-        usual, config = config, with_instances(config, runtime.instances)
         files = None if manifest is None else {name: one.sha256 for name, one in manifest.files.items()}
+        usual = with_labels(config, path, files)
+        config = with_instances(usual, runtime.instances)
         # Pinned to its kind: files that appear later must not make it look like another.
         options = self._options(config)
         options = replace(options, kind=runtime.kind, checksums=files, is_verified=vouch is not None)
@@ -138,9 +140,10 @@ class VersionLoader:
         else:
             runs = servable = self._load_copy(path, manifest, run, runtime)
         self._declare(model, version, runs)
+        servable = self._prepared(servable, config)
         if config.inputs:
             servable = self._featured(model, servable, config, manifest)
-        elif getattr(runs, "loop", None) is not None:
+        elif getattr(servable, "loop", None) is not None:
             config = with_instances(usual, ASYNC_INSTANCES)
         loaded = self._surrounded(LoadedVersion(model, version, servable, config, self.clock, path))
         loaded.bare, loaded.load_seconds = runs, time.monotonic() - began
@@ -204,6 +207,25 @@ class VersionLoader:
             raise
         weakref.finalize(servable, staged.close)  # a model's own code may read its files later
         return servable
+
+    @staticmethod
+    def _prepared(servable: Servable, config: ModelConfig) -> Servable:
+        """Decode images in front of a model, and name its classes after it, as the settings say."""
+        try:
+            if config.image is not None:
+                # Imported late: only models that take images need it.
+                from headrace.images.image_servable import ImageServable  # noqa: PLC0415
+
+                servable = ImageServable(servable, config.image)
+            if config.signature.top:
+                from headrace.model.labelled_servable import LabelledServable  # noqa: PLC0415 - as above
+
+                signature = config.signature
+                servable = LabelledServable(servable, signature.scores, signature.labels, signature.top)
+            return servable
+        except BaseException:
+            servable.close()
+            raise
 
     def _featured(
         self, model: str, servable: Servable, config: ModelConfig, manifest: Manifest | None

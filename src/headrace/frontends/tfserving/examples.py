@@ -14,6 +14,7 @@ from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import long_lists, protos
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.model.labelled_servable import is_scores, scores_output
 from headrace.model.servable import Kind, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -168,18 +169,14 @@ def class_outputs(
     Raises:
         FailedPrecondition: No output fits, or the one in the settings does not.
     """
-    scores = _chosen(signature, settings.scores, _SCORES) or next(filter(_is_scores, signature.outputs), None)
+    scores = _chosen(signature, settings.scores, _SCORES) or scores_output(signature)
     classes = None if settings.labels else _chosen(signature, settings.classes, _CLASSES)
     classes = None if classes is scores else classes
     if classes is not None and (classes.dtype.kind == "f" or len(classes.shape) != 1):
         raise _no_output(signature, "classes", "of texts [rows, classes]", classes)
-    if (scores is None and classes is None) or (scores is not None and not _is_scores(scores)):
+    if (scores is None and classes is None) or (scores is not None and not is_scores(scores)):
         raise _no_output(signature, "scores", "of floats [rows, classes]", scores)
     return scores, classes
-
-
-def _is_scores(spec: TensorSpec) -> bool:
-    return spec.dtype.kind == "f" and len(spec.shape) == 1
 
 
 def value_output(signature: Signature, settings: SignatureConfig) -> TensorSpec:

@@ -16,12 +16,14 @@ from headrace.archive.embedders.embedder_settings import ImageSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
 from headrace.archive.embedders.images.download import DownloadLimits
 from headrace.archive.embedders.images.fetch import ImageFetcher
-from headrace.archive.embedders.images.image_decoding import ImageLimits, decoded, import_pillow
-from headrace.archive.embedders.images.recipe import Recipe, input_for, read_recipe
+from headrace.archive.embedders.images.recipe import described, read_recipe
 from headrace.archive.embedders.text import normalized
 from headrace.base import cpus
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.tensors import Array
+from headrace.config.image_recipe import Recipe
+from headrace.images.decoding import ImageLimits, decoded, import_pillow
+from headrace.images.preparation import input_for, prepared
 from headrace.net.content_failures import Failing, Failure
 from headrace.net.deadline_connection import Connector, Resolve, system_addresses
 from headrace.net.public_addresses import networks
@@ -64,7 +66,7 @@ class ImageEmbedder:
         self._decoding = threading.BoundedSemaphore(cpus.available())
         self.dimension = self._tried()
         told = {
-            "recipe": {name: getattr(recipe, name) for name in recipe.__struct_fields__},
+            "recipe": described(recipe),
             "normalize": settings.normalize,
             "output": encoder.output,
         }
@@ -129,7 +131,7 @@ class ImageEmbedder:
             body = self._contents.get(content)
             with self._decoding:  # decoding takes many times the memory of its result
                 image = decoded(body, self._recipe, self._limits)
-            ready.put((place, self._recipe.applied(image, self._input.dtype)))
+            ready.put((place, prepared(image, self._recipe, self._input.dtype)))
         except Failing as failing:
             ready.put((place, failing.failure))
         except BaseException as error:  # noqa: BLE001 - re-raised in the thread that waits for it
@@ -140,8 +142,8 @@ class ImageEmbedder:
         return normalized(made) if self._normalize else made
 
     def _try(self) -> Array:
-        black = np.zeros((*self._recipe.size, 3), np.uint8)
-        return self._encode(self._recipe.applied(black, self._input.dtype)[None])
+        black = np.zeros((*self._recipe.size, self._recipe.channel_count), np.uint8)
+        return self._encode(prepared(black, self._recipe, self._input.dtype)[None])
 
     def _tried(self) -> int:
         """Return the length of a vector."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from urllib.parse import unquote_to_bytes
 
 from headrace.archive.embedders.images.download import DownloadLimits, download
-from headrace.archive.embedders.images.image_decoding import looks_like_image
 from headrace.base.errors import shown
 from headrace.base.files import read_file
+from headrace.images.decoding import looks_like_image
 from headrace.net.content_failures import never, not_now
 from headrace.net.deadline_connection import Connector
 

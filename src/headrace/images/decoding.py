@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.archive.embedders.images.recipe import Recipe
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.config.image_recipe import Recipe
 from headrace.net.content_failures import Failing, never
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _MOST_SCANS = 100
 
 _START_OF_SCAN = b"\xff\xda"
 _ORIENTATION = 0x0112
+_UPRIGHT = 1
 _WEBP_HEADER_BYTES = 30
 _DRAFT = (
     2  # a JPEG is decoded at its smallest scale with at least this many pixels per needed pixel, per side
@@ -69,17 +70,17 @@ def looks_like_image(content: bytes) -> bool:
 
 
 def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
-    """Decode an image, rotate it by its EXIF orientation, and crop and resize its centre.
+    """Decode an image, rotate it by its EXIF orientation, and resize it or its centre.
 
     An animation yields its first frame; transparent pixels become white.
 
     Args:
         content: Bytes of an image file.
-        recipe: Size, resizing and filter.
+        recipe: Size, resizing, filter, and whether colours are kept.
         limits: Limits of decoding.
 
     Returns:
-        uint8 ``[height, width, 3]``, red first.
+        uint8 ``[height, width, channels]``, red first.
 
     Raises:
         Failing: The content is no image of these formats, is broken, or is too large; always final.
@@ -150,12 +151,14 @@ def _prepared(image: Image, recipe: Recipe) -> Array:
 
     orientation = _orientation(image)
     needed = _DRAFT * (recipe.resize or max(recipe.size))
-    image.draft("RGB", (needed, needed))
-    pixels = _turned(_opaque(image), orientation)
+    mode = "L" if recipe.channels == "gray" else "RGB"
+    image.draft(mode, (needed, needed))
+    pixels = _turned(_opaque(image, mode), orientation)
     box = centre(pixels.size, recipe)
     height, width = recipe.size
-    resized = pixels.resize((width, height), Resampling[recipe.filter.upper()], box)
-    return np.asarray(resized, np.uint8)
+    if pixels.size != (width, height) or box != (0, 0, width, height):
+        pixels = pixels.resize((width, height), Resampling[recipe.filter.upper()], box)
+    return np.asarray(pixels, np.uint8).reshape(height, width, recipe.channel_count)
 
 
 def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, float]:
@@ -168,6 +171,8 @@ def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, 
     Returns:
         Left, top, right and bottom, in the image's pixels.
     """
+    if recipe.fit == "stretch":
+        return 0, 0, *size
     height, width = recipe.size
     scale = min(size) / recipe.resize if recipe.resize else min(size[0] / width, size[1] / height)
     wide, high = min(width * scale, size[0]), min(height * scale, size[1])
@@ -177,13 +182,15 @@ def centre(size: tuple[int, int], recipe: Recipe) -> tuple[float, float, float, 
 
 def _orientation(image: Image) -> int:
     try:
-        found = image.getexif().get(_ORIENTATION, 1)
+        found = image.getexif().get(_ORIENTATION, _UPRIGHT)
     except Exception:  # noqa: BLE001 - Pillow may raise anything; bad EXIF data does not make a bad image
-        return 1
-    return found if isinstance(found, int) else 1
+        return _UPRIGHT
+    return found if isinstance(found, int) else _UPRIGHT
 
 
 def _turned(image: Image, orientation: int) -> Image:
+    if orientation == _UPRIGHT:
+        return image
     from PIL.Image import Transpose  # noqa: PLC0415 - an extra
 
     turns = {
@@ -199,15 +206,15 @@ def _turned(image: Image, orientation: int) -> Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _opaque(image: Image) -> Image:
-    """Convert an image to RGB on a white background."""
+def _opaque(image: Image, mode: str) -> Image:
+    """Convert an image to a mode without transparency, on a white background."""
     import PIL.Image  # noqa: PLC0415 - an extra
 
     if image.mode.startswith("I"):  # Pillow would clip 16-bit values at 255
         numbers = np.clip(np.asarray(image), 0, 0xFFFF).astype(np.uint16)
-        return PIL.Image.fromarray((numbers >> 8).astype(np.uint8)).convert("RGB")
+        return PIL.Image.fromarray((numbers >> 8).astype(np.uint8)).convert(mode)
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         drawn = image.convert("RGBA")
         white = PIL.Image.new("RGBA", drawn.size, (255, 255, 255, 255))
-        return PIL.Image.alpha_composite(white, drawn).convert("RGB")
-    return image.convert("RGB")
+        return PIL.Image.alpha_composite(white, drawn).convert(mode)
+    return image if image.mode == mode else image.convert(mode)  # which would copy it

@@ -5,15 +5,13 @@ from __future__ import annotations
 import struct
 import zlib
 from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.archive.embedders.images.image_decoding import FORMATS, ImageLimits, centre, decoded, webp_size
-from headrace.archive.embedders.images.recipe import METADATA, Recipe, read_recipe
-from headrace.base.errors import ConfigError
+from headrace.config.image_recipe import Recipe
+from headrace.images.decoding import FORMATS, ImageLimits, centre, decoded, webp_size
 from headrace.net.content_failures import Failing
 from tests.image_encoder import encoded, photograph, picture, png
 
@@ -71,6 +69,22 @@ def test_large_jpegs_are_decoded_small_and_look_the_same() -> None:
     small = decoded(encoded(image, "JPEG", quality=95), Recipe(size=(224, 224)), limits)
     large = decoded(encoded(image, "PNG"), Recipe(size=(224, 224)), limits)
     assert np.abs(small.astype(int) - large).mean() < 4
+
+
+def test_an_image_of_another_shape_is_stretched_to_the_size() -> None:
+    image = photograph(64).crop((0, 0, 64, 32))
+    made = decoded(encoded(image), Recipe(size=(16, 16), fit="stretch"), LIMITS)
+    np.testing.assert_array_equal(made, image.resize((16, 16), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_gray_image_has_one_channel(kind: str) -> None:
+    recipe = Recipe(size=(16, 16), channels="gray")
+    made = decoded(picture((200, 30, 90), kind=kind), recipe, LIMITS)
+    assert made.shape == (16, 16, 1)
+    assert np.abs(made.astype(int) - 88).max() < 6  # 0.299 × 200 + 0.587 × 30 + 0.114 × 90
+    assert (decoded(picture((77,)), recipe, LIMITS) == 77).all()
+    assert (decoded(picture((10, 20, 30, 0)), recipe, LIMITS) == 255).all()
 
 
 def test_what_is_transparent_is_white() -> None:
@@ -178,52 +192,3 @@ def test_sizes_of_webp_files_are_read_from_their_heads() -> None:
     for side, settings in ((33, {}), (47, {"lossless": True}), (21, {"exif": b"Exif\0\0", "lossless": True})):
         assert webp_size(encoded(Image.new("RGB", (side, 2 * side)), "WEBP", **settings)) == (side, 2 * side)
     assert webp_size(b"RIFF") == (0, 0)
-
-
-# ---- Recipes ---------------------------------------------------------------------------------------
-
-
-def test_numbers_are_as_the_recipe_says() -> None:
-    image = np.random.default_rng(1).integers(0, 256, (8, 9, 3)).astype(np.uint8)
-    float32 = np.dtype(np.float32)
-    lite = Recipe(size=(8, 9), white=255, mean=(127, 127, 127), std=(128, 128, 128))
-    made = lite.applied(image, float32)
-    assert made.shape == lite.shape == (3, 8, 9)
-    np.testing.assert_allclose(made.transpose(1, 2, 0), (image - 127.0) / 128.0, atol=1e-6)
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    usual = Recipe(size=(8, 9), mean=mean, std=std, layout="NHWC", channels="BGR")
-    expected = (image[..., ::-1] / 255.0 - mean) / std
-    np.testing.assert_allclose(usual.applied(image, float32), expected, atol=1e-6)
-    plain = Recipe(size=(8, 9), white=255, layout="NHWC")
-    np.testing.assert_array_equal(plain.applied(image, np.dtype(np.uint8)), image)
-
-
-def test_recipes_are_found_beside_the_encoder_or_in_its_metadata(tmp_path: Path) -> None:
-    model = tmp_path / "model.onnx"
-    told = r"recipe: expected a recipe that prepares images for model.onnx, got none.*encoder.toml"
-    with pytest.raises(ConfigError, match=told):
-        read_recipe(None, model, {})
-    assert read_recipe(None, model, {METADATA: "size = [4, 4]"}).size == (4, 4)
-    (tmp_path / "encoder.toml").write_text("size = [5, 5]")
-    assert read_recipe(None, model, {METADATA: "size = [4, 4]"}).size == (5, 5)
-    (tmp_path / "other.toml").write_text("size = [6, 6]\nsizes = 1")
-    with pytest.raises(ConfigError, match=r"other.toml: sizes: unknown setting; did you mean size\?"):
-        read_recipe(tmp_path / "other.toml", model, {})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("", "size"),
-        ("size = [0, 1]", "size: expected a whole number, 1 or more"),
-        ("size = [9, 9]\nresize = 8", "resize: expected at least 9"),
-        ("size = [9, 9]\nstd = [1, 0, 1]", "std: expected finite numbers other than 0"),
-        ("size = [9, 9]\nmean = [nan, 0, 1]", "mean: expected finite numbers"),
-        ("size = [9, 9]\nwhite = 0", "white: expected a number above 0"),
-        ("size = [9, 9]\nlayout = 'CHW'", "layout: expected one of 'NCHW', 'NHWC'"),
-    ],
-)
-def test_wrong_recipes_are_told(text: str, said: str, tmp_path: Path) -> None:
-    (tmp_path / "encoder.toml").write_text(text)
-    with pytest.raises(ConfigError, match=said):
-        read_recipe(None, tmp_path / "model.onnx", {})

@@ -1,0 +1,1 @@
+"""Images as a model's input: decoding, resizing, and conversion to numbers."""
