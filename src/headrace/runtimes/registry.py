@@ -125,7 +125,9 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
 
 
 def recognised(path: Path, kind: str) -> Runtime | None:
-    """Return the runtime of a version directory; None if none is recognised: ``expect`` raises the reason.
+    """Return the runtime of a version directory; None unless exactly one is found.
+
+    ``expect`` raises the reason.
 
     Args:
         path: The directory.
@@ -211,8 +213,12 @@ def _find(path: Path, kind: str) -> tuple[Runtime, str]:
 
 
 def _below(path: Path, depth: int = 2) -> str:
-    """Return the subdirectory that holds a model, such as ``export``; "" if none does."""
-    for one in sorted(path.iterdir())[:_MOST_LOOKED_INTO]:
+    """Return the subdirectory that holds a model, such as ``export``; "" if none does, or it is unreadable."""
+    try:
+        found = sorted(path.iterdir())[:_MOST_LOOKED_INTO]
+    except OSError:
+        return ""
+    for one in found:
         if not (is_visible(one.name) and one.is_dir()):
             continue
         if recognised(one, ""):

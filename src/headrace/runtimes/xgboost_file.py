@@ -61,7 +61,14 @@ def _checked(model: Any) -> tuple[Columns, int]:
         raise ValueError(f"feature_names has {len(names)} names, expected {count}")
     best = learner.get("attributes", {}).get("best_iteration")
     categories = _categories(trees["cats"], count, model["version"]) if "cats" in trees else {}
-    return Columns(count, names or None, categories), 0 if best is None else int(best) + 1
+    columns = Columns(count, names or None, categories, targets=_targets(learner))
+    return columns, 0 if best is None else int(best) + 1
+
+
+def _targets(learner: _Object) -> int:
+    """Return the number of targets of a regression; several targets of ``binary:…`` are labels: classes."""
+    is_binary = str(learner.get("objective", {}).get("name", "")).startswith("binary:")
+    return 1 if is_binary else int(learner["learner_model_param"].get("num_target", "1"))
 
 
 def _check_model(model: _Object, count: int, groups: int) -> None:

@@ -73,8 +73,16 @@ def test_targets_are_columns_of_one_output(tmp_path: Path) -> None:
     both = np.stack([DIGITS.target, DIGITS.data.sum(axis=1)], axis=1)
     booster = fitted(DIGITS.data, both)
     servable = loaded(booster, tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].kind == "regress"
     answer = servable.predict({"features": DIGITS.data[:50]})["prediction"]
     assert answer.tolist() == booster.inplace_predict(DIGITS.data[:50]).tolist()
+    servable.close()
+
+
+def test_several_labels_are_classes(tmp_path: Path) -> None:
+    both = np.stack([DIGITS.target > 4, DIGITS.target % 2 == 0], axis=1)
+    servable = loaded(fitted(DIGITS.data, both, objective="binary:logistic"), tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].kind == "classify"
     servable.close()
 
 
