@@ -7,9 +7,9 @@ answers of such a model may therefore be outdated, and its settings must limit t
 Equal requests that arrive while the first is queued or computed wait for its answer. One shared request to
 the Batcher is computed for all of them. It is wanted as long as one of them waits, and its deadline is the
 latest of theirs; each also keeps its own deadline. It has the caller and the priority of the first, so an
-equal request of a higher priority gets a shared request of its own. Errors are not cached: all waiting requests get the error, and the
-next equal request is computed again. If the shared request misses its deadline, it is submitted again for
-waiting requests with later deadlines.
+equal request of a higher priority gets a shared request of its own. Errors are not cached: all waiting
+requests get the error, and the next equal request is computed again. If the shared request misses its
+deadline, it is submitted again for waiting requests with later deadlines.
 """
 
 from __future__ import annotations

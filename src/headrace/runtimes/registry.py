@@ -1,4 +1,4 @@
-"""Find the runtime of a version directory, and import it only then: one row in ``RUNTIMES`` for each.
+"""Find the runtime of a version directory in the table ``RUNTIMES``, and import only that one.
 
 A runtime is a module with ``load(file: Path, options: RuntimeOptions) -> Servable`` that raises LoadError.
 """
@@ -37,7 +37,7 @@ class Runtime:
         is_code: Whether the version directory holds code that is run.
         native: Whether it loads mostly without the GIL, through ``options.native``.
         names: Whether its module's ``checked(file)`` returns more files whose checksums it checks itself.
-        instances: Number of instances unless the model's settings say; 0 for one per core.
+        instances: Default number of instances; 0 for one per core.
     """
 
     kind: str
@@ -213,7 +213,7 @@ def _find(path: Path, kind: str) -> tuple[Runtime, str]:
 
 
 def _below(path: Path, depth: int = 2) -> str:
-    """Return the subdirectory that holds a model, such as ``export``; "" if none does, or it is unreadable."""
+    """Return the subdirectory that holds a model, such as ``export``; "" if none does that can be read."""
     try:
         found = sorted(path.iterdir())[:_MOST_LOOKED_INTO]
     except OSError:

@@ -2,8 +2,8 @@
 
 An estimator fitted on a data frame, or on texts and numbers together, has one input per column. Others have
 one input ``features`` with as many columns as the estimator was fitted on, or ``text`` if they take
-documents. The option ``columns`` changes this. Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors
-answer ``prediction``. Needs the extra ``sklearn``.
+documents. The option ``columns`` changes this. Outputs: ``label`` and, from classifiers that have them,
+``probabilities``; regressors answer ``prediction``. Needs the extra ``sklearn``.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _if_possible(make: Callable[..., _Made], *arguments: object) -> _Made | None
     """Return a part of an explanation; None if making it fails, as the model predicts without one."""
     try:
         return make(*arguments)
-    except Exception:  # the boundary to the estimator's own code
+    except Exception:  # noqa: BLE001 - the boundary to the estimator's own code
         _log.debug("an estimator has no explanations", exc_info=True)
         return None
 

@@ -201,7 +201,7 @@ def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions
 
     Args:
         inputs: The inputs.
-        output: The output: one value or several targets per row, which are a regression, or scores of classes.
+        output: The output: of a row, one value or several targets (a regression), or scores of classes.
         options: The operator's settings.
     """
     kind = options.signature.kind

@@ -48,7 +48,7 @@ def _checked(model: Any) -> tuple[Columns, int]:
     learner: _Object = model["learner"]
     booster: _Object = learner["gradient_booster"]
     if booster["name"] == "gblinear":
-        raise ValueError("it is linear (gblinear), which XGBoost cannot predict with row by row; use gbtree")
+        raise ValueError("it is a linear model (gblinear), which XGBoost cannot predict in place; use gbtree")
     trees: _Object = booster["gbtree"]["model"] if booster["name"] == "dart" else booster["model"]
     parameters: _Object = learner["learner_model_param"]
     count = int(parameters["num_feature"])
@@ -133,7 +133,7 @@ def _categories(cats: _Object, count: int, version: Sequence[int]) -> dict[int, 
     if list(version) < _KEEPS_TEXTS and not all(text.isascii() for text in texts):
         wrong = next(text for text in texts if not text.isascii())
         raise ValueError(
-            f"XGBoost before 3.4 stores categories wrongly that are not ASCII ({wrong!r}); rename them "
+            f"XGBoost before 3.4 corrupts categories that are not ASCII ({wrong!r}); rename them "
             "before the model is fitted, or fit it with a newer release"
         )
     if len(order) != sum(sizes) or not _is_sorted_by(order, sizes):

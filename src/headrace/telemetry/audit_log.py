@@ -81,8 +81,8 @@ class AuditLog:
             line: The fields of the line.
 
         Raises:
-            OSError: The line could not be written. No part of it remains in the file, unless it is append-only
-                (``chattr +a``); then the next line is on a line of its own.
+            OSError: The line could not be written. No part of it remains in the file, unless the file is
+                append-only (``chattr +a``). The next line then begins after that part, on a line of its own.
             ConfigError: The path no longer names an ordinary file; nothing was written.
         """
         content = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"

@@ -239,7 +239,8 @@ class InProcessCall:
 Observer = Callable[[Outcome], object]
 """Receives each Outcome once, in the serving thread. It must not take long.
 
-This happens before the answer is sent; for ``Engine.submit``, after its callback. The Outcome of a call in a calling thread arrives shortly after the call.
+This happens before the answer is sent; for ``Engine.submit``, after its callback. The
+Outcome of a call in a calling thread arrives shortly after the call.
 """
 
 

@@ -115,7 +115,7 @@ def test_named_columns_may_come_as_one_matrix(tmp_path: Path) -> None:
 
 
 def test_a_linear_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="it is linear"):
+    with pytest.raises(LoadError, match="it is a linear model"):
         loaded(fitted(DIGITS.data, DIGITS.target, booster="gblinear"), tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_categories_that_xgboost_stores_wrongly_are_refused(tmp_path: Path) -> N
     """Releases before 3.4 count letters where they store bytes, so `köln` becomes `köl`."""
     data = frame(500)
     data["country"] = data.country.cat.rename_categories({"de": "köln"})
-    with pytest.raises(LoadError, match="stores categories wrongly that are not ASCII"):
+    with pytest.raises(LoadError, match="corrupts categories that are not ASCII"):
         loaded(fitted(data, targets(500)), tmp_path)
 
 

@@ -53,7 +53,7 @@ class LineFile:
         return os.open(self._path, flags, _MODE)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; a full named pipe is waited for briefly, a full pipe at standard output without limit.
+        """Append lines; wait for a full named pipe briefly, for a full pipe at standard output without limit.
 
         Args:
             lines: Lines with their line ends.

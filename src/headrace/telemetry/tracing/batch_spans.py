@@ -55,8 +55,8 @@ class Batches:
     def join(self, origin: Origin, timings: Timings, request: TraceContext, now: float) -> BatchSpan:
         """Add a request to its batch, and return the batch.
 
-        The batch of a late request, which ``due`` has returned before, is not returned there again: the request
-        refers to its span, which has no link to the request.
+        ``due`` returns each batch once. A late request still refers to the span of its batch, which has no
+        link to the request.
 
         Args:
             origin: Model and version that computed the batch.
