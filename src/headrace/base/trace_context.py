@@ -83,6 +83,10 @@ class TraceContext:
         parent = Parent(self.trace_id, self.span_id, self.flags)
         return TraceContext(parent, self.state, is_recorded=True, is_remote=False)
 
+    def unrecorded(self) -> TraceContext:
+        """Return the context of work within this span that does not become a span, for log lines."""
+        return TraceContext(Parent(self.trace_id, self.span_id, self.flags), self.state, is_recorded=False)
+
 
 def new_trace_id() -> str:
     """Generate a trace id: 32 hexadecimal digits, not all zero."""

@@ -1,8 +1,8 @@
 """Contents of a prediction cache: answers keyed by the exact inputs, within a limit of bytes.
 
 The cache is a segmented LRU. A new answer is on probation until it is requested a second time, and answers on
-probation are evicted first. A scan, in which no request repeats, therefore never evicts answers that are
-requested repeatedly.
+probation are evicted first. A scan, in which no request repeats, therefore evicts no answer of the protected
+segment, which holds the repeatedly requested ones up to 80 % of the cache.
 """
 
 from __future__ import annotations

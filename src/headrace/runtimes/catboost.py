@@ -1,7 +1,7 @@
 """CatBoost models, ``model.cbm``, as ``CatBoost.save_model`` writes them.
 
-Columns of categories and of texts are inputs of texts, also if the categories were numbers. Outputs:
-``label`` and ``probabilities`` of classifiers, ``prediction`` of others. Needs the extra ``catboost``.
+Columns of categories or texts take texts, even if the categories were numbers. Outputs: ``label`` and
+``probabilities`` of classifiers, ``prediction`` of others. Needs the extra ``catboost``.
 """
 
 from __future__ import annotations

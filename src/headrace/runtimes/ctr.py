@@ -1,9 +1,10 @@
-"""headrace's own click models: ``model.ctr``, the arrays beside it, and kernels that share contexts.
+"""headrace's own click models: ``model.ctr`` and the arrays beside it.
 
 The signature ``serving_default`` takes one input per field, with the stream's own values. ``rows`` is
 faster: each input joins many fields, as bucket numbers, hashes of exact fields, or numbers. ``explain`` tells
 what each field adds to the logit. An mdn also has ``interval``, which returns the uncertainty of an answer.
-Context inputs may have one row for all candidates of a request. Needs the extra ``ctr``.
+Context inputs may have one row for all candidates of a request, and are computed once. Needs the extra
+``ctr``.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ class CtrServable:
         """Return each row's contributions (bias, fields, interactions); they sum to the row's logit.
 
         Args:
-            inputs: As for ``predict``, but context inputs must have as many rows as the others.
+            inputs: As for ``predict``.
             signature: The name of the signature.
 
         Raises:
@@ -335,15 +336,13 @@ class _Places(NamedTuple):
     """Where the values of fields go: each field with its table's first row and its first slot.
 
     Attributes:
-        fields: Fields of one hashed or bucketed integer, which one kernel places together.
-        names: Their names.
-        integers: The same fields, for the kernel.
+        names: The names of fields of one hashed or bucketed integer, which one kernel places together.
+        integers: These fields, for the kernel.
         text_names: The names of text fields.
         texts: The text fields, for their kernel.
         others: Integer fields that are exact or have several values.
     """
 
-    fields: tuple[tuple[Field, int, int], ...]
     names: tuple[str, ...]
     integers: Standing[IntegerFields]
     text_names: tuple[str, ...]
@@ -364,7 +363,7 @@ def _places(features: Features) -> _Places:
     text_fields = TextFields.of([field for field, _, _ in texts], [start for _, start, _ in texts], columns)
     others = tuple(one for one in every if not (_is_one_integer(one[0]) or _is_text(one[0])))
     names, text_names = (tuple(one.name for one in some) for some in (fields, [one[0] for one in texts]))
-    return _Places(plain, names, integers, text_names, text_fields, others)
+    return _Places(names, integers, text_names, text_fields, others)
 
 
 def _is_one_integer(field: Field) -> bool:

@@ -14,10 +14,11 @@ _TAKEN_FOR_MODELS = {
     b"<!doctype html": _WEB_PAGE,
     b"<html": _WEB_PAGE,
 }
+_GZIP = b"\x1f\x8b"
 _FORMATS = (
     (0, b"PK\x03\x04", "a ZIP archive, as PyTorch and Keras write it"),
     (0, b"\x89HDF\r\n", "an HDF5 file, as Keras writes it"),
-    (0, b"\x1f\x8b", "compressed by gzip"),
+    (0, _GZIP, "a gzip file"),
     (4, b"TFL3", "a TensorFlow Lite model"),
     (4, b"ORTM", "a model in ONNX Runtime's own format"),
     (0, b"\x80\x02", "a pickle"),
@@ -52,7 +53,9 @@ def look_of_onnx(file: Path) -> str:
     head, size_bytes = begin
     what = next((name for at, mark, name in _FORMATS if head[at:].startswith(mark)), "")
     if what:
-        return f"its {size(size_bytes)} look like {what}; export the model to ONNX"
+        is_packed = head.startswith(_GZIP)
+        way_out = "decompress it, and publish it again" if is_packed else "export the model to ONNX"
+        return f"its {size(size_bytes)} look like {what}; {way_out}"
     if head.startswith(_VERSION_OF_FORMAT):
         return (
             f"its {size(size_bytes)} begin as an ONNX file does: it is cut or damaged; compare its size and "

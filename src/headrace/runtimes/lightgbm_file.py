@@ -1,4 +1,4 @@
-"""Read and check a text file of LightGBM, which ends the process if it is given a damaged one.
+"""Read and check a text file of LightGBM: the library ends the process on a damaged one.
 
 LightGBM reads past the end of short arrays and follows any index while it predicts. The format is that of
 ``GBDT::SaveModelToString`` and ``Tree::ToString`` in LightGBM.
@@ -32,6 +32,8 @@ def check(text: bytes) -> Columns:
     Raises:
         ValueError: LightGBM could not read the text, or could not compute with it.
     """
+    if text.startswith(b"tree\r"):
+        raise ValueError("its line ends were converted; copy it in binary mode")
     if not text.startswith(_BEGIN):
         raise ValueError("it does not begin with 'tree', as a text file of LightGBM does")
     start = text.find(b"\nTree=0\n") + 1

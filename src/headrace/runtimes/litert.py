@@ -1,8 +1,8 @@
 """LiteRT (TensorFlow Lite) models, ``model.tflite``, on the CPU.
 
-Inputs and outputs are those of the model's signature ``serving_default`` or of its only one; a model without
-signatures has the names of its tensors. Quantized inputs and outputs keep their integers. Needs the extra
-``litert``.
+Inputs and outputs are those of the model's signature ``serving_default``, of its only one, or of the one that
+the option ``signature`` names. A model without signatures has the names of its tensors. Quantized inputs and
+outputs keep their integers. Needs the extra ``litert``.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LitertServable:
             options: The operator's settings.
 
         Raises:
-            NotLoadable: A tensor has no rows, or a type that no request can carry.
+            NotLoadable: A tensor has no rows, or a type that no request or answer can carry.
         """
         self._content = content
         self._options = options
@@ -157,7 +157,8 @@ def _signature(there: Mapping[str, object], wanted: str) -> str:
 def _spec(side: str, name: str, details: _Details) -> TensorSpec:
     dtype = STRING if details["dtype"] in (np.bytes_, np.str_) else np.dtype(details["dtype"])
     if dtype not in BY_DTYPE:
-        raise NotLoadable(f"{side} {name!r} is {dtype}, which no request can carry")
+        carrier = "request" if side == "input" else "answer"
+        raise NotLoadable(f"{side} {name!r} is {dtype}, which no {carrier} can carry")
     shape = tuple(details["shape_signature"])
     if not shape:
         raise NotLoadable(f"{side} {name!r} has no axes, but the first axis must be rows")

@@ -1,6 +1,7 @@
 """Open the native library inside an installed Python package without importing the package.
 
-LightGBM's and XGBoost's packages take seconds to import and copy their arguments; the C API needs neither.
+Importing LightGBM's or XGBoost's package takes seconds, and its calls copy their arguments; the C API avoids
+both.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def external_names(file: Path, least_bytes: int = 0) -> list[str]:
 
 
 def _beside(file: Path) -> Iterator[str]:
-    """Yield all names by which the model may refer to files below its directory."""
+    """Yield the usual names, with and without ``./``, of the files below the model's directory."""
     for folder, _, names in os.walk(file.parent):
         for name in names:
             path = Path(folder, name)

@@ -81,7 +81,7 @@ class RuntimeOptions:
 
     @property
     def floats(self) -> np.dtype[Any]:
-        """The dtype that the option ``datatype`` names for inputs of numbers: FP64, unless it says FP32.
+        """The dtype of numeric inputs, from the option ``datatype``: FP64 by default, or FP32.
 
         Raises:
             NotLoadable: It names another one.
@@ -102,8 +102,8 @@ class RuntimeOptions:
         """
         if not self.allow_code:
             raise NotLoadable(
-                f"{problem}. If only people you trust can write there, start the server with --allow-code, "
-                "or set allow_code = true in its configuration"
+                f"{problem}. If only people you trust can write to the models' directory, start the server "
+                "with --allow-code, or set allow_code = true in its configuration"
             )
 
     def check_known(self, known: Mapping[str, type]) -> None:

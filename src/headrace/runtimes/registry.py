@@ -1,4 +1,4 @@
-"""Find the runtime of a version directory, and import it only then: one row in ``RUNTIMES`` for each.
+"""Find the runtime of a version directory in the table ``RUNTIMES``, and import only that one.
 
 A runtime is a module with ``load(file: Path, options: RuntimeOptions) -> Servable`` that raises LoadError.
 """
@@ -37,7 +37,7 @@ class Runtime:
         is_code: Whether the version directory holds code that is run.
         native: Whether it loads mostly without the GIL, through ``options.native``.
         names: Whether its module's ``checked(file)`` returns more files whose checksums it checks itself.
-        instances: Number of instances unless the model's settings say; 0 for one per core.
+        instances: Default number of instances; 0 for one per core.
     """
 
     kind: str
@@ -125,7 +125,9 @@ def load(path: Path, options: RuntimeOptions) -> Servable:
 
 
 def recognised(path: Path, kind: str) -> Runtime | None:
-    """Return the runtime of a version directory; None if none is recognised: ``expect`` raises the reason.
+    """Return the runtime of a version directory; None unless exactly one is found.
+
+    ``expect`` raises the reason.
 
     Args:
         path: The directory.
@@ -211,8 +213,12 @@ def _find(path: Path, kind: str) -> tuple[Runtime, str]:
 
 
 def _below(path: Path, depth: int = 2) -> str:
-    """Return the subdirectory that holds a model, such as ``export``; "" if none does."""
-    for one in sorted(path.iterdir())[:_MOST_LOOKED_INTO]:
+    """Return the subdirectory that holds a model, such as ``export``; "" if none does that can be read."""
+    try:
+        found = sorted(path.iterdir())[:_MOST_LOOKED_INTO]
+    except OSError:
+        return ""
+    for one in found:
         if not (is_visible(one.name) and one.is_dir()):
             continue
         if recognised(one, ""):

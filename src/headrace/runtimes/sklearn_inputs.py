@@ -1,4 +1,4 @@
-"""Find the inputs of a fitted estimator, numbers, documents or mixed columns, and sample rows for it."""
+"""Find a fitted estimator's inputs (numbers, documents or mixed columns) and sample rows for them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ class Features:
     Attributes:
         specs: The inputs.
         sample: Rows that the estimator can answer, as varied as its categories allow.
-        places: The position of each input in the estimator's matrix; empty if there is only one input.
-        width: Number of columns of that matrix.
+        places: The position of each input in the estimator's matrix; empty if the only input is the whole
+            matrix or the documents.
+        width: Number of columns of that matrix; 0 if ``places`` is empty.
         missing: The value of a missing text for the estimator, NaN or None, by the input's name.
         documents: Whether the estimator takes a list of documents.
     """
@@ -94,7 +95,8 @@ def find_features(estimator: Estimator, options: RuntimeOptions) -> Features:
         options: The operator's settings.
 
     Raises:
-        NotLoadable: A setting is invalid, or named columns are wanted and the columns have no names.
+        NotLoadable: A setting is invalid, named columns are wanted and the columns have no names, or the
+            estimator accepts no input that a request can carry.
     """
     floats = options.floats
     count = _count(estimator)
@@ -178,7 +180,7 @@ def _count(estimator: Estimator) -> int | None:
 
 
 def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
-    """Find the inputs of an estimator that does not state its number of columns by calling it.
+    """Find, by trial calls, the inputs of an estimator that does not state its number of columns.
 
     Raises:
         NotLoadable: It accepts no input that a request can carry.
@@ -327,7 +329,10 @@ def _index_type(chosen: Any) -> type:
 
 
 def _values(categories: Any) -> _Values:
-    """Return some categories without the missing one, the empty text first; only texts if there are any."""
+    """Return some categories, without the missing one: texts if there are any, the empty one first.
+
+    Otherwise return numbers.
+    """
     texts = sorted((str(one) for one in categories if isinstance(one, str)), key=bool)
     # A missing category is None or NaN, which is not equal to itself.
     numbers = (float(one) for one in categories if isinstance(one, _NUMBERS) and one == one)  # noqa: PLR0124

@@ -1,4 +1,7 @@
-"""TensorFlow on the CPU: SavedModel directories in TensorFlow Serving's layout, with all their signatures.
+"""TensorFlow on the CPU: SavedModel directories in TensorFlow Serving's layout.
+
+A model has all its signatures that can be served; a warning names the others. The one that the option
+``default_signature`` names replaces the model's own ``serving_default``.
 
 A SavedModel is loaded into a session of its own, as in TensorFlow Serving's C++. Each signature is a prepared
 call into that session in the calling thread, which costs a tenth of calling the signature as a Python
@@ -23,7 +26,7 @@ from typing import Any, NamedTuple
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if importlib.util.find_spec("triton"):
-    # PyTorch imports it when it needs it. Imported after TensorFlow, it ends the process: both contain LLVM.
+    # PyTorch imports triton on demand. Importing it after TensorFlow ends the process, as both contain LLVM.
     importlib.import_module("triton")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # TensorFlow's own modules warn about each other
@@ -117,7 +120,7 @@ class TensorflowServable:
             signature: The name of one of the model's signatures.
 
         Raises:
-            InvalidRequest: An Example lacks a feature that the model reads.
+            InvalidRequest: An Example cannot be parsed, or lacks a feature that the model reads.
             ModelError: TensorFlow failed.
         """
         prepared = self._calls[signature]
@@ -223,7 +226,7 @@ def _prepare(
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Suppress messages about files, and about the loader's deprecation: no other one loads into sessions."""
+    """Suppress messages about files, and that the loader is deprecated: no other loader uses sessions."""
     log = logging.getLogger("tensorflow")
 
     def is_news(record: logging.LogRecord) -> bool:

@@ -41,12 +41,14 @@ class Columns(NamedTuple):
         names: The columns' names; None if the model was fitted without.
         categories: The values of each column of categories by its index; a value's position is its code.
         texts: The indices of columns whose texts the model takes as they are.
+        targets: Number of values that the model was fitted to predict for a row; 1 for classes.
     """
 
     width: int
     names: tuple[str, ...] | None
     categories: Mapping[int, Sequence[object]]
     texts: frozenset[int] = frozenset()
+    targets: int = 1
 
 
 class TreeInputs:
@@ -56,6 +58,7 @@ class TreeInputs:
         specs: The inputs.
         dtype: The dtype of the matrix.
         width: Number of columns.
+        targets: Number of values that the model was fitted to predict for a row; 1 for classes.
     """
 
     def __init__(self, columns: Columns, options: RuntimeOptions) -> None:
@@ -68,7 +71,7 @@ class TreeInputs:
         Raises:
             NotLoadable: A setting is invalid, or does not fit the model.
         """
-        self.width, names, categories, self._texts = columns
+        self.width, names, categories, self._texts, self.targets = columns
         apart = bool(options.options.get("columns", names is not None))
         if apart and names is None:
             raise NotLoadable(
@@ -202,12 +205,12 @@ def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions
 
     Args:
         inputs: The inputs.
-        output: The output; with one value per row it is a regression, otherwise the scores of classes.
+        output: The output: of a row, one value or several targets (a regression), or scores of classes.
         options: The operator's settings.
     """
     kind = options.signature.kind
     if kind == "predict":
-        kind = "classify" if output.shape else "regress"
+        kind = "classify" if output.shape and inputs.targets == 1 else "regress"
     return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind)
 
 

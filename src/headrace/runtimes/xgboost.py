@@ -1,8 +1,8 @@
 """XGBoost models, ``model.ubj`` or ``model.json``, as ``Booster.save_model`` writes them.
 
 The library's C API is called, without the Python package, whose calls take twice as long for a row. There is
-one output ``prediction``, that of ``Booster.inplace_predict``: FP32 ``[rows]``, or ``[rows, classes]`` with
-several classes or targets. Needs the extra ``xgboost``.
+one output ``prediction``, that of ``Booster.inplace_predict`` up to the best iteration, if training stopped
+early: FP32 ``[rows]``, or ``[rows, classes]`` with several classes or targets. Needs the extra ``xgboost``.
 """
 
 from __future__ import annotations

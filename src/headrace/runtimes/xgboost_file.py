@@ -48,7 +48,7 @@ def _checked(model: Any) -> tuple[Columns, int]:
     learner: _Object = model["learner"]
     booster: _Object = learner["gradient_booster"]
     if booster["name"] == "gblinear":
-        raise ValueError("it is linear (gblinear), which XGBoost cannot predict with row by row; use gbtree")
+        raise ValueError("it is a linear model (gblinear), which XGBoost cannot predict in place; use gbtree")
     trees: _Object = booster["gbtree"]["model"] if booster["name"] == "dart" else booster["model"]
     parameters: _Object = learner["learner_model_param"]
     count = int(parameters["num_feature"])
@@ -61,7 +61,14 @@ def _checked(model: Any) -> tuple[Columns, int]:
         raise ValueError(f"feature_names has {len(names)} names, expected {count}")
     best = learner.get("attributes", {}).get("best_iteration")
     categories = _categories(trees["cats"], count, model["version"]) if "cats" in trees else {}
-    return Columns(count, names or None, categories), 0 if best is None else int(best) + 1
+    columns = Columns(count, names or None, categories, targets=_targets(learner))
+    return columns, 0 if best is None else int(best) + 1
+
+
+def _targets(learner: _Object) -> int:
+    """Return the number of targets of a regression; several targets of ``binary:…`` are labels: classes."""
+    is_binary = str(learner.get("objective", {}).get("name", "")).startswith("binary:")
+    return 1 if is_binary else int(learner["learner_model_param"].get("num_target", "1"))
 
 
 def _check_model(model: _Object, count: int, groups: int) -> None:
@@ -126,7 +133,7 @@ def _categories(cats: _Object, count: int, version: Sequence[int]) -> dict[int, 
     if list(version) < _KEEPS_TEXTS and not all(text.isascii() for text in texts):
         wrong = next(text for text in texts if not text.isascii())
         raise ValueError(
-            f"XGBoost before 3.4 stores categories wrongly that are not ASCII ({wrong!r}); rename them "
+            f"XGBoost before 3.4 corrupts categories that are not ASCII ({wrong!r}); rename them "
             "before the model is fitted, or fit it with a newer release"
         )
     if len(order) != sum(sizes) or not _is_sorted_by(order, sizes):

@@ -83,7 +83,7 @@ class ServerLife:
 
 def _asked(log: AuditLog, action: str, on: str, by: dict[str, str | int]) -> str:
     try:
-        return log.begin(action, on, by)
+        return log.begin(action, on, by, is_refused=False)
     except HeadraceError as error:
         _log.error("could not write %s to the audit log: %s", action, error.message)
         return ""

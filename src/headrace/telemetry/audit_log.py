@@ -1,7 +1,8 @@
 """The audit log: administrative actions with actor, time and result, as synced lines of JSON.
 
 Each action is logged twice: before it is performed, and with its result. If the first line cannot be
-written, the action is not performed.
+written, the action is not performed. Actions of the server itself are never refused, and some have one line
+only (``note``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import secrets
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +28,12 @@ _MODE = 0o640
 _LOCK_SECONDS = 5.0
 _PAUSE_SECONDS = 0.01
 _LONGEST = 500
-_WAY_OUT = "nothing was done; free disk space, or let the server write to the file"
+_REFUSED = "the action was refused: "
+_WAY_OUT = "free disk space, or make the file writable"
+_LOCKED = "another process holds its lock"
 
 By = Mapping[str, str | int]
-"""The actor: a caller's name and address, or a user of this machine."""
+"""The actor: a caller's name and address, a user of this machine, or the server's process."""
 
 
 @dataclass
@@ -78,7 +81,8 @@ class AuditLog:
             line: The fields of the line.
 
         Raises:
-            OSError: The line could not be written; no part of it remains in the file.
+            OSError: The line could not be written. No part of it remains in the file, unless the file is
+                append-only (``chattr +a``). The next line then begins after that part, on a line of its own.
             ConfigError: The path no longer names an ordinary file; nothing was written.
         """
         content = json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
@@ -86,41 +90,45 @@ class AuditLog:
         try:
             _lock(descriptor)
             before = os.fstat(descriptor).st_size
+            is_torn = before and os.pread(descriptor, 1, before - 1) != b"\n"
             try:
-                _write_whole(descriptor, content)
+                _write_whole(descriptor, b"\n" + content if is_torn else content)
                 os.fsync(descriptor)
             except OSError:
-                os.ftruncate(descriptor, before)  # a partial line would corrupt the next one
+                with suppress(OSError):  # an append-only file keeps the partial line
+                    os.ftruncate(descriptor, before)
                 raise
         finally:
             os.close(descriptor)
 
-    def begin(self, action: str, on: str, by: By) -> str:
+    def begin(self, action: str, on: str, by: By, *, is_refused: bool = True) -> str:
         """Log that an action is about to be performed.
 
         Args:
             action: Name of the action.
             on: Object of the action.
             by: The actor.
+            is_refused: Whether an action that cannot be logged is refused; the error says so.
 
         Returns:
             The action's id, to be passed to ``end``.
 
         Raises:
-            Unavailable: The log cannot be written; the action must not be performed.
+            Unavailable: The log cannot be written; the action must not be performed if ``is_refused``.
         """
         name = secrets.token_hex(6)
         try:
             self.append(_line(name, "asked", action, on, by))
         except (OSError, ConfigError) as error:
-            why = getattr(error, "strerror", None) or error
-            said = f"the audit log {self._file} cannot be written: {why}; {_WAY_OUT}"
-            told = f"the audit log cannot be written; {_WAY_OUT}"
-            raise Unavailable(said, told=told) from error
+            before = _REFUSED if is_refused else ""
+            said = f"{before}the audit log {self._file} cannot be written: {_why(error)}"
+            told = f"{before}the audit log cannot be written"
+            way_out = "" if isinstance(error, BlockingIOError) else f"; {_WAY_OUT}"
+            raise Unavailable(said + way_out, told=told + way_out) from error
         return name
 
     def end(self, name: str, action: str, on: str, by: By, result: str = "done") -> None:
-        """Log how an action ended. If that fails, report it in the process log: the action is done.
+        """Log how an action ended. If that fails, only log an error: the action has already ended.
 
         Args:
             name: The id that ``begin`` returned; "" for an action without a ``begin``.
@@ -134,7 +142,7 @@ class AuditLog:
         except (OSError, ConfigError) as error:
             _log.error(
                 "could not write the end of an action to the audit log: %s",
-                getattr(error, "strerror", None) or error,
+                _why(error),
                 extra={"action": action, "on": on, "result": result, "id": name},
             )
 
@@ -171,6 +179,12 @@ def result_of(error: BaseException) -> str:
     """Return the logged result of an action that raised an exception."""
     said = error.message if isinstance(error, HeadraceError) else str(error)
     return f"failed: {type(error).__name__}" + (f": {said}" if said else "")
+
+
+def _why(error: OSError | ConfigError) -> object:
+    if isinstance(error, BlockingIOError):
+        return _LOCKED
+    return getattr(error, "strerror", None) or error
 
 
 def _line(name: str, stage: str, action: str, on: str, by: By) -> dict[str, object]:

@@ -58,10 +58,10 @@ class Outcome:
         path: The path without the query; for gRPC ``/package.Service/Method``; "" in process.
         request_id: The request id, the caller's or one made here; "" without one.
         trace: The call's place in a trace; None without one.
-        key_of: The operator's name for the owner of the call's key; "" without a key.
+        key_of: Name of the caller, by its key or token; "" without one.
         asked: The model and version that the call was handed to; None if it did not get that far. The last
             one, if one call asks several times.
-        source: The Origin of the answer; None without an answer from a model.
+        source: The Origin of the answer; None if no model, cache or default answered.
         code: The codes of the response.
         status: The HTTP status if it differs from that of ``code``; 0 otherwise.
         error: The error message; "" without an error.
@@ -237,9 +237,10 @@ class InProcessCall:
 
 
 Observer = Callable[[Outcome], object]
-"""Receives each Outcome once, in the serving thread, before the answer is sent. It must not take long.
+"""Receives each Outcome once, in the serving thread. It must not take long.
 
-The Outcome of a call in a calling thread arrives shortly after the call.
+This happens before the answer is sent; for ``Engine.submit``, after its callback. The
+Outcome of a call in a calling thread arrives shortly after the call.
 """
 
 
@@ -366,9 +367,10 @@ class Outcomes:
         """
         trace = of_stream.trace
         if trace is not None and trace.is_recorded:
-            trace = None if self._sampler is None else self._sampler.child(trace)
-            if trace is None and not self.all_observed:
+            child = None if self._sampler is None else self._sampler.child(trace)
+            if child is None and not self.all_observed:
                 return
+            trace = child or trace.unrecorded()
         call.outcome = outcome = Outcome(call.channel, of_stream.caller, of_stream.method, of_stream.path)
         outcome.trace, outcome.request_id = trace, of_stream.request_id
         if outcome.log_fields:

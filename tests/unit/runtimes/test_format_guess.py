@@ -19,6 +19,7 @@ LOOKS = {
     "cut": (WHOLE[:-9], f"its {len(WHOLE) - 9} B begin as an ONNX file does: it is cut or damaged"),
     "PyTorch": (b"PK\x03\x04" + bytes(96), "its 100 B look like a ZIP archive, as PyTorch"),
     "pickle": (b"\x80\x04\x95" + bytes(9), "look like a pickle; export the model to ONNX"),
+    "gzip": (b"\x1f\x8b" + bytes(98), "its 100 B look like a gzip file; decompress it, and publish it again"),
     "TensorFlow Lite": (b"\x1c\0\0\0TFL3" + bytes(2000), "its 2.0 kB look like a TensorFlow Lite model"),
     "text": (b"no model", "its 8 B do not begin as an ONNX file does; export the model to ONNX"),
 }

@@ -133,7 +133,7 @@ def test_options_that_do_not_fit_the_model_are_refused(
         (lambda text: text.partition("\nTree=0")[0], "it has no trees"),
         (lambda text: text.partition("end of trees")[0], "its end is missing"),
         (lambda text: text.partition("end of parameters")[0], "its end is missing"),
-        (lambda text: text.replace("\n", "\r\n"), "does not begin with 'tree'"),
+        (lambda text: text.replace("\n", "\r\n"), "its line ends were converted; copy it in binary mode"),
         (replaced("\nTree=3\n", "\nTree=9\n"), "tree 3 is not where tree_sizes says"),
         (replaced("num_class=1", "num_class=2"), "contradict each other"),
         (replaced("max_feature_idx=3", "max_feature_idx=2"), "feature_names has 4 names, expected 3"),

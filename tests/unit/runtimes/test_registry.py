@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,22 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_a_directory_that_cannot_be_read_is_a_load_error(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="cannot read the version directory"):
         registry.load(tmp_path / "missing", RuntimeOptions())
+
+
+def test_a_subdirectory_that_cannot_be_read_holds_no_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "export").mkdir()
+    iterdir = Path.iterdir
+
+    def refused(path: Path) -> Iterator[Path]:  # root, who may run the tests, can read any directory
+        if path.name == "export":
+            raise PermissionError(13, "Permission denied")
+        return iterdir(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(NotLoadable, match=r"no model found: .* the directory holds no files$"):
+        registry.load(tmp_path, RuntimeOptions())
 
 
 @pytest.mark.parametrize("setting", ["scores", "classes"])

@@ -73,8 +73,16 @@ def test_targets_are_columns_of_one_output(tmp_path: Path) -> None:
     both = np.stack([DIGITS.target, DIGITS.data.sum(axis=1)], axis=1)
     booster = fitted(DIGITS.data, both)
     servable = loaded(booster, tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].kind == "regress"
     answer = servable.predict({"features": DIGITS.data[:50]})["prediction"]
     assert answer.tolist() == booster.inplace_predict(DIGITS.data[:50]).tolist()
+    servable.close()
+
+
+def test_several_labels_are_classes(tmp_path: Path) -> None:
+    both = np.stack([DIGITS.target > 4, DIGITS.target % 2 == 0], axis=1)
+    servable = loaded(fitted(DIGITS.data, both, objective="binary:logistic"), tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].kind == "classify"
     servable.close()
 
 
@@ -107,7 +115,7 @@ def test_named_columns_may_come_as_one_matrix(tmp_path: Path) -> None:
 
 
 def test_a_linear_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="it is linear"):
+    with pytest.raises(LoadError, match="it is a linear model"):
         loaded(fitted(DIGITS.data, DIGITS.target, booster="gblinear"), tmp_path)
 
 
@@ -115,7 +123,7 @@ def test_categories_that_xgboost_stores_wrongly_are_refused(tmp_path: Path) -> N
     """Releases before 3.4 count letters where they store bytes, so `köln` becomes `köl`."""
     data = frame(500)
     data["country"] = data.country.cat.rename_categories({"de": "köln"})
-    with pytest.raises(LoadError, match="stores categories wrongly that are not ASCII"):
+    with pytest.raises(LoadError, match="corrupts categories that are not ASCII"):
         loaded(fitted(data, targets(500)), tmp_path)
 
 

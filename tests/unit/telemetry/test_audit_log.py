@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import ConfigError, NotFound, Unavailable
+from headrace.telemetry import audit_log
 from headrace.telemetry.audit_log import AuditLog
 
 BY: dict[str, str | int] = {"caller": "ops", "address": "10.0.0.1:5"}
@@ -72,6 +74,44 @@ def test_a_disk_that_is_full_leaves_no_half_line(tmp_path: Path, monkeypatch: py
     assert (tmp_path / "audit").read_bytes() == before
     log.note("reload-keys", "keys.toml")
     assert len(lines(tmp_path / "audit")) == 2
+
+
+def test_a_half_line_that_an_append_only_file_keeps_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``chattr +a`` nobody can truncate the file."""
+    file = tmp_path / "audit"
+    log, write = AuditLog(file), os.write
+    log.note("reload-keys", "a")
+
+    def short(descriptor: int, content: Any) -> int:
+        if len(content) < 30:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, bytes(content)[:20])
+
+    def forbidden(descriptor: int, size: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", short)
+        patched.setattr(os, "ftruncate", forbidden)
+        with pytest.raises(Unavailable, match=r"^the action was refused: .*No space left"):
+            log.begin("load", "m", BY)
+    log.note("reload-keys", "b")
+    first, torn, last = file.read_text("utf-8").splitlines()
+    assert [json.loads(one)["on"] for one in (first, last)] == ["a", "b"]
+    assert torn.startswith('{"time":')
+
+
+def test_a_log_that_another_process_locks_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_log, "_LOCK_SECONDS", 0.0)
+    log = AuditLog(tmp_path / "audit")
+    with (tmp_path / "audit").open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable) as refused:
+            log.begin("stop", "m", BY, is_refused=False)
+    assert refused.value.message.endswith("/audit cannot be written: another process holds its lock")
+    assert refused.value.message.startswith("the audit log")
 
 
 def test_what_was_done_and_cannot_be_told_is_in_the_log_of_the_process(

@@ -42,7 +42,7 @@ class AccessLog:
         Args:
             settings: Path of the log, and which calls to log.
             outcomes: Records of how calls end.
-            draw: Function that returns a random number from 0 to below 1.
+            draw: Returns a random number in [0, 1).
             most_waiting: Largest number of lines waiting to be written.
 
         Raises:
@@ -66,7 +66,7 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """Number of lines never written: too many waited, or the file could not be written."""
+        """Number of lines not written: too many waited, or they could not be formatted or written."""
         return self._queue.dropped + self._lost
 
     def reopen(self) -> None:
@@ -99,15 +99,16 @@ class AccessLog:
         offset = unix_offset_nanoseconds() / 1e9
         lines = b"".join([line(outcome, offset) for outcome in outcomes])
         self._follow()
+        before = self._file.lines
         try:
             self._file.write(lines)
         except OSError as error:
-            self._lost += len(outcomes)
+            self._lost += len(outcomes) - (self._file.lines - before)
             self._say(works=False, why=_why(error))
         else:
-            self.written += len(outcomes)
             if lines:
                 self._say(works=True)
+        self.written += self._file.lines - before
 
     def _follow(self) -> None:
         now, always = time.monotonic(), self._reopen

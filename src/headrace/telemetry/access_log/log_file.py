@@ -17,7 +17,11 @@ _NEWLINE = ord("\n")
 
 
 class LineFile:
-    """A file, a pipe, or standard output that lines are appended to. Used by one thread."""
+    """A file, a pipe, or standard output that lines are appended to. Used by one thread.
+
+    Attributes:
+        lines: Number of lines written as a whole.
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the file.
@@ -28,6 +32,7 @@ class LineFile:
         Raises:
             ConfigError: It cannot be opened.
         """
+        self.lines = 0
         self._path = path
         try:
             self._descriptor = self._opened()
@@ -48,7 +53,7 @@ class LineFile:
         return os.open(self._path, flags, _MODE)
 
     def write(self, lines: bytes) -> None:
-        """Append lines; wait for a short time if a pipe is full.
+        """Append lines; wait for a full named pipe briefly, for a full pipe at standard output without limit.
 
         Args:
             lines: Lines with their line ends.
@@ -56,16 +61,27 @@ class LineFile:
         Raises:
             OSError: Not all lines were written. If one was written in part, the next write ends it first.
         """
-        rest = memoryview(b"\n" + lines if self._is_torn else lines)
+        torn = int(self._is_torn)
+        content = b"\n" * torn + lines
+        rest = memoryview(content)
         while rest:
             try:
                 count = os.write(self._descriptor, rest)
             except BlockingIOError:
-                if not select.select([], [self._descriptor], [], _PATIENCE_SECONDS)[1]:
+                if not self._has_room():
                     raise
                 continue
+            done = len(content) - len(rest)
+            self.lines += content.count(b"\n", done, done + count) - torn
+            torn = 0
             self._is_torn = rest[count - 1] != _NEWLINE
             rest = rest[count:]
+
+    def _has_room(self) -> bool:
+        """Wait for a short time until a full pipe has room; return whether it has."""
+        poll = select.poll()  # select.select takes no descriptors above 1,023
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(_PATIENCE_SECONDS * 1000))
 
     def follow(self, *, always: bool = False) -> None:
         """Reopen the file if its path now refers to another file, or to none.

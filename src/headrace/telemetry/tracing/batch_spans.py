@@ -9,6 +9,7 @@ MOST_LINKS = 128
 """Largest number of requests linked by the span of a batch; OpenTelemetry's own limit of links."""
 
 _MOST_HELD = 4096
+_MOST_SENT = 4096
 
 
 class BatchSpan:
@@ -34,7 +35,7 @@ class BatchSpan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all requests of the batch are linked, so that none can follow."""
+        """Whether as many requests are linked as the batch had; only calls that joined one can follow."""
         return len(self.links) >= self.timings.requests
 
 
@@ -45,13 +46,17 @@ class Batches:
         """Start without batches.
 
         Args:
-            wait_seconds: How long a batch waits for more recorded requests; their number is unknown.
+            wait_seconds: How long a batch is held for further recorded requests, whose number is unknown.
         """
         self._wait_seconds = wait_seconds
         self._held: dict[Timings, BatchSpan] = {}
+        self._sent: dict[Timings, TraceContext] = {}
 
     def join(self, origin: Origin, timings: Timings, request: TraceContext, now: float) -> BatchSpan:
         """Add a request to its batch, and return the batch.
+
+        ``due`` returns each batch once. A late request still refers to the span of its batch, which has no
+        link to the request.
 
         Args:
             origin: Model and version that computed the batch.
@@ -61,7 +66,11 @@ class Batches:
         """
         batch = self._held.get(timings)
         if batch is None:
-            batch = self._held[timings] = BatchSpan(origin, timings, now)
+            batch = BatchSpan(origin, timings, now)
+            if (sent := self._sent.get(timings)) is not None:
+                batch.context = sent
+                return batch
+            self._held[timings] = batch
         if len(batch.links) < MOST_LINKS:
             batch.links.append(request)
         return batch
@@ -76,4 +85,7 @@ class Batches:
         ]
         for batch in found:
             del self._held[batch.timings]
+            self._sent[batch.timings] = batch.context
+        for timings in list(self._sent)[: max(0, len(self._sent) - _MOST_SENT)]:
+            del self._sent[timings]
         return found

@@ -1,7 +1,8 @@
 """Send spans by OpenTelemetry's own exporters (the extra ``tracing``).
 
-An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, ``otlp_encoding`` overrides its
-encoding method, to be faster. A later release without that method still works: it reads ``Sent`` as spans.
+An exporter takes OpenTelemetry's own spans and encodes them. For gRPC, ``QuickExporter`` replaces its
+encoding method by ``otlp_encoding``, which is faster. A later release without that method still works: it
+reads ``Sent`` as spans.
 """
 
 from __future__ import annotations

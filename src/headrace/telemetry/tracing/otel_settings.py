@@ -65,7 +65,7 @@ def combined(config: Tracing, environment: Mapping[str, str]) -> Settings | None
     if said.get("OTEL_SDK_DISABLED", "").lower() == "true" or said.get("OTEL_TRACES_EXPORTER") == "none":
         return None
     follows_parent, rate = _sampler(said)
-    is_named = said.get("OTEL_SERVICE_NAME") or "service.name=" in said.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    is_named = said.get("OTEL_SERVICE_NAME") or _names_service(said.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     return Settings(
         endpoint=config.endpoint,
         protocol=config.protocol or _protocol(said),
@@ -76,6 +76,12 @@ def combined(config: Tracing, environment: Mapping[str, str]) -> Settings | None
         most_waiting=int(_number(said, "OTEL_BSP_MAX_QUEUE_SIZE", _MOST_WAITING, 1, 2**20)),
         every_seconds=_number(said, "OTEL_BSP_SCHEDULE_DELAY", _EVERY_MS, 1, _LONGEST_PAUSE_MS) / 1000,
     )
+
+
+def _names_service(attributes: str) -> bool:
+    """Return whether OpenTelemetry's SDK finds the service's name in ``key=value`` pairs."""
+    pairs = [pair.partition("=") for pair in attributes.split(",")]
+    return any(key.strip() == "service.name" and value.strip() for key, _, value in pairs)
 
 
 def _protocol(said: Mapping[str, str]) -> Literal["grpc", "http"]:

@@ -1,7 +1,7 @@
 """Encode spans as OTLP messages directly, without the objects of the SDK.
 
 OpenTelemetry's encoder makes the same message from ``ReadableSpan`` objects, in eight times the processor
-time. Each part is created in place, because protobuf copies parts made elsewhere, and parts of spans twice.
+time. Each part is created in place: protobuf would copy a part made elsewhere, and the parts of a span twice.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Routes:
         self._routes = [(pattern, _compiled(pattern)) for pattern in patterns]
 
     def of(self, path: str) -> str:
-        """Return the route of a path; "" if it has none."""
+        """Return the route of a path; "" if it has none, or is longer than 256 characters."""
         if len(path) <= _LONGEST_PATH:
             for pattern, compiled in self._routes:
                 if compiled.fullmatch(path):

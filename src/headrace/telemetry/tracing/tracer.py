@@ -43,7 +43,7 @@ class ParentBased:
             most_per_second: Largest number of calls recorded per second.
             follows_parent: Whether the caller's decision applies.
             now: Monotonic clock.
-            draw: Function that returns a random number from 0 to below 1.
+            draw: Returns a random number in [0, 1).
         """
         self.over_limit = 0
         self._rate, self._most, self._follows_parent = rate, most_per_second, follows_parent
@@ -62,7 +62,7 @@ class ParentBased:
         for name, _ in headers:
             if name == TRACEPARENT:
                 return self._decided(parent_in(headers), headers)
-        # `_decided`, inlined: most calls take this path, and are not recorded.
+        # `_decided`, inlined: most calls have no `traceparent`.
         if self._draw() >= self._rate or not self._has_room():
             return None
         return TraceContext(None, is_recorded=True)

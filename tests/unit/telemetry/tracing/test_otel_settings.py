@@ -47,7 +47,10 @@ def test_the_protocol_the_name_and_the_queue_are_too() -> None:
     assert found(Tracing(protocol="http"), **both).protocol == "http"
     assert found(OTEL_SERVICE_NAME="x").service_name is None, "the SDK reads it"
     assert found(OTEL_SERVICE_NAME="").service_name == "headrace"
-    assert found(OTEL_RESOURCE_ATTRIBUTES="a=b,service.name=x").service_name is None
+    for named in ("a=b,service.name=x", "service.name = x"):
+        assert found(OTEL_RESOURCE_ATTRIBUTES=named).service_name is None
+    for unnamed in ("peer.service.name=x", "service.name=", "service.name"):
+        assert found(OTEL_RESOURCE_ATTRIBUTES=unnamed).service_name == "headrace"
     assert found(Tracing(service_name="mine"), OTEL_SERVICE_NAME="x").service_name == "mine"
     assert found(OTEL_BSP_MAX_QUEUE_SIZE="7", OTEL_BSP_SCHEDULE_DELAY="250").most_waiting == 7
     assert found(OTEL_BSP_SCHEDULE_DELAY="250").every_seconds == 0.25
