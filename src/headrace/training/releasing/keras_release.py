@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
+from headrace.base.errors import FailedPrecondition, ModelError, needs_extra
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
 from headrace.training.releasing.publishing import (
@@ -39,7 +39,7 @@ def build(
     try:
         from headrace.training.keras.model import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
     except ImportError as error:
-        raise ConfigError(f"keras: {error}; pip install 'headrace[tensorflow]'") from error
+        raise needs_extra("keras", "keras", error) from error
     model = KerasModel(load_build(function), features, seed=seed)
     if publisher is None:
         return model, None
