@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
@@ -16,6 +17,7 @@ import pytest
 from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.net.content_failures import Failure
 from headrace.net.deadline_connection import Resolve, system_addresses
+from tests.certificates import Authority
 from tests.hostile_images import HostileServer, answer, redirect
 from tests.image_encoder import picture, write_encoder
 
@@ -151,6 +153,23 @@ def test_every_redirect_is_checked_again(door: Door, server: HostileServer) -> N
     assert "'private.images.example' resolves to 10.0.0.1, a private address" in str(told["/private"])
     assert server.asked.count("/red.png") == 1
     assert server.asked.count("/loop") == 4
+
+
+def test_no_redirect_leads_from_https_to_http(tmp_path: Path, server: HostileServer) -> None:
+    authority = Authority(tmp_path)
+    authority.write_server()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(authority.path("server.pem"), authority.path("server.key"))
+    handlers = {"/away": redirect(server.url("/red.png")), "/red.png": answer(RED)}
+    with HostileServer(handlers, tls) as secure:
+        door, ports = Door(tmp_path, secure.port), [secure.port, server.port]
+        away, red = (secure.url(path, scheme="https") for path in handlers)
+        assert door.allowed(red, ports=ports, ca_file="ca.pem") is None
+        failure = door.allowed(away, ports=ports, ca_file="ca.pem")
+    assert failure is not None
+    assert failure.is_final
+    assert "redirects from https to http" in failure.reason
+    assert server.asked == []
 
 
 def test_nothing_but_the_request_is_sent(door: Door, server: HostileServer) -> None:

@@ -16,6 +16,7 @@ from types import ModuleType
 import pytest
 
 import headrace
+from headrace.runtimes.registry import RUNTIMES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -132,3 +133,14 @@ def test_the_ninetieth_percentile_is_what_nine_of_ten_do_not_exceed() -> None:
     assert budget.percentile_90(range(1, 11)) == 10
     assert budget.percentile_90([7]) == 7
     assert budget.percentile_90([]) == 0
+
+
+def test_each_extra_that_is_named_exists() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {one.extra: "registry.py" for one in RUNTIMES if one.extra}
+    naming = re.compile(r'headrace\[([\w,-]+)\]|needs_extra\(\s*[^,]+,\s*"([\w,-]+)"')
+    for file in [*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "src").rglob("*.py")]:
+        for found in naming.findall(file.read_text("utf-8")):
+            named |= dict.fromkeys("".join(found).split(","), file.name)
+    assert {"train", "kafka", "tls", "sklearn"} <= named.keys()
+    assert {extra: where for extra, where in named.items() if extra not in extras} == {}

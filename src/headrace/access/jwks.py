@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.base.files import read_text
 from headrace.config.checks import wrong
 
@@ -45,8 +45,8 @@ def library() -> ModuleType:
     try:
         import cryptography  # noqa: F401, PLC0415 - an extra
         import jwt  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigError("access.jwt needs the extra jwt: pip install 'headrace[jwt]'") from None
+    except ImportError as error:
+        raise needs_extra("access.jwt", "jwt", error) from error
     return jwt
 
 

@@ -339,6 +339,17 @@ class ConfigError(HeadraceError):
     """A setting is wrong; the message names the setting, the expected values and the actual one."""
 
 
+def needs_extra(what: str, extra: str, lacking: object) -> ConfigError:
+    """Return the error for something whose packages are not installed.
+
+    Args:
+        what: The setting, the command or the thing that needs them.
+        extra: The extra of headrace that installs them; several are separated by commas.
+        lacking: The failed import, or the missing package.
+    """
+    return ConfigError(f"{what} needs an extra ({lacking}): pip install 'headrace[{extra}]'")
+
+
 class PlaceTaken(ConfigError):
     """A configured port is in use; it may become free without a change of the settings."""
 

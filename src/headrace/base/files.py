@@ -85,6 +85,14 @@ def is_visible(name: str) -> bool:
     return name[0] != "."
 
 
+def is_directory(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a directory, or a link to one; False if unknown, as for a circular link."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def visible_files(directory: Path) -> list[Path]:
     """Return all files below a directory, sorted, without dot files and files in dot directories."""
     files = (one for one in directory.rglob("*") if one.is_file())

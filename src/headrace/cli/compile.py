@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.errors import ConfigError, HeadraceError, needs_extra
 from headrace.base.files import saying
 from headrace.cli import common, models, number_types
 from headrace.versions.layout import version_directories
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
         from headrace.jit.kernel_cache import kept_where  # noqa: PLC0415
         from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"compile: {error}; pip install 'headrace[ctr]'") from error
+        raise needs_extra("compile", "ctr", error) from error
     where = kept_where()
     if where is None:
         raise ConfigError("compile: kernels cannot be stored: set NUMBA_CACHE_DIR to a writable directory")

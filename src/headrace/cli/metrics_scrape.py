@@ -7,7 +7,6 @@ import http.client
 import math
 import ssl
 import time
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +15,14 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.base.files import read_text
 from headrace.cli import number_types
+from headrace.client.rest import Address, check_encrypted, read_address, token_in
 from headrace.config.checks import MINUTE
 from headrace.net.client_tls import client_context
 
 _PATH, _INDEX_PATH = "/metrics", "/v2/repository/index"
 _TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 * 1024 * 1024
-_MOST_TOKEN_BYTES = 64 * 1024
 _OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
 
 Labels = tuple[tuple[str, str], ...]
@@ -83,12 +81,14 @@ class MetricsClient:
     """A server that is asked for its metrics.
 
     Attributes:
-        url: The server's address, such as ``http://127.0.0.1:8501``.
+        name: The server's URL, for messages.
+        address: The server's address.
         token: The token sent as ``Authorization: Bearer …``; "" for none.
         trust: Trusted certificates for https, and the client's own certificate; None for plain http.
     """
 
-    url: urllib.parse.SplitResult
+    name: str
+    address: Address
     token: str = field(default="", repr=False)
     trust: ssl.SSLContext | None = field(default=None, repr=False)
 
@@ -99,31 +99,22 @@ class MetricsClient:
         """Create a Source from the command line's values.
 
         Args:
-            url: The server's address.
+            url: The server's address, such as ``http://127.0.0.1:8501``; the scheme may be left out.
             token_file: File with the token; None for none.
             ca_file: File with trusted certificates; None for the system's.
             own: The client's certificate, and its key if that is in a separate file.
 
         Raises:
-            ConfigError: The URL is invalid, or a file cannot be read.
+            ConfigError: The URL is invalid, a file cannot be read, or the token would be sent unencrypted to
+                another machine.
         """
         with_scheme = url if "://" in url else f"http://{url}"
-        try:
-            parts = urllib.parse.urlsplit(with_scheme)
-            _ = parts.port
-        except ValueError as error:
-            raise ConfigError(f"URL: expected http://HOST:PORT, got {url!r}: {error}") from error
-        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"URL: expected http://HOST:PORT or https://HOST:PORT, got {url!r}")
-        token = ""
-        if token_file is not None:
-            try:
-                token = read_text(token_file, _MOST_TOKEN_BYTES).strip()
-            except OSError as error:
-                raise _unusable("token-file", token_file, error) from error
-            if not token or any(not "!" <= character <= "~" for character in token):
-                raise ConfigError(f"token-file: expected one token without spaces in {token_file}")
-        return cls(parts, token, _trust(ca_file, *own) if parts.scheme == "https" else None)
+        address = read_address(with_scheme)
+        token = "" if token_file is None else token_in(token_file, f"token-file: {token_file}")
+        check_encrypted(token, address)
+        return cls(
+            with_scheme.rstrip("/"), address, token, _trust(ca_file, *own) if address.is_secure else None
+        )
 
     def scrape(self) -> Scrape:
         """Scrape the server once.
@@ -147,11 +138,6 @@ class MetricsClient:
             )
         return Scrape(time.monotonic(), parsed(body.decode("utf-8", "replace")))
 
-    @property
-    def name(self) -> str:
-        """The server's address for messages, without credentials."""
-        return f"{self.url.scheme}://{self.url.netloc.rpartition('@')[2]}{self.url.path.rstrip('/')}"
-
     def failures(self) -> tuple[Failure, ...]:
         """Return why versions failed to load, if the server tells this caller; empty otherwise."""
         try:
@@ -162,7 +148,7 @@ class MetricsClient:
         return tuple(Failure(one.name, one.version, one.reason) for one in entries if one.reason)
 
     def _ask(self, method: str, path: str) -> tuple[int, bytes]:
-        host, port = self.url.hostname or "", self.url.port
+        host, port = self.address.host, self.address.port
         connection: http.client.HTTPConnection
         if self.trust is not None:
             connection = http.client.HTTPSConnection(host, port, timeout=_TIMEOUT_SECONDS, context=self.trust)
@@ -172,7 +158,7 @@ class MetricsClient:
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"
         try:
-            connection.request(method, self.url.path.rstrip("/") + path, headers=headers)
+            connection.request(method, self.address.prefix + path, headers=headers)
             reply = connection.getresponse()
             body = reply.read(_MOST_BYTES + 1)
         finally:
@@ -191,10 +177,6 @@ def _trust(ca_file: Path | None, certificate: Path | None = None, key: Path | No
     if key is not None and certificate is None:
         raise ConfigError("key-file: the key needs its certificate, too: --certificate-file FILE")
     return client_context(ca_file, certificate, key, name_of=lambda name: name.replace("_", "-"))
-
-
-def _unusable(option: str, file: object, error: OSError) -> ConfigError:
-    return ConfigError(f"{option}: {file} cannot be used: {error.strerror or error}")
 
 
 def parsed(text: str) -> dict[str, dict[Labels, float]]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.base.files import is_visible, saying
 from headrace.cli import common, models, number_types
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
@@ -137,7 +137,7 @@ def _serving(runtime: Runtime) -> _Measure:
                 "click models can be profiled"
             )
     except ImportError as error:
-        raise _missing(runtime.extra, error) from error
+        raise needs_extra("profile", runtime.extra, error) from error
     return measure
 
 
@@ -152,13 +152,9 @@ def _training(runtime: Runtime, file: Path, options: argparse.Namespace) -> Prof
 
             return of_keras(options.keras, options.schema, options.batch_rows, options.calls)
     except ImportError as error:
-        raise _missing(runtime.extra, error) from error
+        raise needs_extra("profile", runtime.extra, error) from error
     if runtime.kind == "tensorflow":
         raise ConfigError(
             "--training: a SavedModel does not learn; give the model that does, with --keras and --schema"
         )
     raise ConfigError(f"--training: headrace does not train {runtime.kind} models")
-
-
-def _missing(extra: str, error: ImportError) -> ConfigError:
-    return ConfigError(f"profile: a package is missing ({error}); pip install 'headrace[{extra}]'")

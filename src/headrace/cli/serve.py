@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from headrace.base import cpus, logs, memory
 from headrace.base.errors import ConfigError
@@ -20,6 +20,7 @@ from headrace.cli import common, models, number_types
 from headrace.cli.announcement import announce
 from headrace.config import ServerConfig, server_config, with_flags
 from headrace.config.checks import DAY
+from headrace.config.server import GrpcServer, HttpServer, LogFormat, LogLevel
 from headrace.config.telemetry import STDOUT
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
     "host": ("HOST", "the address to listen on"),
     "http_port": ("N", "the port of REST; 0 = any free one"),
     "grpc_port": ("N", "the port of gRPC; 0 = any free one"),
-    "http_server": (("h2corn", "uvicorn"), "the server library for REST"),
-    "grpc_server": (("h2corn", "grpcio"), "the server library for gRPC"),
+    "http_server": (get_args(HttpServer), "the server library for REST"),
+    "grpc_server": (get_args(GrpcServer), "the server library for gRPC"),
     "poll_seconds": ("S", "how often to look for new versions; 0 = only at the start"),
     "load_threads": ("N", "how many models load at the same time"),
     "allow_code": ("switch", "load models that are Python code (model.py)"),
@@ -74,8 +75,8 @@ SETTINGS: dict[str, tuple[_Kind, str]] = {
         "S",
         "maximum age of a connection, before its client has to open a new one; 0 = any age",
     ),
-    "log_format": (("text", "json"), "logs for people or for machines"),
-    "log_level": (("debug", "info", "warning", "error"), "the least severe level"),
+    "log_format": (get_args(LogFormat), "logs for people or for machines"),
+    "log_level": (get_args(LogLevel), "the least severe level"),
     "tensorflow_metrics": ("switch", "export metrics under TensorFlow Serving's names, too"),
     "triton_metrics": ("switch", "export metrics under Triton's names, too"),
     "load_reports": ("switch", "report the load of the server in every answer, for balancers (ORCA)"),

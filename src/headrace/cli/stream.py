@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.errors import ConfigError, HeadraceError, StreamError
+from headrace.base.errors import ConfigError, HeadraceError, StreamError, needs_extra
 from headrace.cli import command_groups, common
 from headrace.cli.stream_publish import add_publish
 from headrace.stream.schema import Schema, parse_schema
@@ -367,6 +367,4 @@ def _needs_extra() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ConfigError(
-            f"headrace stream needs {error.name}, which is not installed: pip install 'headrace[train]'"
-        ) from error
+        raise needs_extra("headrace stream", "train", error) from error

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.cli import common, number_types
 from headrace.stream.schema import parse_schema
 
@@ -78,9 +78,7 @@ def run_publish(options: argparse.Namespace) -> int:
         from headrace.stream.kafka.topic_writer import Publisher, batches_of  # noqa: PLC0415 - needs the extra
         from headrace.stream.stream_output import ProgressLine  # noqa: PLC0415 - needs the extra
     except ImportError as error:
-        raise ConfigError(
-            f"headrace stream needs {error.name}, which is not installed: pip install 'headrace[train,kafka]'"
-        ) from error
+        raise needs_extra("headrace stream", "train,kafka", error) from error
     from headrace.stream.kafka.topic_address import parse_topic, read_settings  # noqa: PLC0415 - as above
 
     schema = None

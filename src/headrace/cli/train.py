@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.cli import auditing, common, models, number_types
 from headrace.cli.metrics_port_option import add_metrics
 from headrace.cli.stream_publish import add_kafka_config
@@ -265,7 +265,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         from headrace.training import run_session  # noqa: PLC0415 - other verbs start without compilers
     except ImportError as error:
-        raise ConfigError(f"train: {error}; pip install 'headrace[train]'") from error
+        raise needs_extra("train", "train", error) from error
     asked = _asked(options)
     if options.search is not None:
         from headrace.training.searching.search_run import search  # noqa: PLC0415 - as above

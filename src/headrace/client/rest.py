@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
@@ -24,12 +25,14 @@ from headrace.base.errors import (
     Unavailable,
     shown,
 )
+from headrace.base.files import read_text
 from headrace.net.client_tls import client_context
 from headrace.net.deadline_connection import Connection, Lookups, connect, system_addresses
 from headrace.net.urls import KEPT_IN_PATHS
 
 _PIECE_BYTES = 2**20
 _LARGEST_ERROR_BYTES = 65_536
+_LARGEST_TOKEN_BYTES = 65_536
 _LONGEST_WAIT_SECONDS = 300.0
 _MOST_IDLE = 8
 _MOST_LOOKUPS = 16
@@ -77,7 +80,9 @@ def read_address(url: str) -> Address:
         ConfigError: The URL is invalid.
     """
     if "@" in url.split("//", 1)[-1].split("/", 1)[0]:  # do not repeat the URL: it may contain a password
-        raise ConfigError("url: expected no user name or password in it; set token_file or token_env")
+        raise ConfigError(
+            "url: expected no user name or password in it; give a token by token_file (--token-file)"
+        )
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -95,6 +100,46 @@ def read_address(url: str) -> Address:
     return Address(parts.hostname, port or (443 if is_secure else 80), prefix, is_secure)
 
 
+def token_in(file: Path, where: str) -> str:
+    """Return the access token in a file.
+
+    Args:
+        file: The file.
+        where: The setting and its value, for errors.
+
+    Raises:
+        ConfigError: The file cannot be read, or the token is not valid in a header.
+    """
+    try:
+        return token_of(read_text(file, _LARGEST_TOKEN_BYTES), where)
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def token_of(text: str, where: str) -> str:
+    """Return an access token without the white space around it.
+
+    Raises:
+        ConfigError: It is not valid in a header.
+    """
+    token = text.strip()
+    if not token or any(not "!" <= character <= "~" for character in token):
+        raise ConfigError(f"{where}: expected a token of printable ASCII characters without spaces")
+    return token
+
+
+def check_encrypted(token: str, address: Address) -> None:
+    """Check that a token may be sent to a server.
+
+    Raises:
+        ConfigError: It would be sent unencrypted to another machine.
+    """
+    if token and not address.is_secure and address.host not in _LOOPBACK:
+        raise ConfigError(
+            "url: expected https://…, because a token is never sent unencrypted to another machine"
+        )
+
+
 class RestClient:
     """A client of one server. Thread-safe."""
 
@@ -110,10 +155,7 @@ class RestClient:
             ConfigError: The token would be sent unencrypted to another machine, or the file cannot be read or
                 holds no certificates.
         """
-        if token and not address.is_secure and address.host not in _LOOPBACK:
-            raise ConfigError(
-                "url: expected https://…, because a token is never sent unencrypted to another machine"
-            )
+        check_encrypted(token, address)
         self._address = address
         self._token = token
         self._tls = client_context(ca_file) if address.is_secure else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,6 +15,11 @@ from headrace.config.checks import DAY, MINUTE, MOST_THREADS, one_of, seconds, w
 from headrace.config.headrace_toml import A_MODEL_NAME, MODEL_NAME, model_config
 from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.toml_reader import Table, convert, parse, read_table
+
+HttpServer = Literal["h2corn", "uvicorn"]
+GrpcServer = Literal["h2corn", "grpcio"]
+LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 # The settings of encrypted connections: `[tls]` of `headrace serve --config FILE`.
 
@@ -228,8 +233,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     host: str = "127.0.0.1"
     http_port: int = 8501
     grpc_port: int = 8500
-    http_server: Literal["h2corn", "uvicorn"] = "h2corn"
-    grpc_server: Literal["h2corn", "grpcio"] = "h2corn"
+    http_server: HttpServer = "h2corn"
+    grpc_server: GrpcServer = "h2corn"
     poll_seconds: float = 1.0
     load_threads: int = 1
     allow_code: bool = False
@@ -245,8 +250,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     drain_seconds: float = 30.0
     drain_lead_seconds: float = 2.0
     max_connection_age_seconds: float = 0.0
-    log_format: Literal["text", "json"] = "text"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
     tensorflow_metrics: bool = False
     triton_metrics: bool = False
     load_reports: bool = False
@@ -271,8 +276,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         whole("grpc_port", self.grpc_port, most=_MOST_PORTS)
         if self.admin_port is not None:
             whole("admin_port", self.admin_port, most=_MOST_PORTS)
-        one_of("http_server", self.http_server, ("h2corn", "uvicorn"))
-        one_of("grpc_server", self.grpc_server, ("h2corn", "grpcio"))
+        one_of("http_server", self.http_server, get_args(HttpServer))
+        one_of("grpc_server", self.grpc_server, get_args(GrpcServer))
         if self.workers != 1 and self.grpc_server == "grpcio":
             expected = "h2corn with workers > 1: grpcio cannot accept on the workers' sockets; or workers = 1"
             raise wrong("grpc_server", expected, self.grpc_server)
@@ -302,8 +307,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if 0 < self.max_connection_age_seconds < _SHORTEST_AGE_SECONDS:
             expected = f"0, or at least {_SHORTEST_AGE_SECONDS:g}"
             raise wrong("max_connection_age_seconds", expected, self.max_connection_age_seconds)
-        one_of("log_format", self.log_format, ("text", "json"))
-        one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
+        one_of("log_format", self.log_format, get_args(LogFormat))
+        one_of("log_level", self.log_level, get_args(LogLevel))
 
     @property
     def ends_connections(self) -> bool:

@@ -20,7 +20,6 @@ from numba.extending import unbox as _typed_unbox
 from headrace.jit.intrinsics import intrinsic
 
 _Value = TypeVar("_Value")
-_WORD_BYTES = 8
 
 _unbox: Any = _typed_unbox
 _native: Any = NativeValue

@@ -14,7 +14,7 @@ from errno import ENOENT
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, listed
-from headrace.base.files import is_visible
+from headrace.base.files import is_directory, is_visible
 from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.lifecycle.stat_cache import Recall, looks_of
 from headrace.versions.layout import (
@@ -191,17 +191,10 @@ def _files_in(directory: str) -> Iterator[str]:
         for entry in entries:
             if not is_visible(entry.name):
                 continue
-            if not _is_directory(entry):
+            if not is_directory(entry):
                 yield entry.path
             elif not entry.is_symlink():
                 folders.append(entry.path)
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:
-        return False
 
 
 def _model_directories(
@@ -299,7 +292,7 @@ def _decided(
 
 def _directories_beside(entries: Iterable[os.DirEntry[str]]) -> list[str]:
     """Return the names of directories in a model's directory that are not versions, sorted."""
-    names = (one.name for one in entries if is_visible(one.name) and _is_directory(one))
+    names = (one.name for one in entries if is_visible(one.name) and is_directory(one))
     return sorted(name for name in names if version_number(name) is None)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest
+from headrace.base.errors import InvalidRequest, needs_extra
 from headrace.similarity.cells import make_cells
 from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, unwatched
 
@@ -132,8 +132,8 @@ def _principal(taken: Floats, components: int, seed: int) -> tuple[Floats, Doubl
 def _tsne(taken: Floats, seed: int) -> Floats:
     try:
         from sklearn.manifold import TSNE  # noqa: PLC0415 - an extra, and slow to import
-    except ImportError:
-        raise ConfigError("t-SNE needs scikit-learn: pip install 'headrace[sklearn]'") from None
+    except ImportError as error:
+        raise needs_extra("t-SNE", "sklearn", error) from error
     if taken.shape[1] > _PCA_BEFORE_TSNE:
         taken = _principal(taken, min(_PCA_BEFORE_TSNE, *taken.shape), seed)[0]
     if taken.shape[1] == 1:  # TSNE starts from two principal components

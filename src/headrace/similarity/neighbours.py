@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest
+from headrace.base.errors import InvalidRequest, needs_extra
 from headrace.base.tensors import Array
 from headrace.similarity.stored_rows import (
     Doubles,
@@ -158,8 +158,8 @@ class Index:
             raise InvalidRequest("an index supports cosine and l2, not dot; set exact=True", field="metric")
         try:
             faiss: Any = import_module("faiss")
-        except ImportError:
-            raise ConfigError("an index needs faiss: pip install 'headrace[similarity]'") from None
+        except ImportError as error:
+            raise needs_extra("an index", "similarity", error) from error
         self._rows = rows
         self._index: Any
         if rows.metric == "cosine":

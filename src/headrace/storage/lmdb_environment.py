@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.base.errors import ConfigError, HeadraceError, Unavailable
+from headrace.base.errors import ConfigError, HeadraceError, Unavailable, needs_extra
 
 if TYPE_CHECKING:
     import lmdb
@@ -226,8 +226,8 @@ def open_lmdb(options: LmdbOptions, timeout_seconds: float) -> LmdbFile:
     """
     try:
         import lmdb  # noqa: PLC0415 - an extra
-    except ImportError:
-        raise ConfigError("kind = lmdb needs an extra: pip install 'headrace[archive]'") from None
+    except ImportError as error:
+        raise needs_extra("kind = lmdb", "archive", error) from error
     try:
         options.path.mkdir(parents=True, exist_ok=True)
         status = options.path.stat()

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.stream.column_conversion import is_listed
+from headrace.stream.dictionaries import is_listed
 
 _OFFSETS = {pa.string(): np.int32, pa.large_string(): np.int64}
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError
-from headrace.stream.dictionaries import plain, plain_type
+from headrace.stream.dictionaries import is_listed, plain, plain_type
 from headrace.stream.schema import MOST_VIEWS, Field
 from headrace.stream.text_or_number import (
     are_numbers,
@@ -117,11 +117,6 @@ def stream_column(
 def is_text(kind: pa.DataType) -> bool:
     """Whether a type is one of Arrow's text types."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
-def is_listed(kind: pa.DataType) -> bool:
-    """Whether a type is one of Arrow's list types."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 class _Column:

@@ -25,7 +25,7 @@ def plain(column: pa.Array, field: str = "") -> pa.Array:
     """
     if plain_type(column.type) == column.type:
         return column
-    if _is_listed(column.type):
+    if is_listed(column.type):
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, plain(column.flatten(), field), mask=column.is_null())
@@ -46,14 +46,15 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type to which ``plain`` converts a column of the given type."""
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
-    if _is_listed(kind) and plain_type(kind.value_type) != kind.value_type:
+    if is_listed(kind) and plain_type(kind.value_type) != kind.value_type:
         return pa.list_(plain_type(kind.value_type))
     if pa.types.is_string_view(kind):
         return pa.large_string()
     return pa.large_binary() if pa.types.is_binary_view(kind) else kind
 
 
-def _is_listed(kind: pa.DataType) -> bool:
+def is_listed(kind: pa.DataType) -> bool:
+    """Whether a type is one of Arrow's list types."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
@@ -75,7 +76,7 @@ def _sizes(values: pa.Array) -> Array:
             return np.zeros(0)
         sizes = np.frombuffer(values.buffers()[1], np.int32)[4 * values.offset :: 4][: len(values)]
         return np.where(values.is_valid(), sizes, 0).astype(np.float64)
-    if _is_listed(kind):
+    if is_listed(kind):
         lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False)
         totals = np.concatenate([[0.0], np.cumsum(_sizes(values.flatten()))])
         return np.diff(totals[np.concatenate([[0], np.cumsum(lengths)])])

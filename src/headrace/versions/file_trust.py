@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError, LoadError
+from headrace.base.files import is_directory
 from headrace.config import ServerConfig
 from headrace.versions.manifest import Manifest, check_manifest
 
@@ -151,17 +152,10 @@ def _below(version: Path) -> Iterator[str]:
         with os.scandir(folder) as listed:
             entries = list(listed)
         for entry in entries:
-            if _is_directory(entry):
+            if is_directory(entry):
                 folders.append(entry.path)
             else:
                 yield entry.path
-
-
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a circular link
-        return False
 
 
 def _check_link(path: str, name: str, root: str) -> None:

@@ -7,6 +7,7 @@ can be loaded, too.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -30,6 +31,7 @@ from headrace.base.files import (
     sync_tree,
 )
 from headrace.base.format_numbers import check_format
+from headrace.config import LARGEST_VERSION
 from headrace.sealed_memory.file_copying import NotCopied, kept_checksum
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, version_directories
 
@@ -266,7 +268,8 @@ def publish(
     Raises:
         Conflict: The number exists.
         LoadError: There is nothing to publish, or a file changed while it was read.
-        FailedPrecondition: The manifest would exceed the size limit for reading.
+        FailedPrecondition: The manifest would exceed the size limit for reading, or the number the largest
+            possible one.
         OSError: The version cannot be written; nothing is left behind.
     """
     with _made(model_directory):
@@ -337,6 +340,11 @@ def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signe
         target = model_directory / str(number)
         if number in taken:
             raise _exists(model_directory, number)
+        if number > LARGEST_VERSION:  # servers would ignore it
+            raise FailedPrecondition(
+                f"{model}: expected a version of at most {LARGEST_VERSION}, got {number}; give a number that "
+                "is free, or delete the largest version"
+            )
         if sign is not None:
             sign(draft, model, number)
         _forbid_others(draft)
@@ -345,6 +353,8 @@ def _rename(draft: Path, model_directory: Path, version: int | None, sign: Signe
         except OSError as error:
             if not target.exists():
                 raise
+            if not target.is_dir():  # trying again would never end
+                raise NotADirectoryError(errno.ENOTDIR, f"{target} is a file; remove it") from error
             if version is not None:
                 raise _exists(model_directory, number) from error
         else:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from headrace.base.errors import ConfigError, FailedPrecondition, LoadError, NewerFormat
+from headrace.base.errors import ConfigError, FailedPrecondition, LoadError, NewerFormat, needs_extra
 from headrace.base.files import read_file, saying, write_file
 from headrace.base.format_numbers import check_format
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE
@@ -285,9 +285,7 @@ def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: PLC0415 - an extra
     except ImportError as error:
-        raise ConfigError(
-            f"signed versions need cryptography ({error}); pip install 'headrace[signing]'"
-        ) from error
+        raise needs_extra("a signed version", "signing", error) from error
     return ed25519
 
 

@@ -133,14 +133,14 @@ def test_what_is_no_server_of_ours_is_said_so(text: str) -> None:
     "url", ["", "ftp://x", "http://", "http://x:99999999", "http://x?y", "http://[::1", "x y://"]
 )
 def test_what_is_no_address_is_said_so(url: str) -> None:
-    with pytest.raises(ConfigError, match="URL: expected http://HOST:PORT"):
+    with pytest.raises(ConfigError, match="url: expected http://HOST:PORT"):
         MetricsClient.of(url, None, None)
 
 
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        (("token", None), "token-file: token cannot be used: No such file"),
+        (("token", None), "token-file: token cannot be read: No such file"),
         ((None, "ca.pem"), "ca-file: ca.pem cannot be used: No such file"),
         (
             (None, None, "own.pem"),
@@ -154,6 +154,22 @@ def test_a_file_that_cannot_be_used_is_named(files: tuple[str | None, ...], said
         MetricsClient.of("https://x", *(one and Path(one) for one in files))
 
 
-def test_an_address_needs_no_scheme_and_shows_no_password() -> None:
+def test_an_address_needs_no_scheme() -> None:
     assert MetricsClient.of("localhost:8501", None, None).name == "http://localhost:8501"
-    assert MetricsClient.of("https://me:secret@host/prefix/", None, None).name == "https://host/prefix"
+    assert MetricsClient.of("https://host/prefix/", None, None).name == "https://host/prefix"
+
+
+@pytest.mark.parametrize("url", ["https://me:secret@host", "me:secret@host", "http://me:secret@host:1/?x"])
+def test_a_password_in_an_address_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected no user name or password") as caught:
+        MetricsClient.of(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_token_is_sent_unencrypted_to_this_machine_only(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("t0ken\n")
+    for url in ("http://127.0.0.1:8501", "localhost:8501", "https://models.internal:8501"):
+        assert MetricsClient.of(url, file).token == "t0ken"
+    with pytest.raises(ConfigError, match="a token is never sent unencrypted to another machine"):
+        MetricsClient.of("http://models.internal:8501", file)

@@ -69,6 +69,8 @@ NEVER = {
         "headrace.storage.stores",
         "lmdb",
     ),
+    *("headrace.workers", "headrace.isolation"),
+    *("headrace.sealed_memory.keeper", "headrace.sealed_memory.keeper_client"),
 }
 
 

@@ -6,14 +6,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from headrace import example
 from headrace.base.errors import LoadError, NotLoadable
+from headrace.config.headrace_toml import RuntimeKind
 from headrace.runtimes import registry
-from headrace.runtimes.registry import Runtime, RuntimeOptions, SignatureSettings, find
+from headrace.runtimes.registry import RUNTIMES, Runtime, RuntimeOptions, SignatureSettings, find
 
 
 @pytest.mark.parametrize(
@@ -149,3 +151,7 @@ def test_what_is_often_taken_for_a_model_is_called_what_it_is(
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(LoadError, match=said):
         registry.load(tmp_path, RuntimeOptions())
+
+
+def test_settings_may_name_each_runtime_and_nothing_else() -> None:
+    assert set(get_args(RuntimeKind)) == {"", *(one.kind for one in RUNTIMES)}

@@ -207,6 +207,21 @@ def test_of_two_that_take_the_next_number_each_gets_its_own(source: Path, model:
     assert publish(write, model) == model / "2"
 
 
+def test_a_file_that_has_the_next_number_ends_the_publication(source: Path, model: Path) -> None:
+    publish(source, model)
+    (model / "2").write_text("a file")
+    with pytest.raises(NotADirectoryError, match="ctr/2 is a file; remove it"):
+        publish(source, model)
+    assert names(model) == ["1", "2"]
+
+
+def test_no_version_follows_the_largest_one(source: Path, model: Path) -> None:
+    publish(source, model, 2**63 - 1)
+    with pytest.raises(FailedPrecondition, match=f"expected a version of at most {2**63 - 1}, got {2**63}"):
+        publish(source, model)
+    assert names(model) == [str(2**63 - 1)]
+
+
 def test_there_must_be_something_to_publish(tmp_path: Path, model: Path) -> None:
     with pytest.raises(LoadError, match="not a directory"):
         publish(tmp_path / "missing", model)

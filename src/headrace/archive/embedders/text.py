@@ -13,7 +13,7 @@ from headrace.archive.embedders import minilm
 from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
 from headrace.archive.embedders.embedder_settings import MINILM, TextSettings
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.base.errors import ConfigError, HeadraceError
+from headrace.base.errors import ConfigError, HeadraceError, needs_extra
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import TensorSpec
 from headrace.net.content_failures import Failure
@@ -192,9 +192,7 @@ def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
     try:
         import tokenizers  # noqa: F401, PLC0415 - an extra
     except ImportError as error:
-        raise ConfigError(
-            f"text embedders need the package tokenizers: pip install 'headrace[text]' ({error})"
-        ) from error
+        raise needs_extra("a text embedder", "text", error) from error
     if settings.model == MINILM and not (base / MINILM).exists():
         model, tokenizer, vocabulary = minilm.model_file(), minilm.tokenizer(), minilm.VOCABULARY
         if settings.tokenizer:

@@ -252,7 +252,6 @@ class BatchFiller:
         group.missing = keys = self._without_poison(group, keys)
         if not keys:
             return set()
-        counts.retried += any(group.keys[key].attempts for key in keys)
         embedded = self._made(group, keys)
         done = [place for place in range(len(keys)) if place not in embedded.failures]
         self._store(group, [keys[place] for place in done], embedded.vectors[done])

@@ -82,11 +82,6 @@ class Cache:
         skip = 0 if self._is_scaled else HEAD.itemsize
         self._held = Standing(kernels.Held(*self._table, *self._marks, none, skip))
 
-    @property
-    def capacity(self) -> int:
-        """Maximum number of vectors."""
-        return len(self._table[1])
-
     def held(self) -> int:
         """Return the number of vectors in the cache."""
         return int(np.count_nonzero(self._table[0] >> np.uint64(33)))

@@ -13,12 +13,10 @@ class FillCounts:
         filled: Number of vectors made and stored.
         there: Number of keys that already had a vector.
         dead: Number of keys that became dead letters.
-        retried: Number of batches that contained a key tried before.
         late_seconds: Total time from queueing to storing, of all filled keys.
     """
 
     filled: int = 0
     there: int = 0
     dead: int = 0
-    retried: int = 0
     late_seconds: float = 0.0

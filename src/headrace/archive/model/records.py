@@ -31,9 +31,6 @@ HEAD_BYTES = HEAD.itemsize
 FORMAT = 1
 """The first byte of every record."""
 
-NO_VECTOR = 0
-"""Type of a record that stands for a missing vector."""
-
 ROW = "row"
 """Dtype of a feature table's rows: bytes, whose layout the columns define."""
 

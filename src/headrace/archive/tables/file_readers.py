@@ -10,13 +10,21 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, get_args
 
-from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, NotFound, StreamError, shown
+from headrace.base.errors import (
+    ConfigError,
+    HeadraceError,
+    InvalidRequest,
+    NotFound,
+    StreamError,
+    needs_extra,
+    shown,
+)
 
 try:
     import pyarrow as pa
     import pyarrow.parquet as pq
 except ImportError as error:  # as with every optional package
-    raise ConfigError(f"loading a file needs an extra ({error}): pip install 'headrace[train]'") from None
+    raise needs_extra("loading a file", "train", error) from error
 
 from headrace.stream.csv_rows import CsvRows
 from headrace.stream.text_lines import Lines, WholeRows

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from headrace.archive.model.columns import LARGEST_ROW_BYTES, TEXT, Column
 from headrace.base.errors import InvalidRequest, shown
 from headrace.base.tensors import Array
-from headrace.stream.column_conversion import EARLIEST, LATEST, UNIT_NAMES, fitting_unit, is_listed
+from headrace.stream.column_conversion import EARLIEST, LATEST, UNIT_NAMES, fitting_unit
 from headrace.stream.column_conversion import is_text as is_plain_text
-from headrace.stream.dictionaries import plain
+from headrace.stream.dictionaries import is_listed, plain
 from headrace.stream.text_or_number import Look, whole_floats, without_words
 
 _LEAST_TEXT_BYTES = 16

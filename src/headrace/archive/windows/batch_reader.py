@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
-from headrace.base.errors import ConfigError, HeadraceError, StreamError
+from headrace.base.errors import HeadraceError, StreamError, needs_extra
 from headrace.stream.byte_sources import Pieces, Readable, Source, is_pieces, read_schema, source_of
 from headrace.stream.schema import Schema
 
@@ -17,7 +17,7 @@ try:
     from headrace.stream.arrow_ipc_parser import StreamParser
     from headrace.stream.read_ahead import Ahead
 except ImportError as error:  # as with every optional package
-    raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
+    raise needs_extra("feeding a table", "train", error) from error
 
 _BATCHES_AHEAD = 2
 _ROWS_AT_ONCE = 2**16

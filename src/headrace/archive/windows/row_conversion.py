@@ -8,7 +8,7 @@ from headrace.archive.model.window_settings import FeedSettings
 from headrace.archive.windows.bucket_plan import BucketPlan, Measure
 from headrace.archive.windows.counters import Counters
 from headrace.archive.windows.kernels import CountedRows
-from headrace.base.errors import ConfigError, InvalidRequest, StreamError, listed, shown
+from headrace.base.errors import ConfigError, InvalidRequest, StreamError, listed, needs_extra, shown
 from headrace.base.tensors import Array
 from headrace.stream.schema import Field
 
@@ -19,7 +19,7 @@ try:
     from headrace.stream.column_conversion import is_text, stream_column
     from headrace.stream.dictionaries import plain
 except ImportError as error:  # as with every optional package
-    raise ConfigError(f"feeding a table needs an extra ({error}): pip install 'headrace[train]'") from None
+    raise needs_extra("feeding a table", "train", error) from error
 
 _MICROSECONDS = 1_000_000
 _LARGEST = 1e280

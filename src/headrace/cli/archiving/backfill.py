@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from headrace.base import logs
 from headrace.base.errors import Unavailable
+from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, common, number_types
 from headrace.cli.archiving import archive_options
 from headrace.cli.archiving.fill import add_threads
-from headrace.cli.archiving.stop_signals import Stopping
 
 if TYPE_CHECKING:
     from headrace.archive.filling.backfill import Backfill
@@ -72,7 +72,7 @@ def _add_version(parser: argparse.ArgumentParser, name: str, help_: str) -> None
 def run(options: argparse.Namespace) -> int:
     """Run the backfill, and show its progress."""
     logs.set_up("text", "info")
-    with Stopping() as stopping, ExitStack() as held:
+    with StopSignals() as stopping, ExitStack() as held:
         archive = held.enter_context(archive_options.open_archive_of(options))
         source = options.from_version or archive.record(options.space).default
         target = options.to_version or "of its encoder"

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.base.errors import ConfigError, FailedPrecondition, needs_extra
 from headrace.similarity.layout import Layout
 from headrace.similarity.stored_rows import Floats
 
@@ -66,8 +66,8 @@ def check_file(file: Path) -> None:
         raise ConfigError(f"out: expected a file ending in {', '.join(FORMATS)}, got {file.name!r}")
     try:
         import matplotlib  # noqa: F401, PLC0415 - an extra, and slow to import
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'headrace[plot]'") from None
+    except ImportError as error:
+        raise needs_extra("a plot", "plot", error) from error
 
 
 def to_name(layout: Layout, labels: Sequence[str], count: int) -> list[int]:

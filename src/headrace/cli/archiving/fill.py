@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from headrace.base import logs
 from headrace.base.errors import Unavailable
+from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options
-from headrace.cli.archiving.stop_signals import Stopping
 from headrace.cli.metrics_port_option import add_metrics, metrics
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     from headrace.archive.filling.filler import Filler  # noqa: PLC0415 - not needed to list the verbs
 
     logs.set_up("text", "info")
-    with Stopping() as stopping, ExitStack() as held:
+    with StopSignals() as stopping, ExitStack() as held:
         archive = held.enter_context(archive_options.open_archive_of(options))
         embedders = archive_options.open_embedders(options, archive, held)
         filler = Filler(archive, embedders, threads=options.threads, batch=options.batch)

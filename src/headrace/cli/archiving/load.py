@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import InvalidRequest
+from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, common
 from headrace.cli.archiving import archive_options
-from headrace.cli.archiving.stop_signals import Stopping
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> int:
             f"expected one ASCII character, or tab, got {options.delimiter!r}", field="--delimiter"
         )
     started, target = time.monotonic(), None
-    with Stopping() as stopping, archive_options.open_archive_of(options) as archive:
+    with StopSignals() as stopping, archive_options.open_archive_of(options) as archive:
         archive.record(options.space)  # raises NotFound, with the existing spaces
         file = ColumnFile(options.file, options.format, options.delimiter)
         load = Load(archive, options.space, file, stopping.event)

@@ -19,13 +19,10 @@ import numpy as np
 from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import kernel, part
 
-LEAST_CONCENTRATION, MOST_CONCENTRATION = math.exp(-3.0), math.exp(12.0)
-"""Bounds of concentrations: at the lower, a rate is mostly 0 or 1; at the upper, known to a thousandth."""
-
 SCRATCH_COLUMNS = 6
 """Columns of the kernels' scratch array: float64 ``[components, SCRATCH_COLUMNS]``."""
 
-_LEAST, _MOST = -3.0, 12.0
+_LEAST, _MOST = -3.0, 12.0  # of a concentration's logarithm: a rate is mostly 0 or 1; known to a thousandth
 _FARTHEST_LOGIT = 30.0
 _MULTIPLIED = 16  # number of factors above which gamma functions are faster than a product or sum
 _SHIFTED = 10.0  # the series of digamma has twelve digits from here on
@@ -243,32 +240,6 @@ def learn_heads(
             gradients[row, 1 + 2 * components + one] = by_size
             shared += by_logit
         gradients[row, 0] = shared
-
-
-@kernel()
-def log_likelihoods(heads: Array, clicks: Array, views: Array, scratch: Array, found: Array) -> None:
-    """Compute the logarithm of the probability of k clicks in n views.
-
-    Args:
-        heads: float32 ``[rows, heads]``.
-        clicks: float32 ``[rows]``.
-        views: float32 ``[rows]``.
-        scratch: Scratch array of ``scratch_of``.
-        found: Output for the logarithms: float64 ``[rows]``.
-    """
-    for row in range(heads.shape[0]):
-        k, n = int(clicks[row]), int(views[row])
-        _mix(heads, row, scratch)
-        top, total = -np.inf, 0.0
-        for one in range(scratch.shape[0]):
-            s = scratch[one, 3]
-            fits = log_rising(scratch[one, 1] * s, k) + log_rising(scratch[one, 2] * s, n - k)
-            scratch[one, 4] = fits - log_rising(s, n) + math.log(max(scratch[one, 0], _TINY))
-            top = max(top, scratch[one, 4])
-        for one in range(scratch.shape[0]):
-            total += math.exp(scratch[one, 4] - top)
-        ways = math.lgamma(n + 1.0) - math.lgamma(k + 1.0) - math.lgamma(n - k + 1.0)
-        found[row] = ways + top + math.log(total)
 
 
 @kernel()

@@ -154,6 +154,28 @@ def check_kind(signature: Signature, wanted: Kind) -> None:
         )
 
 
+def check_classify(signature: Signature, settings: SignatureConfig) -> None:
+    """Check that a signature can classify, before anything is computed.
+
+    Raises:
+        InvalidRequest: It is of another kind.
+        FailedPrecondition: It has no output of classes or scores.
+    """
+    check_kind(signature, "classify")
+    class_outputs(signature, settings)
+
+
+def check_regress(signature: Signature, settings: SignatureConfig) -> None:
+    """Check that a signature can regress, before anything is computed.
+
+    Raises:
+        InvalidRequest: It is of another kind.
+        FailedPrecondition: It has no output of values.
+    """
+    check_kind(signature, "regress")
+    value_output(signature, settings)
+
+
 def class_outputs(
     signature: Signature, settings: SignatureConfig
 ) -> tuple[TensorSpec | None, TensorSpec | None]:

@@ -128,7 +128,7 @@ def _signatures(loaded: LoadedVersion, tasks: Sequence[Task]) -> list[tuple[Sign
         signature = find_signature(loaded, chosen.signature)
         if (signature.name, method) in found:
             raise InvalidRequest(f"signature {signature.name!r} is asked for twice", field="tasks")
-        _CHECKS[method](signature, loaded)
+        _CHECKS[method](signature, loaded.config.signature)
         found[signature.name, method] = signature, method
     return list(found.values())
 
@@ -154,17 +154,7 @@ _Response = Callable[["LoadedVersion", list[_Written]], bytes]
 # ---- By kind of task ----
 
 
-def _check_classify(signature: Signature, loaded: LoadedVersion) -> None:
-    examples.check_kind(signature, "classify")
-    examples.class_outputs(signature, loaded.config.signature)
-
-
-def _check_regress(signature: Signature, loaded: LoadedVersion) -> None:
-    examples.check_kind(signature, "regress")
-    examples.value_output(signature, loaded.config.signature)
-
-
-_CHECKS = {CLASSIFY: _check_classify, REGRESS: _check_regress}
+_CHECKS = {CLASSIFY: examples.check_classify, REGRESS: examples.check_regress}
 _RESULTS: dict[str, Callable[[Answer, Signature, SignatureConfig], results.Result]] = {
     CLASSIFY: examples.classes_of,
     REGRESS: examples.values_of,

@@ -26,7 +26,7 @@ from headrace.lifecycle.handle import Lease
 from headrace.model.servable import EXPLAIN_SIGNATURE, CheckedInputs, Signature, takes_packed
 
 if TYPE_CHECKING:
-    from headrace.config import Limits
+    from headrace.config import Limits, SignatureConfig
     from headrace.frontends.service import Service
     from headrace.serving.loaded_version import LoadedVersion
 
@@ -251,21 +251,13 @@ def general_predict_inputs(loaded: LoadedVersion, call: HttpCall, limits: Limits
 
 
 async def _classify(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
-    def check(loaded: LoadedVersion, signature: Signature) -> None:
-        examples.check_kind(signature, "classify")
-        examples.class_outputs(signature, loaded.config.signature)  # raises before anything is computed
-
-    loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
+    loaded, signature, inputs = await _example_inputs(service, chosen, call, examples.check_classify)
     answer = await service.predict(loaded, inputs, call.deadline, call)
     return await _printed(service, examples.classes_of(answer, signature, loaded.config.signature))
 
 
 async def _regress(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
-    def check(loaded: LoadedVersion, signature: Signature) -> None:
-        examples.check_kind(signature, "regress")
-        examples.value_output(signature, loaded.config.signature)
-
-    loaded, signature, inputs = await _example_inputs(service, chosen, call, check)
+    loaded, signature, inputs = await _example_inputs(service, chosen, call, examples.check_regress)
     answer = await service.predict(loaded, inputs, call.deadline, call)
     return await _printed(service, examples.values_of(answer, signature, loaded.config.signature))
 
@@ -281,7 +273,7 @@ async def _example_inputs(
     service: Service,
     chosen: ModelChoice,
     call: HttpCall,
-    check: Callable[[LoadedVersion, Signature], None],
+    check: Callable[[Signature, SignatureConfig], None],
 ) -> tuple[LoadedVersion, Signature, CheckedInputs]:
     if len(call.body) > service.at_once_bytes:
         await service.slicer.step()
@@ -290,7 +282,7 @@ async def _example_inputs(
     if parsed_at_once(call.body, service.at_once_bytes, service.limits):
         document = json_bodies.parse(call.body, service.limits.max_json_depth)
         signature = find_signature(loaded, json_bodies.signature_name(document))
-        check(loaded, signature)
+        check(signature, loaded.config.signature)
         given = json_bodies.examples_of(document, signature, budget)
         columns = run(_columns_of(signature, given, budget))
     else:
@@ -299,7 +291,7 @@ async def _example_inputs(
                 document = await _large_document(service, call, budget, slicer)
                 try:
                     signature = find_signature(loaded, json_bodies.signature_name(document))
-                    check(loaded, signature)
+                    check(signature, loaded.config.signature)
                     given = await large_json.examples_of(document, signature, budget, slicer)
                     columns = await in_steps(_columns_of(signature, given, budget), slicer)
                 finally:

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.base.files import FileState, file_state, open_file
 from headrace.config import Tls
 
@@ -69,7 +69,7 @@ def read(tls: Tls) -> Certificate:
         from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - an extra
         from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 - as above
     except ImportError as error:
-        raise ConfigError("encrypted connections need an extra: pip install 'headrace[tls]'") from error
+        raise needs_extra("tls", "tls", error) from error
     read = {setting: _read(setting, file) for setting, file in files(tls).items()}
     where = {setting: f"{setting}: {file}" for setting, file in files(tls).items()}
     chain = _certificates(where["tls.certificate"], read["tls.certificate"])

@@ -15,7 +15,13 @@ from urllib.parse import unquote
 
 from headrace.access.caller import ASKING, Caller
 from headrace.access.permissions import ANY
-from headrace.base.errors import ConfigError, DeadlineExceeded, HeadraceError, InvalidRequest, Unsupported
+from headrace.base.errors import (
+    DeadlineExceeded,
+    HeadraceError,
+    InvalidRequest,
+    Unsupported,
+    needs_extra,
+)
 from headrace.base.status_codes import codes
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
@@ -37,7 +43,7 @@ try:
     import grpc
     from grpc import aio
 except ImportError as error:
-    raise ConfigError("grpc_server = grpcio needs an extra: pip install 'headrace[grpcio]'") from error
+    raise needs_extra("grpc_server = grpcio", "grpcio", error) from error
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import ssl
 import time
 from typing import TYPE_CHECKING
 
-from headrace.base.errors import ConfigError, DeadlineExceeded, TooLarge
+from headrace.base.errors import ConfigError, DeadlineExceeded, TooLarge, needs_extra
 from headrace.config import Limits, ServerConfig
 from headrace.frontends.transport.asgi import Application, Scope
 from headrace.frontends.transport.bodies import Event, Receive
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 try:
     import uvicorn
 except ImportError as error:
-    raise ConfigError("http_server = uvicorn needs an extra: pip install 'headrace[uvicorn]'") from error
+    raise needs_extra("http_server = uvicorn", "uvicorn", error) from error
 
 
 class UvicornTransport:

@@ -21,11 +21,11 @@ from confluent_kafka import Message as KafkaMessage
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from headrace.base.errors import Overloaded, Unavailable
+from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka_clients import Refusal, client_settings, made, reason, unavailable
 from headrace.storage.queues.kafka_depth import KafkaDepth
 from headrace.storage.queues.kafka_receiver import KafkaReceiver, closed
-from headrace.storage.queues.queue import Depth, Message, Receiver, check_messages
+from headrace.storage.queues.queue import Depth, Message, Receiver, check_messages, check_room
 from headrace.storage.queues.queue_settings import KafkaQueue
 
 _LARGEST_WAITING_MESSAGES = 100_000  # buffered in a producer until a broker accepts them
@@ -111,12 +111,7 @@ class KafkaMessages:
     # ---- publishing -------------------------------------------------------------------------------
 
     def _check_room(self, more: int) -> None:
-        most, waiting = self._settings.max_messages, self._depth.read().messages
-        if waiting + more > most:
-            raise Overloaded(
-                f"the queue holds {waiting} of at most {most} messages: add fillers, or raise "
-                "queue.max_messages"
-            )
+        check_room(self._depth.read().messages, more, self._settings.max_messages)
 
     def _made_producer(self) -> Producer:
         with self._making:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from secrets import token_bytes
 from threading import Condition, Lock
@@ -19,7 +19,15 @@ from weakref import WeakSet
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, Unavailable
 from headrace.storage.lmdb_environment import LmdbFile, LmdbOptions, NoRoom, Transaction, open_lmdb
 from headrace.storage.queues.lmdb_tables import NAMES, Clocks, Prospect, QueueLimits, Tables, sizes
-from headrace.storage.queues.queue import Delivery, Depth, Held, Message, check_messages, check_receive
+from headrace.storage.queues.queue import (
+    Delivery,
+    Depth,
+    Held,
+    Message,
+    check_messages,
+    check_receive,
+    numbers_of,
+)
 from headrace.storage.queues.queue_settings import LmdbQueue
 
 # Group commit: changes that several threads of a process request at the same time share one transaction.
@@ -387,11 +395,11 @@ class LmdbReceiver:
 
     def acknowledge(self, deliveries: Collection[Delivery]) -> int:
         """See Receiver."""
-        return self._settle(_numbers_of(deliveries), is_done=True)
+        return self._settle(numbers_of(deliveries), is_done=True)
 
     def release(self, deliveries: Collection[Delivery]) -> None:
         """See Receiver."""
-        self._settle(_numbers_of(deliveries), is_done=False)
+        self._settle(numbers_of(deliveries), is_done=False)
 
     def close(self) -> None:
         """See Receiver."""
@@ -404,7 +412,7 @@ class LmdbReceiver:
         found = self._queue.take(self._name, limit)
         self._kept = time.monotonic()
         with self._lock:
-            self._held.update(_numbers_of(found))
+            self._held.update(numbers_of(found))
         return found
 
     def _settle(self, numbers: Sequence[int], *, is_done: bool) -> int:
@@ -417,7 +425,3 @@ class LmdbReceiver:
         with self._lock:
             self._held.difference_update(numbers)
         return len(settled)
-
-
-def _numbers_of(deliveries: Iterable[Delivery]) -> list[int]:
-    return sorted({delivery.receipt for delivery in deliveries if isinstance(delivery.receipt, int)})

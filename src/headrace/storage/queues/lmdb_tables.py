@@ -27,9 +27,8 @@ from uuid import UUID
 
 import lmdb
 
-from headrace.base.errors import Overloaded
 from headrace.storage.lmdb_environment import NoRoom, Transaction
-from headrace.storage.queues.queue import Delivery, Depth, Held, Message
+from headrace.storage.queues.queue import Delivery, Depth, Held, Message, check_room
 
 NAMES = (b"messages", b"keys", b"ready", b"held", b"receivers", b"state")
 
@@ -130,11 +129,7 @@ class Tables:
         """
         new = self._unknown(transaction, messages)
         waiting = transaction.stat(self._messages)["entries"]
-        if waiting + len(new) > limits.messages:
-            raise Overloaded(
-                f"the queue holds {waiting} of at most {limits.messages} messages: add fillers, or raise "
-                "queue.max_messages"
-            )
+        check_room(waiting, len(new), limits.messages)
         if self.live_bytes(transaction) + sizes(message for message, _ in new) > limits.live_bytes:
             raise NoRoom("the queue's file is full: add fillers, or raise queue.largest_bytes")
         if not new:

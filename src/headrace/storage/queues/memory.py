@@ -10,8 +10,15 @@ from datetime import UTC, datetime
 from heapq import heappop, heappush
 from threading import Condition
 
-from headrace.base.errors import Overloaded
-from headrace.storage.queues.queue import Delivery, Depth, Message, check_messages, check_receive
+from headrace.storage.queues.queue import (
+    Delivery,
+    Depth,
+    Message,
+    check_messages,
+    check_receive,
+    check_room,
+    numbers_of,
+)
 from headrace.storage.queues.queue_settings import MemoryQueue
 
 _MOST_STALE = 1000  # ``_ready`` is rebuilt when it exceeds twice the number of messages by this
@@ -61,8 +68,7 @@ class MemoryMessages:
         check_messages(messages)
         with self._changed:
             new = [message for message in dict.fromkeys(messages) if message not in self._known]
-            if len(self._messages) + len(new) > self._settings.max_messages:
-                raise full(len(self._messages), self._settings.max_messages)
+            check_room(len(self._messages), len(new), self._settings.max_messages)
             now = datetime.now(UTC).timestamp()
             for message in new:
                 self._append(Message(*message), now)
@@ -243,15 +249,3 @@ class MemoryReceiver:
     def close(self) -> None:
         """See Receiver."""
         self._queue.leave(self)
-
-
-def numbers_of(deliveries: Collection[Delivery]) -> list[int]:
-    """Return the numbers of messages in a queue that numbers them, in ascending order."""
-    return sorted({delivery.receipt for delivery in deliveries if isinstance(delivery.receipt, int)})
-
-
-def full(waiting: int, most: int) -> Overloaded:
-    """Return the error for a full queue."""
-    return Overloaded(
-        f"the queue holds {waiting} of at most {most} messages: add fillers, or raise queue.max_messages"
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.base.errors import ConfigError
+from headrace.base.errors import needs_extra
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue import Queue
 from headrace.storage.queues.queue_settings import AnyQueue, KafkaQueue, LmdbQueue
@@ -22,12 +22,12 @@ def open_queue(settings: AnyQueue) -> Queue:
         try:
             from headrace.storage.queues.lmdb import LmdbMessages  # noqa: PLC0415  # an optional package
         except ImportError as error:
-            raise ConfigError("queue.kind: lmdb needs a package: pip install 'headrace[archive]'") from error
+            raise needs_extra("queue.kind = lmdb", "archive", error) from error
         return LmdbMessages(settings)
     if isinstance(settings, KafkaQueue):
         try:
             from headrace.storage.queues.kafka import KafkaMessages  # noqa: PLC0415  # an optional package
         except ImportError as error:
-            raise ConfigError("queue.kind: kafka needs a package: pip install 'headrace[kafka]'") from error
+            raise needs_extra("queue.kind = kafka", "kafka", error) from error
         return KafkaMessages(settings)
     return MemoryMessages(settings)

@@ -15,11 +15,11 @@ waits for messages. The object remains usable.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.errors import InvalidRequest, Overloaded, TooLarge
 
 LONGEST_KEY_BYTES = 480
 """Longest key of a message in bytes."""
@@ -215,3 +215,25 @@ def check_receive(limit: int, wait_seconds: float) -> None:
         raise InvalidRequest(f"expected at least 1, got {limit}", field="limit")
     if not wait_seconds >= 0:
         raise InvalidRequest(f"expected 0 seconds or more, got {wait_seconds}", field="wait_seconds")
+
+
+def check_room(waiting: int, more: int, most: int) -> None:
+    """Check that a queue has room for more messages.
+
+    Args:
+        waiting: Number of messages in the queue.
+        more: Number of messages to add.
+        most: Maximum number of messages.
+
+    Raises:
+        Overloaded: It has not.
+    """
+    if waiting + more > most:
+        raise Overloaded(
+            f"the queue holds {waiting} of at most {most} messages: add fillers, or raise queue.max_messages"
+        )
+
+
+def numbers_of(deliveries: Iterable[Delivery]) -> list[int]:
+    """Return the numbers of messages in a queue that numbers them, in ascending order."""
+    return sorted({delivery.receipt for delivery in deliveries if isinstance(delivery.receipt, int)})

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from headrace.base.errors import ConfigError, Unavailable
+from headrace.base.errors import Unavailable, needs_extra
 from headrace.storage.stores.key_limits import (
     check_items,
     check_partition,
@@ -36,9 +36,7 @@ try:
         run_all,
     )
 except ImportError as missing:
-    raise ConfigError(
-        f"kind = cassandra needs an extra ({missing}): pip install 'headrace[cassandra]'"
-    ) from None
+    raise needs_extra("kind = cassandra", "cassandra", missing) from missing
 
 _LARGEST_PAGE = 5000
 _PAUSE_SECONDS = 0.05

@@ -16,7 +16,7 @@ from functools import wraps
 from hashlib import sha1
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from headrace.base.errors import ConfigError, Unavailable
+from headrace.base.errors import ConfigError, Unavailable, needs_extra
 from headrace.storage.stores.credentials import password, tls_context
 from headrace.storage.stores.key_limits import (
     check_items,
@@ -35,7 +35,7 @@ try:
 
     from headrace.storage.stores.redis_connection import Credentials, TimedConnection, ending_in
 except ImportError as missing:
-    raise ConfigError(f"kind = redis needs an extra ({missing}): pip install 'headrace[redis]'") from None
+    raise needs_extra("kind = redis", "redis", missing) from missing
 
 _MOST_CONNECTIONS = 1024
 _READ_AT_ONCE = 1000

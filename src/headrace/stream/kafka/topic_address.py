@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.base.errors import ConfigError, shown
+from headrace.base.errors import ConfigError, needs_extra, shown
 from headrace.base.files import read_text
 
 SCHEME = "kafka://"
@@ -103,9 +103,7 @@ def make_client(kind: str, own: Mapping[str, Any], topic: Topic, settings: Mappi
     try:
         import confluent_kafka  # noqa: PLC0415 - only needed for Kafka
     except ImportError as error:
-        raise ConfigError(
-            "kafka:// needs confluent-kafka, which is not installed: pip install 'headrace[kafka]'"
-        ) from error
+        raise needs_extra("kafka://", "kafka", error) from error
     common = {
         "client.id": "headrace",
         "reconnect.backoff.max.ms": 2000,

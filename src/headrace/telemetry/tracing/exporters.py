@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 from urllib.parse import urlsplit
 
 from headrace.base.clock import unix_offset_nanoseconds
-from headrace.base.errors import ConfigError
+from headrace.base.errors import ConfigError, needs_extra
 from headrace.base.trace_context import TraceContext
 from headrace.telemetry.tracing.otel_settings import Settings
 from headrace.telemetry.tracing.spans import SpanData
@@ -25,7 +25,7 @@ try:
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 except ImportError as error:
-    raise ConfigError("tracing needs an extra: pip install 'headrace[tracing]'") from error
+    raise needs_extra("tracing", "tracing", error) from error
 
 if TYPE_CHECKING:
     from headrace.telemetry.tracing.otlp_encoding import Encoder
@@ -172,7 +172,7 @@ def _exporter(settings: Settings, sender: ReadableSpan) -> SpanExporter:
 
         return _quick_exporter(Encoder(sender), endpoint)
     except ImportError as error:
-        raise ConfigError("tracing needs an extra: pip install 'headrace[tracing]'") from error
+        raise needs_extra("tracing", "tracing", error) from error
 
 
 def _quick_exporter(encoder: Encoder, endpoint: str | None) -> SpanExporter:

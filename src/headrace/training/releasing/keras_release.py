@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
-from headrace.base.files import saying
+from headrace.base.errors import FailedPrecondition, ModelError, needs_extra
 from headrace.stream.features import Features
 from headrace.training.releasing.destination import SCHEMA_KEY
 from headrace.training.releasing.publishing import (
@@ -17,10 +15,8 @@ from headrace.training.releasing.publishing import (
     Publisher,
     Release,
     Training,
-    size_of,
     spaces_of,
 )
-from headrace.versions.manifest import publish
 
 if TYPE_CHECKING:
     from headrace.training.keras.model import KerasModel
@@ -43,24 +39,17 @@ def build(
     try:
         from headrace.training.keras.model import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
     except ImportError as error:
-        raise ConfigError(f"keras: {error}; pip install 'headrace[tensorflow]'") from error
+        raise needs_extra("keras", "keras", error) from error
     model = KerasModel(load_build(function), features, seed=seed)
     if publisher is None:
         return model, None
-    model_directory = publisher.model_directory
 
     def write(training: Training) -> Publication:
-        started = time.perf_counter()
         schema = msgspec.to_builtins(features.schema)
         training_now = msgspec.to_builtins(training)
         metadata = {"training": training_now, SCHEMA_KEY: schema, **spaces_of(features)}
         signature = f"keras: {len(features.categorical)} categorical fields -> probability"
-        with saying(f"no version can be published in {model_directory}"):
-            path = publish(
-                model.write, model_directory, signature=signature, metadata=metadata, sign=publisher.sign
-            )
-        size_bytes, deleted = size_of(path), tuple(publisher.delete_old())
-        return Publication(int(path.name), path, None, size_bytes, time.perf_counter() - started, deleted)
+        return publisher.publish_files(model.write, signature, metadata)
 
     def release(training: Training) -> Callable[[], Publication]:
         # Write in the learner's thread: TensorFlow reads the variables that learning changes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.versions.layout import version_directories
-from headrace.versions.manifest import SPACES_KEY, Signer, publish
+from headrace.versions.manifest import SPACES_KEY, Signer, Writer, publish
 from headrace.versions.pins_and_holds import read_control, undisturbed
 from headrace.versions.protected_versions import read_named_versions
 from headrace.versions.retention import (
@@ -76,7 +76,6 @@ class Publication:
         base: Number of its base; None if it is whole.
         size_bytes: Total size of its files in bytes.
         seconds: Duration of the publication.
-        deleted: Numbers of the old versions deleted after it.
     """
 
     version: int
@@ -84,7 +83,6 @@ class Publication:
     base: int | None
     size_bytes: int
     seconds: float
-    deleted: tuple[int, ...]
 
 
 Release = Callable[[Training], Callable[[], Publication]]
@@ -154,21 +152,48 @@ class Publisher:
             ModelError: A weight is not finite; the last published version stays in service.
             ConfigError: The weights do not fit the settings and features.
         """
-        started = time.perf_counter()
         _check_finite(weights)
+
+        def write() -> tuple[Path, int | None]:
+            found = self._find_patch(settings, features, weights) if self._patch else None
+            path = self._write(settings, features, found or self._stored(weights), training)
+            if found is None:
+                return path, None
+            if (self.model_directory / str(found[1].base)).is_dir():
+                return path, found[1].base
+            orphan = int(path.name)  # another publisher has deleted the base meanwhile
+            path = self._write(settings, features, self._stored(weights), training)
+            delete_versions(self.model_directory, [orphan])
+            return path, None
+
+        return self._published(write)
+
+    def publish_files(self, write: Writer, signature: str, metadata: Mapping[str, object]) -> Publication:
+        """Publish a version whose files the caller writes; see ``publish``.
+
+        Args:
+            write: Writes the files into an empty directory.
+            signature: The version's inputs and outputs, for people.
+            metadata: Further data for the manifest.
+
+        Raises:
+            FailedPrecondition: The version cannot be written: a full disk, no permission.
+        """
+        directory, sign = self.model_directory, self.sign
+        return self._published(
+            lambda: (publish(write, directory, signature=signature, metadata=metadata, sign=sign), None)
+        )
+
+    def _published(self, write: Callable[[], tuple[Path, int | None]]) -> Publication:
+        """Publish by a function that returns the version's directory and base; then delete old versions."""
+        started = time.perf_counter()
         with saying(f"no version can be published in {self.model_directory}"):
             self.model_directory.mkdir(parents=True, exist_ok=True)
             sweep(self.model_directory)
-            found = self._find_patch(settings, features, weights) if self._patch else None
-            path = self._write(settings, features, found or self._stored(weights), training)
-            if found is not None and not (self.model_directory / str(found[1].base)).is_dir():
-                found, orphan = None, int(path.name)  # another publisher has deleted the base meanwhile
-                path = self._write(settings, features, self._stored(weights), training)
-                delete_versions(self.model_directory, [orphan])
-        size_bytes, deleted = size_of(path), self.delete_old()
-        base = None if found is None else found[1].base
-        seconds = time.perf_counter() - started
-        return Publication(int(path.name), path, base, size_bytes, seconds, tuple(deleted))
+            path, base = write()
+        size_bytes = size_of(path)
+        self._delete_old()
+        return Publication(int(path.name), path, base, size_bytes, time.perf_counter() - started)
 
     def _stored(self, weights: Weights, like: Weights | None = None) -> Weights:
         return weights if self._bits is None else quantize(weights, self._bits, like)
@@ -202,20 +227,15 @@ class Publisher:
         said = _signature(settings, features)
         return publish(write, self.model_directory, signature=said, metadata=metadata, sign=self.sign)
 
-    def delete_old(self) -> list[int]:
-        """Delete all versions except the newest ``keep``, those that the operator named, and their bases.
-
-        Returns:
-            The deleted versions.
-        """
+    def _delete_old(self) -> None:
+        """Delete all versions except the newest ``keep``, those that the operator named, and their bases."""
         if self._keep == 0:
-            return []
+            return
         try:
             with saying(f"{self.model_directory} cannot be read"):
-                return remove_hidden(self._hide_old())
+                remove_hidden(self._hide_old())
         except HeadraceError as error:
             _log.warning("old versions are kept, because it is unknown which are needed: %s", error.message)
-            return []
 
     def _hide_old(self) -> dict[int, Path]:
         named = read_named_versions(self.model_directory, self._server_configs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.base.errors import ConfigError, FailedPrecondition, needs_extra
 from headrace.evaluation.tallies import Score
 from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
@@ -54,8 +54,8 @@ class Plot:
             raise ConfigError(f"plot: expected a file ending in {', '.join(_FORMATS)}, got {file.name!r}")
         try:
             import matplotlib  # noqa: F401, PLC0415 - an extra, and slow to import
-        except ImportError:
-            raise ConfigError("plot: needs matplotlib: pip install 'headrace[plot]'") from None
+        except ImportError as error:
+            raise needs_extra("plot", "plot", error) from error
         self._file = file
         self.title = title
         self.points: list[Point] = []

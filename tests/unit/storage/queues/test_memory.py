@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.storage.queues.kafka import KafkaMessages
+from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue import Message
@@ -75,6 +77,11 @@ def test_settings_that_cannot_be_are_told(wrong: dict[str, object], told: str) -
 
 
 def test_a_queue_is_opened_by_its_settings(tmp_path: Path) -> None:
-    for settings in (MemoryQueue(), LmdbQueue(path=tmp_path / "queue"), KafkaQueue(servers=("127.0.0.1:1",))):
+    for settings, kind in (
+        (MemoryQueue(), MemoryMessages),
+        (LmdbQueue(path=tmp_path / "queue"), LmdbMessages),
+        (KafkaQueue(servers=("127.0.0.1:1",)), KafkaMessages),
+    ):
         queue = open_queue(settings)
         queue.close()
+        assert type(queue) is kind

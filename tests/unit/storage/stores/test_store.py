@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
+from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.memory import InMemoryStore
+from headrace.storage.stores.open_store import open_store
+from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item, pages
-from headrace.storage.stores.store_settings import MemoryStore
+from headrace.storage.stores.store_settings import LmdbStore, MemoryStore, RedisStore
 
 
 def test_all_pages_come_and_each_says_where_to_go_on() -> None:
@@ -21,3 +25,14 @@ def test_all_pages_come_and_each_says_where_to_go_on() -> None:
     first = list(islice(pages(store, "some", limit=100), 3))
     rest = [page.keys for page in pages(store, "some", first[-1].cursor, 100)]
     assert [page.keys for page in first] + rest == found
+
+
+def test_a_store_is_opened_by_its_settings(tmp_path: Path) -> None:
+    for settings, kind in (
+        (MemoryStore(), InMemoryStore),
+        (LmdbStore(path=tmp_path / "store"), InLmdbStore),
+        (RedisStore(address="127.0.0.1:1"), InRedisStore),
+    ):
+        store = open_store(settings)
+        store.close()
+        assert type(store) is kind

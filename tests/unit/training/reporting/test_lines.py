@@ -24,7 +24,7 @@ from headrace.training.reporting.telemetry import METRICS, Telemetry
 SCORE = Score(rows=100, logloss=0.5, auc=0.75, auc_error=0.0, calibration=1.01, click_rate=0.2)
 WINDOW = Window(number=3, last_row=300, score=SCORE, slices={"site": {"x": SCORE}})
 PROGRESS = Progress(rows=300, seconds=2.0, idle_seconds=0.5, stream_bytes=9000, versions=(1, 2))
-PUBLICATION = Publication(2, Path("2"), None, 10, 0.1, ())
+PUBLICATION = Publication(2, Path("2"), None, 10, 0.1)
 
 
 def test_a_window_is_one_json_object_on_a_line() -> None:

@@ -5,24 +5,34 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Self
 
 
-class Stopping:
+class StopSignals:
     """A context manager that records the first SIGINT or SIGTERM; later ones have their previous effect.
 
     Attributes:
         event: Set by the first signal.
-        interrupted: Whether the signal was SIGINT.
+        number: The first signal; None if there was none.
     """
 
     def __init__(self) -> None:
         """Create it without handling signals yet."""
         self.event = threading.Event()
-        self.interrupted = False
+        self.number: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Stopping:
+    @property
+    def interrupted(self) -> bool:
+        """Whether the signal was SIGINT."""
+        return self.number is signal.SIGINT
+
+    @property
+    def terminated(self) -> bool:
+        """Whether the signal was SIGTERM."""
+        return self.number is signal.SIGTERM
+
+    def __enter__(self) -> Self:
         """Install the signal handlers; no effect outside the main thread, the only one that can set them."""
         if threading.current_thread() is threading.main_thread():
             numbers = (signal.SIGINT, signal.SIGTERM)
@@ -36,7 +46,7 @@ class Stopping:
         self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.interrupted = number == signal.SIGINT
+        self.number = signal.Signals(number)
         self.event.set()
         self._give_back()
 
