@@ -157,7 +157,7 @@ def test_a_bad_image_fails_its_own_request_only(tmp_path: Path) -> None:
         ('"dark", ', "", "signature.labels: expected 2 names, one per class of probabilities, got 1"),
         ("top = 1", "top = 1\nscores = 'logits'", "signature.scores: the model has no output 'logits'"),
         ('labels = ["dark", "bright"]', "labels_file = 'labels.txt'", "labels.txt cannot be read"),
-        ("size = ", "sise = ", "image.sise: unknown setting; did you mean size?"),
+        ("size = ", "sizes = ", "image.sizes: unknown setting; did you mean size?"),
     ],
 )
 def test_settings_that_do_not_fit_are_told_when_the_model_is_loaded(

@@ -111,8 +111,7 @@ class LoadedVersion:
         self.runs_code = path is None
         # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
-        is_async = getattr(servable, "loop", None) is not None
-        if not policy.max_wait_seconds and not one_at_a_time and not is_async:
+        if not (policy.max_wait_seconds or one_at_a_time or getattr(servable, "loop", None)):
             self.callers = Callers(
                 servable,
                 policy,

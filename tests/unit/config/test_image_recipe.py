@@ -53,7 +53,7 @@ def test_a_model_takes_images_as_its_settings_say() -> None:
     ("text", "said"),
     [
         ("[image]", "headrace.toml: image: .*size"),
-        ("[image]\nsize = [9, 9]\nsise = 1", r"image.sise: unknown setting; did you mean size\?"),
+        ("[image]\nsize = [9, 9]\nsizes = 1", r"image.sizes: unknown setting; did you mean size\?"),
         ("[image]\nsize = [9, 9]\nmean = [0, 1]", "headrace.toml: image.mean: expected 1 number or 3"),
         ("[image]\nsize = [9, 9]\nformats = []", "image.formats: expected at least one"),
         ("[image]\nsize = [9, 9]\nformats = ['PDF']", r"image.formats\[0\]: expected one of 'JPEG'"),

@@ -31,7 +31,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     with pytest.raises(NotLoadable, match=r"signature.labels_file: labels.txt cannot be read: No such file"):
         with_labels(CONFIG, tmp_path, None)
-    file.write_bytes(b"caf\xe9\n")
+    file.write_bytes(b"cat\xe9\n")
     with pytest.raises(NotLoadable, match=r"labels.txt is not UTF-8: .* at byte 3"):
         with_labels(CONFIG, tmp_path, None)
     file.write_bytes(b"cat\n")
