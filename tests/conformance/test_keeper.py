@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import Replaced, load_array, write_array
-from headrace.sealed_memory import copies, keeper_client, messages
+from headrace.sealed_memory import copies, file_copying, keeper_client, messages
 from headrace.sealed_memory.copies import SealedCopy
 from headrace.sealed_memory.file_copying import (
     Content,
@@ -29,7 +29,6 @@ from headrace.sealed_memory.file_copying import (
     Numbers,
     Patch,
     Refusal,
-    forget_keeper,
     sealed_copy,
     use_keeper,
 )
@@ -337,7 +336,7 @@ def test_rows_that_are_replaced_on_many_pages_are_replaced_once_for_all(
         assert (copies.shared(meant) is None) == (is_shared and not holds_base)
         del arrays, array, base
     finally:
-        forget_keeper()
+        file_copying._keeper = None  # copies are made in this process again
     until(lambda: descriptors(keeper.pid) <= before)
 
 
@@ -414,7 +413,7 @@ def test_where_it_was_ended_each_makes_its_own_copy(file: int, caplog: pytest.Lo
         with open(file, "rb", buffering=0, closefd=False) as opened:
             copy = sealed_copy(opened, Content(SIZE, SUM, Numbers("<f4", 0)))
     finally:
-        forget_keeper()
+        file_copying._keeper = None  # copies are made in this process again
     np.testing.assert_array_equal(numbers_of(copy), NUMBERS)
     assert "makes its own copy: it has ended" in caplog.text
 

@@ -125,12 +125,6 @@ def use_keeper(descriptor: int) -> None:
     _keeper = KeeperClient(descriptor)
 
 
-def forget_keeper() -> None:
-    """Make copies in this process from now on."""
-    global _keeper  # noqa: PLW0603
-    _keeper = None
-
-
 def sealed_copy(file: io.FileIO, content: Content) -> SealedCopy:
     """Return a sealed copy of a file: an existing one of this process, the keeper's, or a new one.
 
