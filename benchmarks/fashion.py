@@ -13,6 +13,7 @@ import http.client
 import io
 import json
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from PIL import Image
 
 from benchmarks.models import CACHE
 from benchmarks.open_loop import Ended, Load, Seen, send
-from benchmarks.processes import Server, running
+from benchmarks.processes import START_SECONDS, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, spread
 from benchmarks.sides import headrace
 
@@ -83,6 +84,7 @@ def run(effort: Effort) -> None:
         print(f"{images.name}: {told}")
         with running(headrace("json", Path(folder)).command) as server:
             files = [png(pixels) for pixels in images.tested[:_TESTED]]
+            _await_ready(server)
             _print_accuracy(server, images, files)
             bodies = [body(file) for file in files[:_BODIES]]
             sides = {str(rate): round_of(server, bodies, rate, effort) for rate in RATES}
@@ -91,6 +93,24 @@ def run(effort: Effort) -> None:
     if effort.plot:
         _plot(images.name, measured)
         print(f"plot: {PLOT}")
+
+
+def _await_ready(server: Server) -> None:
+    """Wait until the model is loaded: the ports are open before."""
+    until = time.monotonic() + START_SECONDS
+    while _get(server, "/v2/health/ready") != http.HTTPStatus.OK:
+        if time.monotonic() > until:
+            raise RuntimeError(f"the model was not ready after {START_SECONDS:g} s")
+        time.sleep(0.1)
+
+
+def _get(server: Server, path: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=10)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status
+    finally:
+        connection.close()
 
 
 def _print_accuracy(server: Server, images: Images, files: list[bytes]) -> None:
