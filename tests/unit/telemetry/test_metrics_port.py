@@ -23,9 +23,11 @@ def scraped(host: str) -> str:
     """What is told of the address, after a scrape; or of the error, if the machine has no such address."""
     told = StringIO()
     try:
-        with answering(Nothing(), host, 0, told):  # type: ignore[arg-type]  # a collector by duck typing
-            with urlopen(told.getvalue().removeprefix("headrace: metrics at ").strip()) as answer:
-                assert b"process_" in answer.read()
+        with (
+            answering(Nothing(), host, 0, told),  # type: ignore[arg-type]  # a collector by duck typing
+            urlopen(told.getvalue().removeprefix("headrace: metrics at ").strip()) as answer,
+        ):
+            assert b"process_" in answer.read()
     except ConfigError as error:
         return error.message
     return told.getvalue()
