@@ -4,9 +4,10 @@ The cache wraps the version's Batcher directly, and defaults wrap the cache, so 
 cached. Inputs from an archive are looked up behind the cache by keys that are part of the request. Cached
 answers of such a model may therefore be outdated, and its settings must limit their age.
 
-Equal requests that arrive while the first is computed wait for its answer. One shared request to the Batcher
-is computed for all of them. It is wanted as long as one of them waits, and its deadline is the latest of
-theirs; each also keeps its own deadline. Errors are not cached: all waiting requests get the error, and the
+Equal requests that arrive while the first is queued or computed wait for its answer. One shared request to
+the Batcher is computed for all of them. It is wanted as long as one of them waits, and its deadline is the
+latest of theirs; each also keeps its own deadline. It has the caller and the priority of the first, so an
+equal request of a higher priority gets a shared request of its own. Errors are not cached: all waiting requests get the error, and the
 next equal request is computed again. If the shared request misses its deadline, it is submitted again for
 waiting requests with later deadlines.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from headrace.access.caller import ASKING
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.batching.compute import EXPIRED
@@ -23,7 +25,7 @@ from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Set
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import CachePolicy
 from headrace.predictors.answer_cache import Answers, Kept, Key, copied, key_of, own_columns, size_of
-from headrace.predictors.predictor import Predictor
+from headrace.predictors.predictor import Predictor, PriorityOnly, priority_of
 
 _MOST_AT_ONCE = 8
 """The most requests answered within ``submit`` in one loop iteration, so that other tasks get to run."""
@@ -88,8 +90,9 @@ class Cached:
             statistics.cache_hits += 1
             self._repeat(request, kept, now)
             return
+        request.asker = ASKING.get().name  # a shared request may be submitted again in another call's context
         shared = self._asked.get(key)
-        if shared is None:
+        if shared is None or priority_of(request) < priority_of(shared):
             statistics.cache_misses += 1
             self._ask(key, [request])
         elif self._waiting_rows + request.rows > self._most_waiting_rows:
@@ -102,6 +105,7 @@ class Cached:
 
     def _ask(self, key: Key, waiting: Sequence[Request]) -> None:
         shared = self._asked[key] = _Shared(self, key, waiting)
+        self._waiting_rows += shared.rows * shared.joined
         self._around.submit(shared)
 
     # --- cached answers ---
@@ -230,9 +234,10 @@ class _Shared(Request):
         self.deadline = latest.deadline
         self.settled = False
         self.text_bytes = 0
-        self.call = None
+        self.call = PriorityOnly.of(min(waiting, key=priority_of).call)
+        self.asker = latest.asker
         self.key = key
-        self.joined = 0
+        self.joined = len(waiting) - 1
         self._around = around
         # Waiting requests, with a timer for those whose deadline is earlier than the shared one.
         self.waiting: dict[Request, Timer | None] = {}

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from headrace.access.caller import ASKING
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Refused
 from headrace.base.tensors import Tensors
@@ -15,7 +16,7 @@ from headrace.batching.request import NO_DEADLINE, Answer, Origin, Request, Sett
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import DefaultPolicy
 from headrace.model.servable import EXPLAIN_SIGNATURE, CheckedInputs, Signature, signature_named
-from headrace.predictors.predictor import Attempt, Predictor, deadline_within, give_default
+from headrace.predictors.predictor import Attempt, Predictor, PriorityOnly, deadline_within, give_default
 
 _log = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ _log = logging.getLogger(__name__)
 _COSTS_AHEAD = 2.0
 _SECONDS_AHEAD = 0.001
 _PART_AHEAD = 0.1
-# A request without a deadline gives the other model, which may hang, as long again as the first model's
-# timeout, and at least this.
+# Without a request deadline, the other model (which may hang) gets the first one's timeout, and at least this
+# long.
 _LEAST_SECONDS_MORE = 1.0
 # Least time between two warnings. Clients could flood the log: the texts contain their numbers and shapes.
 _SILENT_SECONDS = 60.0
@@ -159,20 +160,23 @@ class _First(Attempt):
 
     def settle(self, settlement: Settlement) -> bool:
         is_refusal = isinstance(settlement, DeadlineExceeded | Refused)
-        if not self.settled and not (is_refusal and self.wanted):  # else its timer keeps the request alive
-            self._second.forget()
+        if not self.settled and not (is_refusal and self.wanted):
+            self._second.forget()  # cancels the timer, which would keep the request in memory
         return super().settle(settlement)
 
 
 class _Second:
-    """The other model's part in one request: a second request, sent if needed, and its Waiter."""
+    """Sends a second request to the other model, if needed; it is also that request's Waiter."""
 
-    __slots__ = ("_answer", "_asked", "_deadline", "_default", "_over", "_refusal", "_request", "_timer")
+    __slots__ = (
+        "_answer", "_asked", "_asker", "_deadline", "_default", "_over", "_refusal", "_request", "_timer",
+    )  # fmt: skip
 
     def __init__(self, default: DefaultModel, request: Request, deadline: float) -> None:
         self._default = default
         self._request = request
         self._deadline = deadline
+        self._asker = ASKING.get().name  # the refusal may come in the context of another caller's request
         self._timer: Timer | None = None
         self._asked = False
         self._over = False
@@ -224,6 +228,7 @@ class _Second:
             inputs.layout, inputs.columns, inputs.rows, self._come,
             deadline=self._deadline, waiter=self,
         )  # fmt: skip
+        again.asker, again.call = self._asker, PriorityOnly.of(request.call)
         other.batcher.submit(again)
 
     def _come(self, settlement: Settlement) -> None:

@@ -34,7 +34,7 @@ class DefaultValues:
 
         Args:
             around: The wrapped Predictor.
-            rows: By signature, one row of each output: ``[1, *row shape]``; not of ``explain``.
+            rows: One row of each output, ``[1, *row shape]``, by signature; none for ``explain``.
             origin: The Origin of the default answers.
             statistics: Counts the default answers.
             clock: The serving thread's clock.
@@ -75,8 +75,8 @@ def default_rows(
     """Return the default's values as one row of each output, by signature; ``explain`` has no default.
 
     Args:
-        values: Value of one row for each output of any signature; a single number or text applies to all
-            elements of the row.
+        values: For each output of any signature, its value in one row; a single number or text fills the
+            row.
         signatures: The model's signatures, by name.
 
     Raises:

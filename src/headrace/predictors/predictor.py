@@ -8,11 +8,12 @@ from typing import Protocol
 from headrace.base.clock import Clock
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
 from headrace.base.tensors import Tensors
-from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
+from headrace.batching.fair_queue import USUAL_PRIORITY
+from headrace.batching.request import Answer, BatchOutputs, Call, Origin, Request, Settlement, Timings
 
-# If a model has a default, an Attempt has the request's deadline or an earlier one. When it passes, a queued
-# Attempt is dropped; one being computed is finished, and its result discarded. Only refusals and missed
-# deadlines lead to a default answer. Errors of the request or of the model are reported: they must be fixed.
+# An Attempt has the request's deadline, or the default's earlier one. When it passes, a queued Attempt is
+# dropped; a running one is finished, and its result discarded. Only refusals and missed deadlines lead
+# to a default answer. Errors of the request or of the model are reported: they must be fixed.
 
 
 Refuse = Callable[[HeadraceError], object]
@@ -54,6 +55,43 @@ class Attempt(Request):
         elif not was_settled:
             self._asked.settle(settlement)  # even if nobody waits, so that the request ends
         return wanted
+
+
+class PriorityOnly:
+    """The call of a request that a Predictor makes itself: it has a priority, and nothing is reported to it.
+
+    Attributes:
+        priority: Priority class.
+    """
+
+    __slots__ = ("priority",)
+
+    outcome = None
+
+    def __init__(self, priority: int) -> None:
+        """Create the call."""
+        self.priority = priority
+
+    @classmethod
+    def of(cls, call: Call | None) -> PriorityOnly | None:
+        """Return a call with the priority class that another call names; None if it names none."""
+        priority: int | None = getattr(call, "priority", None)
+        return None if priority is None else cls(priority)
+
+    def header(self, name: bytes) -> None:
+        """Return None: there are no headers."""
+
+    def answered_by(self, origin: Origin) -> None:
+        """Do nothing: the calls that wait for the request learn the origin."""
+
+    def failed_in(self, timings: Timings) -> None:
+        """Do nothing: the calls that wait for the request may have ended."""
+
+
+def priority_of(request: Request) -> int:
+    """Return a request's priority class; lower numbers are served first."""
+    priority: int = getattr(request.call, "priority", USUAL_PRIORITY)
+    return priority
 
 
 def deadline_within(request: Request, after_seconds: float, clock: Clock) -> float:

@@ -1,8 +1,8 @@
 """scikit-learn estimators from skops files, which hold data and type names but no code, and from pickles.
 
-There is one input ``features`` with as many columns as the estimator was fitted on, or one input ``text`` for
-estimators that take documents. With the option ``columns``, and where texts and numbers are mixed, there is
-one input per column. Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors
+An estimator fitted on a data frame, or on texts and numbers together, has one input per column. Others have
+one input ``features`` with as many columns as the estimator was fitted on, or ``text`` if they take
+documents. The option ``columns`` changes this. Outputs: ``label`` and, from classifiers that have them, ``probabilities``; regressors
 answer ``prediction``. Needs the extra ``sklearn``.
 """
 
@@ -11,9 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import skops.io
@@ -59,6 +58,7 @@ _USUAL_TYPES = frozenset(
 """Types of usual estimators that skops does not trust, although making them runs no code of the file's."""
 
 _Predict = Callable[[Any], Any]
+_Made = TypeVar("_Made")
 
 
 def load(file: Path, options: RuntimeOptions) -> SklearnServable:
@@ -82,7 +82,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
             told=f"{file.name}: expected an estimator with predict()",
         )
     features = find_features(estimator, options)
-    columns = columns_of(estimator, features)
+    columns = _if_possible(columns_of, estimator, features)
     prepare(estimator, takes_texts)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
@@ -102,9 +102,19 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     )
     servable = SklearnServable(signature, features, outputs, options.threads)
     if columns is not None:
-        with suppress(ValueError):  # a model that is not as linear as it looks
-            servable.explain_with(LinearExplanation(estimator, features, columns, given))
+        explanation = _if_possible(LinearExplanation, estimator, features, columns, given)
+        if explanation is not None:
+            servable.explain_with(explanation)
     return servable
+
+
+def _if_possible(make: Callable[..., _Made], *arguments: object) -> _Made | None:
+    """Return a part of an explanation; None if making it fails, as the model predicts without one."""
+    try:
+        return make(*arguments)
+    except Exception:  # the boundary to the estimator's own code
+        _log.debug("an estimator has no explanations", exc_info=True)
+        return None
 
 
 class SklearnServable:
@@ -238,8 +248,8 @@ def _untrusted(file: Path, unknown: list[str], trusted: tuple[str, ...]) -> str:
     return (
         f"{file.name} holds types that are not trusted: {', '.join(unknown)}. Loading makes objects of "
         "these types from the file's contents, which may run their code or, with forged contents, crash the "
-        "process: trust them only if you know them and who wrote the file. A signed version may list them in "
-        f"its {_TRUSTED_TYPES}. Otherwise, to do so, put into {model}/{MODEL_CONFIG_FILE}, beside the "
+        "process: trust them only if you know them and who wrote the file. To trust them, list them in the "
+        f"{_TRUSTED_TYPES} of a signed version, or put into {model}/{MODEL_CONFIG_FILE}, beside the "
         f"versions' directories, under [runtime]: trusted = [{line}]"
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import OneToOneFeatureMixin
 from sklearn.compose import ColumnTransformer
+from sklearn.feature_extraction.text import TfidfTransformer
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import Normalizer, OneHotEncoder
@@ -40,7 +41,7 @@ class LinearExplanation:
         Args:
             estimator: The fitted estimator, prepared for arrays.
             features: Its inputs.
-            columns: The column of the estimator's matrix from which each preprocessed value is made.
+            columns: For each preprocessed value, the column of the estimator's matrix that it comes from.
             sample: Rows of that matrix, or documents.
 
         Raises:
@@ -49,7 +50,7 @@ class LinearExplanation:
         final = estimator.steps[-1][1] if isinstance(estimator, Pipeline) else estimator
         has_steps = isinstance(estimator, Pipeline) and len(estimator.steps) > 1
         self._preprocess: Callable[[Any], Any] = estimator[:-1].transform if has_steps else _same
-        weights = np.atleast_2d(final.coef_)
+        weights = _weights(final)
         self._expected = np.atleast_1d(np.asarray(final.intercept_, np.float64))
         self._scores = len(weights)
         places = features.places or range(1 if features.documents else features.specs[0].shape[0] or 0)
@@ -109,7 +110,7 @@ def columns_of(estimator: Estimator, features: Features) -> list[int] | None:
     if any(spec.name == EXPECTED_VALUE for spec in features.specs):
         return None
     if features.documents:
-        return [0] * np.atleast_2d(steps[-1].coef_).shape[1]
+        return [0] * _weights(steps[-1]).shape[1]
     columns: list[int] | None = list(range(features.width or features.specs[0].shape[0] or 0))
     for step in steps[:-1]:
         columns = _after(step, columns)
@@ -131,11 +132,16 @@ def _after(step: Any, columns: list[int] | None) -> list[int] | None:
         counts = [len(one) - (drop is not None) for one, drop in zip(step.categories_, dropped, strict=True)]
         found = [column for column, count in zip(columns, counts, strict=True) for _ in range(count)]
         return found if len(found) == _width(step) else None
-    is_apart = isinstance(step, OneToOneFeatureMixin) and not isinstance(step, Normalizer)
+    is_apart = isinstance(step, OneToOneFeatureMixin) and not _normalises(step)
     if is_apart or (isinstance(step, SimpleImputer) and _width(step) == len(columns)):
         return columns
     width = _width(step)
     return [columns[0]] * width if len(columns) == 1 and width is not None else None
+
+
+def _normalises(step: Any) -> bool:
+    """Return whether a transformer divides each row by its norm, so that each value depends on all."""
+    return isinstance(step, Normalizer) or (isinstance(step, TfidfTransformer) and step.norm is not None)
 
 
 def _after_each(step: ColumnTransformer, columns: list[int]) -> list[int] | None:
@@ -150,6 +156,12 @@ def _after_each(step: ColumnTransformer, columns: list[int]) -> list[int] | None
             return None
         made |= dict(zip(range(where.start, where.stop), found, strict=True))
     return [made[index] for index in range(len(made))]
+
+
+def _weights(final: Any) -> Array:
+    """Return a linear model's coefficients ``[scores, columns]``; SVC's are sparse if its data were."""
+    found = final.coef_
+    return np.atleast_2d(found.toarray() if hasattr(found, "toarray") else found)
 
 
 def _width(step: Any) -> int | None:

@@ -7,7 +7,6 @@ a ``.pt`` needs the option ``inputs``. Needs the extra ``torch``.
 
 from __future__ import annotations
 
-import threading
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,10 @@ from headrace.runtimes.options import RuntimeOptions
 
 _OPTIONS: dict[str, type] = {"inputs": str, "device": str}
 _INPUTS_WAY_OUT = 'set runtime.options.inputs, such as "x FP32 [rows, 10]; ids INT64 [rows]"'
+
+
+_TRIED = (2, 3)
+"""Sizes of the open axes in two trial calls; an axis of an output that differs between them is open, too."""
 
 
 class _Program(NamedTuple):
@@ -87,7 +90,6 @@ class TorchServable:
         self._program = program
         self._device = device
         self._threads = options.threads
-        self._of_thread = threading.local()
         outputs = self._described(program)
         signature = Signature(
             DEFAULT_SIGNATURE, program.inputs, outputs, kind=options.signature.kind, rows=program.rows
@@ -95,9 +97,15 @@ class TorchServable:
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
 
     def _described(self, program: _Program) -> tuple[TensorSpec, ...]:
-        """Return the outputs, which computing two and three rows of zeros shows."""
-        sizes = (program.rows, program.rows) if program.rows else (2, 3)
-        few, many = (self._predict(_zeros(program.inputs, rows, rows)) for rows in sizes)
+        """Return the outputs, found by computing rows of zeros: two and three, or twice the fixed number.
+
+        Other axes that are open also have the sizes two and three.
+        """
+        sizes = (program.rows, program.rows) if program.rows else _TRIED
+        few, many = (
+            self._predict(_zeros(program.inputs, rows, open_size))
+            for rows, open_size in zip(sizes, _TRIED, strict=True)
+        )
         outputs = []
         for name, one in few.items():
             other = many[name]
@@ -125,9 +133,8 @@ class TorchServable:
         return self._predict(inputs)
 
     def _predict(self, inputs: Tensors) -> Tensors:
-        if not getattr(self._of_thread, "is_set", False):
-            torch.set_num_threads(self._threads)  # each thread has its own number
-            self._of_thread.is_set = True
+        if torch.get_num_threads() != self._threads:  # each thread has its own number, which all models share
+            torch.set_num_threads(self._threads)
         try:
             with torch.inference_mode():
                 # Copies, because a program may write to its inputs.

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from headrace.access.caller import ASKING, Caller
+from headrace.batching.fair_queue import FairQueue
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
+from headrace.frontends.calls import GrpcCall
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 
 FLOAT = np.dtype(np.float32)
@@ -51,3 +56,29 @@ def asked(
 def answer_of(request: Request, value: float) -> Answer:
     outputs = BatchOutputs({"y": np.full(request.rows, value, FLOAT)}, Origin("m", 3))
     return Answer(outputs, 0, request.rows, Timings(0.0, request.rows, 1))
+
+
+def of_priority(priority: int) -> GrpcCall:
+    """A call that names a priority class."""
+    call = GrpcCall()
+    call.priority = priority
+    return call
+
+
+@contextmanager
+def asked_by(name: str) -> Iterator[None]:
+    """The context of a caller's request."""
+    token = ASKING.set(Caller(name, 0))
+    try:
+        yield
+    finally:
+        ASKING.reset(token)
+
+
+def turns(requests: Sequence[Request]) -> list[tuple[int, str]]:
+    """Priority and caller of requests, in the order of a fair queue."""
+    queue = FairQueue()
+    for request in requests:
+        request.enqueued = 0.0
+        queue.append(request)
+    return [(request.turn.priority, request.turn.caller) for request in queue]

@@ -15,7 +15,7 @@ from headrace.model.servable import Signature, TensorSpec
 from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.default_values import DefaultValues, default_rows
 from tests.unit.batching.stage import SUMS, Asked, Stage
-from tests.unit.predictors.doubles import FLOAT, ONE, Around, answer_of
+from tests.unit.predictors.doubles import FLOAT, ONE, Around, answer_of, asked_by, of_priority, turns
 from tests.virtual_clock import VirtualClock
 
 FROM = Origin("m", 3)
@@ -39,11 +39,17 @@ class Asking:
         )
 
     def ask(
-        self, value: float = 1.0, rows: int = 2, deadline: float = NO_DEADLINE
+        self,
+        value: float = 1.0,
+        rows: int = 2,
+        deadline: float = NO_DEADLINE,
+        *,
+        priority: int | None = None,
     ) -> tuple[Request, list[Settlement]]:
         settlements: list[Settlement] = []
         inputs = ONE.check({"x": np.full((rows, 2), value, FLOAT)})
         request = Request(*inputs, settlements.append, deadline=deadline)
+        request.call = None if priority is None else of_priority(priority)
         self.cache.submit(request)
         return request, settlements
 
@@ -132,6 +138,53 @@ def test_equal_requests_wait_for_one_answer() -> None:
     assert {tuple(values(settlements)) for _, settlements in asked} == {(2.0, 2.0)}
     assert asking.counts() == (0, 99, 1)
     assert asking.statistics.requests == 99
+
+
+def test_a_request_keeps_its_priority_class() -> None:
+    asking = Asking()
+    for value, priority in ((1.0, 3), (2.0, None), (3.0, 1)):
+        asking.ask(value, priority=priority)
+    assert [priority for priority, _ in turns(asking.around.requests)] == [1, 2, 3]
+
+
+def test_a_higher_class_does_not_wait_for_an_equal_request_of_a_lower_one() -> None:
+    asking = Asking()
+    asked = [asking.ask(priority=priority) for priority in (3, 3, None, 2, 1, 3)]
+    assert [priority for priority, _ in turns(asking.around.requests)] == [1, 2, 3]
+    assert asking.counts() == (0, 3, 3)
+    for computed in reversed(asking.around.requests):
+        computed.settle(answer_of(computed, 2.0))
+    assert {tuple(values(settlements)) for _, settlements in asked} == {(2.0, 2.0)}
+
+
+def test_a_request_that_is_submitted_again_is_its_own_callers() -> None:
+    asking = Asking(most_rows=2)
+    with asked_by("early"):
+        asking.ask(deadline=1001.0)
+    (first,) = asking.around.requests
+    with asked_by("late"):
+        asking.ask(deadline=1009.0, priority=3)
+    asking.clock.advance(1.0)
+    with asked_by("passer-by"):
+        first.settle(DeadlineExceeded("late"))
+    assert turns(asking.around.requests[1:]) == [(3, "late")]
+
+
+def test_rows_that_are_submitted_again_still_count_as_waiting() -> None:
+    asking = Asking(most_rows=4)
+    for deadline in (1001.0, 1009.0, 1009.0):
+        asking.ask(deadline=deadline)
+    asking.clock.advance(1.0)
+    asking.around.requests[0].settle(DeadlineExceeded("late"))
+    assert asking.counts() == (0, 2, 1)
+    asking.ask(deadline=1009.0)
+    asking.ask(deadline=1009.0)  # of the two submitted again one waits, and a third fits beside it
+    assert asking.counts() == (0, 3, 2)
+    for computed in asking.around.requests[1:]:
+        computed.settle(answer_of(computed, 2.0))
+    asking.ask(3.0, rows=4)
+    asking.ask(3.0, rows=4)
+    assert asking.counts() == (0, 4, 3)
 
 
 def test_more_rows_than_may_wait_go_their_own_way() -> None:

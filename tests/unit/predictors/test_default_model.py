@@ -12,7 +12,17 @@ from headrace.config import DefaultPolicy
 from headrace.model.servable import DEFAULT_SIGNATURE, CheckedInputs, Signature, TensorSpec
 from headrace.predictors.default_model import DefaultModel, OtherVersion
 from headrace.predictors.predictor import Predictor
-from tests.unit.predictors.doubles import FLOAT, ONE, Around, Told, answer_of, asked
+from tests.unit.predictors.doubles import (
+    FLOAT,
+    ONE,
+    Around,
+    Told,
+    answer_of,
+    asked,
+    asked_by,
+    of_priority,
+    turns,
+)
 from tests.virtual_clock import VirtualClock
 
 
@@ -76,6 +86,18 @@ def test_a_refusal_asks_the_other_model_at_once() -> None:
     second.settle(answer_of(second, 4.0))
     (answer,) = settlements
     assert isinstance(answer, Answer)
+
+
+def test_the_other_model_is_asked_for_the_same_caller_and_priority() -> None:
+    """A refusal may come while another caller's request is submitted."""
+    clock, around, other = VirtualClock(1000.0), Around(), Other()
+    request = asked([])
+    request.call = of_priority(3)
+    with asked_by("one"):
+        with_default(around, other, clock).submit(request)  # type: ignore[arg-type]
+    with asked_by("two"):
+        around.requests[0].settle(Overloaded("full", retry_after_seconds=1.0))
+    assert turns(other.requests) == [(3, "one")]
 
 
 def test_another_model_that_hangs_is_not_waited_for_without_end() -> None:

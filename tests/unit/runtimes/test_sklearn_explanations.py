@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import joblib
 import numpy as np
 import pandas as pd
 import pytest
 import skops.io
+from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.compose import ColumnTransformer, make_column_transformer
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA
 from sklearn.ensemble import RandomForestClassifier
-from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.feature_extraction.text import TfidfTransformer, TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, Ridge
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, OneHotEncoder, PolynomialFeatures, StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import EXPLAIN_SIGNATURE, Servable
@@ -36,9 +38,9 @@ PEOPLE = pd.DataFrame(
 CHURNED = np.array([0, 1, 0, 1, 1, 0])
 
 
-def loaded(directory: Path, estimator: Any) -> Servable:
+def loaded(directory: Path, estimator: Any, *trusted: str) -> Servable:
     skops.io.dump(estimator, directory / "model.skops")
-    return load(directory, RuntimeOptions())
+    return load(directory, RuntimeOptions(trusted=trusted))
 
 
 def people() -> Tensors:
@@ -78,7 +80,12 @@ def test_columns_of_a_data_frame_add_up_to_the_raw_score(tmp_path: Path, drop: s
 
 
 @pytest.mark.parametrize(
-    "estimator", [LogisticRegression(max_iter=1000), make_pipeline(StandardScaler(), LinearSVC())]
+    "estimator",
+    [
+        LogisticRegression(max_iter=1000),
+        make_pipeline(StandardScaler(), LinearSVC()),
+        make_pipeline(TfidfTransformer(norm=None), LogisticRegression(max_iter=1000)),
+    ],
 )
 def test_a_matrix_has_a_contribution_per_column_and_class(tmp_path: Path, estimator: Any) -> None:
     wanted = estimator.fit(FEATURES, TARGET).decision_function(FEATURES)
@@ -97,17 +104,21 @@ def test_a_regression_adds_up_to_its_prediction(tmp_path: Path, final: Any) -> N
     np.testing.assert_allclose(total(answer), wanted, rtol=1e-9)
 
 
-def test_a_text_is_one_input(tmp_path: Path) -> None:
+@pytest.mark.parametrize("final", [LogisticRegression(), SVC(kernel="linear")])
+def test_a_text_is_one_input(tmp_path: Path, final: Any) -> None:
+    """The coefficients of SVC are sparse here."""
     texts = ["cheap flights", "cheap cheap", "dear flights", "dear hotels"]
-    pipeline = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, [0, 0, 1, 1])
+    pipeline = make_pipeline(TfidfVectorizer(), final).fit(texts, [0, 0, 1, 1])
     given = {"text": np.array([one.encode() for one in texts], object)}
-    answer = loaded(tmp_path, pipeline).predict(given, EXPLAIN_SIGNATURE)
-    np.testing.assert_allclose(total(answer), pipeline.decision_function(texts), rtol=1e-9)
+    servable = loaded(tmp_path, pipeline, "scipy.sparse._csr.csr_matrix")
+    answer = servable.predict(given, EXPLAIN_SIGNATURE)
+    np.testing.assert_allclose(total(answer), pipeline.decision_function(texts).ravel(), rtol=1e-9)
 
 
 MIXING: dict[str, Callable[[], Any]] = {
     "components": lambda: make_pipeline(PCA(2), LogisticRegression()).fit(FEATURES, TARGET),
     "lengths": lambda: make_pipeline(Normalizer(), LogisticRegression()).fit(FEATURES, TARGET),
+    "frequencies": lambda: make_pipeline(TfidfTransformer(), LogisticRegression()).fit(FEATURES, TARGET),
     "products": lambda: make_pipeline(PolynomialFeatures(), LogisticRegression(max_iter=5000)).fit(
         FEATURES, TARGET
     ),
@@ -124,3 +135,21 @@ def test_what_is_no_sum_over_columns_has_no_explanation(tmp_path: Path, name: st
     skops.io.dump(MIXING[name](), tmp_path / "model.skops")
     servable = load(tmp_path, RuntimeOptions(trusted=("sklearn.tree._tree.Tree",)))
     assert EXPLAIN_SIGNATURE not in servable.signatures
+
+
+class NamedCoefficients(RegressorMixin, BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """A linear model of one's own, whose coefficients are not an array."""
+
+    coef_: ClassVar[dict[str, float]] = {"age": 2.0}
+    intercept_ = 0.0
+    n_features_in_ = 1
+
+    def predict(self, rows: Array) -> Array:
+        return np.asarray(rows)[:, 0] * self.coef_["age"]
+
+
+def test_a_model_that_cannot_be_explained_predicts(tmp_path: Path) -> None:
+    joblib.dump(NamedCoefficients(), tmp_path / "model.joblib")
+    servable = load(tmp_path, RuntimeOptions(allow_code=True))
+    assert list(servable.signatures) == ["serving_default"]
+    assert servable.predict({"features": np.array([[3.0]])})["prediction"].tolist() == [6.0]

@@ -70,6 +70,31 @@ def test_inputs_that_a_program_writes_to_are_copied(tmp_path: Path) -> None:
     assert given.tolist() == ROWS.tolist()
 
 
+class Doubles(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """An output whose axes are those of its input."""
+
+    def forward(self, x: Any) -> Any:
+        return x * 2
+
+
+def test_an_axis_beside_fixed_rows_is_open_in_the_output(tmp_path: Path) -> None:
+    dynamic = ({1: torch.export.Dim("length", min=2)},)
+    program = torch.export.export(Doubles(), (torch.ones(1, 4),), dynamic_shapes=dynamic)
+    torch.export.save(program, tmp_path / "model.pt2")
+    servable = load(tmp_path / "model.pt2")
+    (output,) = servable.signatures[DEFAULT_SIGNATURE].outputs
+    assert str(output) == "output FP32 [rows, any]"
+    assert servable.predict({"x": ROWS[:1, :5]})["output"].tolist() == (2 * ROWS[:1, :5]).tolist()
+
+
+def test_each_model_has_its_own_number_of_threads_in_a_shared_thread(tmp_path: Path) -> None:
+    file = export(Doubles(), tmp_path, torch.from_numpy(ROWS))
+    servables = {threads: load(file, threads=threads) for threads in (1, 2)}
+    for threads in (1, 2, 1):
+        servables[threads].predict({"x": ROWS})
+        assert torch.get_num_threads() == threads
+
+
 def test_a_program_of_fixed_rows_says_so(tmp_path: Path) -> None:
     servable = load(export(network(), tmp_path, torch.from_numpy(ROWS), rows=False))
     assert servable.signatures[DEFAULT_SIGNATURE].rows == len(ROWS)

@@ -227,7 +227,8 @@ async def _admitted(
     try:
         caller = gate.admit(_headers(context.invocation_metadata()), method.verbs)
     except HeadraceError as error:
-        await _abort(context, _call(context, method.path, application.outcomes), error, application)
+        refused = _call(context, method.path, application.outcomes, is_admitted=False)
+        await _abort(context, refused, error, application)
         raise
     ASKING.set(caller)
     return caller
@@ -356,12 +357,14 @@ def _call(
     outcomes: Outcomes,
     account: Account | None = None,
     budget: Budget | None = None,
+    *,
+    is_admitted: bool = True,
 ) -> GrpcCall:
     left = context.time_remaining()
     deadline = NO_DEADLINE if left is None else time.monotonic() + left * 0.98
     call = GrpcCall(deadline, account, budget, _Metadata(context))
     if outcomes.observed:
-        outcomes.begin(call, "POST", path, _caller(context.peer()))
+        outcomes.begin(call, "POST", path, _caller(context.peer()), is_admitted=is_admitted)
     echo_request_id(call)
     return call
 
