@@ -73,7 +73,7 @@ class CatboostServable:
         """
         self._model = model
         self._threads = options.threads
-        loss = str(model.get_all_params().get("loss_function", "")).partition(":")[0]
+        loss = _loss(model)
         self._labels, labels = _labels([] if loss in _KINDS else model.classes_)
         self._kind = "Probability" if len(self._labels) else _KINDS.get(loss, "RawFormulaVal")
         self._pool = {
@@ -88,11 +88,8 @@ class CatboostServable:
         if len(self._labels):
             outputs: tuple[TensorSpec, ...] = (TensorSpec("label", labels, ()), probabilities)
         else:
-            outputs = (
-                TensorSpec(
-                    "prediction", np.dtype(np.float64), self._predicted(self._row(), self._kind).shape[1:]
-                ),
-            )
+            shape = self._predicted(self._row(), self._kind).shape[1:]
+            outputs = (TensorSpec("prediction", np.dtype(np.float64), shape),)
         kind = options.signature.kind
         if kind == "predict" and (len(self._labels) or not outputs[0].shape):
             kind = "classify" if len(self._labels) else "regress"
@@ -155,6 +152,14 @@ class CatboostServable:
     def close(self) -> None:
         """Free the model."""
         del self._model
+
+
+def _loss(model: catboost.CatBoost) -> str:
+    """Return the name of the loss that a model was fitted with; empty if it is a sum of models."""
+    try:
+        return str(model.get_all_params().get("loss_function", "")).partition(":")[0]
+    except catboost.CatBoostError:  # sum_models stores no parameters
+        return ""
 
 
 def _labels(of_model: Any) -> tuple[Array, np.dtype[Any]]:
