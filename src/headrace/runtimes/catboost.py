@@ -73,7 +73,7 @@ class CatboostServable:
         """
         self._model = model
         self._threads = options.threads
-        loss = str(model.get_all_params().get("loss_function", "")).partition(":")[0]
+        loss = _loss(model)
         self._labels, labels = _labels([] if loss in _KINDS else model.classes_)
         self._kind = "Probability" if len(self._labels) else _KINDS.get(loss, "RawFormulaVal")
         self._pool = {
@@ -88,14 +88,15 @@ class CatboostServable:
         if len(self._labels):
             outputs: tuple[TensorSpec, ...] = (TensorSpec("label", labels, ()), probabilities)
         else:
-            outputs = (TensorSpec("prediction", np.dtype(np.float64), self._raw(self._row()).shape[1:]),)
+            shape = self._predicted(self._row(), self._kind).shape[1:]
+            outputs = (TensorSpec("prediction", np.dtype(np.float64), shape),)
         kind = options.signature.kind
         if kind == "predict" and (len(self._labels) or not outputs[0].shape):
             kind = "classify" if len(self._labels) else "regress"
         signature = Signature(DEFAULT_SIGNATURE, self._inputs.specs, outputs, kind=kind)
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self._explains = threading.Lock()
-        if explanation := explanation_of(self._inputs, lambda: self._contributions(self._row())):
+        if explanation := explanation_of(self._inputs, self._contributions, self._raw_scores):
             self._explanation = explanation
             self.signatures = {one.name: one for one in (signature, explanation.signature)}
 
@@ -120,15 +121,18 @@ class CatboostServable:
         """
         if signature == EXPLAIN_SIGNATURE:
             return self._explanation.outputs(self._contributions(inputs))
-        answer = self._raw(inputs)
+        answer = self._predicted(inputs, self._kind)
         if not len(self._labels):
             return {"prediction": answer}
         return {"label": self._labels[answer.argmax(axis=1)], "probabilities": answer}
 
-    def _raw(self, inputs: Tensors) -> Array:
+    def _raw_scores(self, inputs: Tensors) -> Array:
+        return self._predicted(inputs, "RawFormulaVal")
+
+    def _predicted(self, inputs: Tensors, kind: str) -> Array:
         matrix = self._inputs.join(inputs)
         try:
-            answer = self._model.predict(matrix, prediction_type=self._kind, thread_count=self._threads)
+            answer = self._model.predict(matrix, prediction_type=kind, thread_count=self._threads)
         except catboost.CatBoostError as error:
             raise ModelError(f"CatBoost failed: {_text(error)}") from error
         return np.asarray(answer, np.float64)
@@ -148,6 +152,14 @@ class CatboostServable:
     def close(self) -> None:
         """Free the model."""
         del self._model
+
+
+def _loss(model: catboost.CatBoost) -> str:
+    """Return the name of the loss that a model was fitted with; empty if it is a sum of models."""
+    try:
+        return str(model.get_all_params().get("loss_function", "")).partition(":")[0]
+    except catboost.CatBoostError:  # sum_models stores no parameters
+        return ""
 
 
 def _labels(of_model: Any) -> tuple[Array, np.dtype[Any]]:

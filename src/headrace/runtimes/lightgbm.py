@@ -30,7 +30,7 @@ _LIBRARY.LGBM_GetLastError.restype = ctypes.c_char_p
 
 # Constants of LightGBM's c_api.h.
 _FLOAT32, _FLOAT64 = 0, 1
-_NORMAL, _CONTRIBUTIONS, _ALL_ITERATIONS, _ROW_MAJOR = 0, 3, -1, 1
+_NORMAL, _RAW_SCORES, _CONTRIBUTIONS, _ALL_ITERATIONS, _ROW_MAJOR = 0, 1, 3, -1, 1
 
 _Handle = ctypes.c_void_p
 
@@ -113,8 +113,7 @@ class LightgbmServable:
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
         # LightGBM recomputes the trees' depths in each call for contributions, which another may be using.
         self._explains = threading.Lock()
-        row = np.full((1, inputs.width), np.nan, inputs.dtype)
-        if explanation := explanation_of(inputs, lambda: self._contributions(row)):
+        if explanation := explanation_of(inputs, self._contributions, self._raw_scores):
             self._explanation = explanation
             self.signatures = {one.name: one for one in (signature, explanation.signature)}
 
@@ -129,7 +128,7 @@ class LightgbmServable:
             ModelError: LightGBM failed.
         """
         if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._contributions(self._inputs.join(inputs)))
+            return self._explanation.outputs(self._contributions(inputs))
         if len(inputs[self._counted]) == 1:
             return {"prediction": self._predict_row(inputs)}
         matrix = self._inputs.join(inputs)
@@ -137,8 +136,16 @@ class LightgbmServable:
         self._compute(matrix, _NORMAL, prediction)
         return {"prediction": prediction}
 
-    def _contributions(self, matrix: Array) -> Array:
+    def _raw_scores(self, inputs: Tensors) -> Array:
+        """Return the raw scores: FP64 ``[rows, scores]``."""
+        matrix = self._inputs.join(inputs)
+        scores = np.empty((len(matrix), self._classes))
+        self._compute(matrix, _RAW_SCORES, scores)
+        return scores
+
+    def _contributions(self, inputs: Tensors) -> Array:
         """Return what each column adds to the raw scores: FP64 ``[rows, scores, columns + 1]``."""
+        matrix = self._inputs.join(inputs)
         contributions = np.empty((len(matrix), self._classes, self._inputs.width + 1))
         with self._explains:
             self._compute(matrix, _CONTRIBUTIONS, contributions)

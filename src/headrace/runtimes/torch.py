@@ -7,6 +7,7 @@ a ``.pt`` needs the option ``inputs``. Needs the extra ``torch``.
 
 from __future__ import annotations
 
+import math
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,14 @@ from headrace.runtimes.options import RuntimeOptions
 _OPTIONS: dict[str, type] = {"inputs": str, "device": str}
 _INPUTS_WAY_OUT = 'set runtime.options.inputs, such as "x FP32 [rows, 10]; ids INT64 [rows]"'
 
+_Shapes = Callable[[int, int], Sequence[tuple[int, ...]]]
+"""Returns the inputs' shapes, given a number of rows, and a size for other open axes."""
 
-_TRIED = (2, 3)
-"""Sizes of the open axes in two trial calls; an axis of an output that differs between them is open, too."""
+_TRIED = ((2, 2), (3, 3), (2, 64), (3, 96))
+"""Rows, and sizes of other open axes, in trial calls: large ones show axes that programs divide."""
+
+_TRIED_VALUES = 2**22
+"""Values of inputs up to which large sizes are tried."""
 
 
 class _Program(NamedTuple):
@@ -37,12 +43,14 @@ class _Program(NamedTuple):
         positional: Names of the inputs that it takes by position, in order; the others are taken by name.
         inputs: Its inputs.
         rows: Number of rows that it takes; None for any.
+        trials: Inputs of zeros for trial calls, by ``_TRIED``.
     """
 
     run: Callable[..., Any]
     positional: Sequence[str]
     inputs: tuple[TensorSpec, ...]
     rows: int | None
+    trials: Sequence[Tensors]
 
 
 def load(file: Path, options: RuntimeOptions) -> TorchServable:
@@ -97,28 +105,18 @@ class TorchServable:
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
 
     def _described(self, program: _Program) -> tuple[TensorSpec, ...]:
-        """Return the outputs, found by computing rows of zeros: two and three, or twice the fixed number.
-
-        Other axes that are open also have the sizes two and three.
-        """
-        sizes = (program.rows, program.rows) if program.rows else _TRIED
-        few, many = (
-            self._predict(_zeros(program.inputs, rows, open_size))
-            for rows, open_size in zip(sizes, _TRIED, strict=True)
+        """Return the outputs, found by trial calls; axes whose sizes differ between calls are open."""
+        answers, failed = [], None
+        for inputs in program.trials:
+            try:
+                answers.append((len(inputs[program.inputs[0].name]), self._predict(inputs)))
+            except ModelError as error:  # such as a table of positions that is smaller than the size
+                failed = failed or error
+        if failed and len(answers) < 2:
+            raise failed
+        return tuple(
+            _output(name, [(rows, answer[name]) for rows, answer in answers]) for name in answers[0][1]
         )
-        outputs = []
-        for name, one in few.items():
-            other = many[name]
-            if one.ndim == 0 or (len(one), len(other)) != sizes:
-                raise NotLoadable(f"output {name!r} has no rows: its first axis must be that of the inputs")
-            if one.dtype not in BY_DTYPE:
-                raise NotLoadable(f"output {name!r} is {one.dtype}, which no answer can carry")
-            shape = tuple(
-                size if size == again else None
-                for size, again in zip(one.shape[1:], other.shape[1:], strict=True)
-            )
-            outputs.append(TensorSpec(name, one.dtype, shape))
-        return tuple(outputs)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Predict a whole batch.
@@ -141,7 +139,8 @@ class TorchServable:
                 given = {name: torch.tensor(array, device=self._device) for name, array in inputs.items()}
                 arguments = [given.pop(name) for name in self._program.positional]
                 answer = self._program.run(*arguments, **given)
-                return {name: tensor.cpu().numpy() for name, tensor in _named(answer).items()}
+                # Copies here, too, because a program may return a buffer that its next call writes to.
+                return {name: one.to("cpu", copy=True).numpy() for name, one in _named(answer).items()}
         except Exception as error:  # the boundary to PyTorch
             raise ModelError(f"the model failed: {_first_line(error)}") from error
 
@@ -170,7 +169,35 @@ def _exported(file: Path, device: torch.device) -> _Program:
     fixed = {int(value.shape[0]) for value in values if isinstance(value.shape[0], int)}
     if len(fixed) > 1:
         raise NotLoadable("the inputs have different fixed first axes, which cannot all be rows")
-    return _Program(program.module(), positional, specs, next(iter(fixed), None))
+    trials = _trials(specs, _shapes_in_range(values, program.range_constraints))
+    return _Program(program.module(), positional, specs, next(iter(fixed), None), trials)
+
+
+def _shapes_in_range(values: Sequence[Any], ranges: Mapping[Any, Any]) -> _Shapes:
+    """Return the shapes of a program's inputs, whose open axes are expressions of symbols with ranges."""
+    of_rows = {symbol for value in values for symbol in _symbols(value.shape[0])}
+
+    def size(axis: Any, rows: int, open_size: int) -> int:
+        if isinstance(axis, int):
+            return axis
+        chosen = {
+            symbol: rows if symbol in of_rows else _in_range(ranges.get(symbol), open_size)
+            for symbol in _symbols(axis)
+        }
+        return int(axis.node.expr.subs(chosen))
+
+    return lambda rows, open_size: [
+        tuple(size(axis, rows, open_size) for axis in value.shape) for value in values
+    ]
+
+
+def _symbols(axis: Any) -> set[Any]:
+    return set() if isinstance(axis, int) else set(axis.node.expr.free_symbols)
+
+
+def _in_range(bounds: Any, size: int) -> int:
+    """Return a size that is as far above the lower bound, at least 2, as the given size is above 2."""
+    return size if bounds is None else int(min(max(bounds.lower, 2) + size - 2, bounds.upper))
 
 
 def _spec(name: str, value: Any) -> TensorSpec:
@@ -204,7 +231,9 @@ def _scripted(file: Path, options: RuntimeOptions, device: torch.device) -> _Pro
         module = torch.jit.load(file, map_location=device).eval()
     names = [one.name for one in module.forward.schema.arguments[1:]]
     specs = _declared(str(options.options.get("inputs", "")), names)
-    return _Program(module, names, specs, None)
+    # Elsewhere an index beyond a table of positions would break the device for the whole process.
+    tried = _TRIED if device.type == "cpu" else _TRIED[:2]
+    return _Program(module, names, specs, None, _trials(specs, _shapes_of(specs), tried))
 
 
 def _declared(text: str, names: Sequence[str]) -> tuple[TensorSpec, ...]:
@@ -227,10 +256,37 @@ def _declared(text: str, names: Sequence[str]) -> tuple[TensorSpec, ...]:
     return tuple(found[name] for name in names)
 
 
-def _zeros(specs: Sequence[TensorSpec], rows: int, open_size: int) -> dict[str, Array]:
-    return {
-        spec.name: np.zeros((rows, *(size or open_size for size in spec.shape)), spec.dtype) for spec in specs
-    }
+def _shapes_of(specs: Sequence[TensorSpec]) -> _Shapes:
+    return lambda rows, open_size: [(rows, *(size or open_size for size in spec.shape)) for spec in specs]
+
+
+def _trials(
+    specs: Sequence[TensorSpec], shapes: _Shapes, tried: Sequence[tuple[int, int]] = _TRIED
+) -> list[Tensors]:
+    """Return inputs of zeros: of two sizes, and of large ones if axes other than rows are open."""
+    is_open = any(None in spec.shape for spec in specs)
+    chosen = [shapes(*sizes) for sizes in tried[: None if is_open else 2]]
+    chosen[2:] = [one for one in chosen[2:] if sum(map(math.prod, one)) <= _TRIED_VALUES]
+    return [
+        {spec.name: np.zeros(shape, spec.dtype) for spec, shape in zip(specs, one, strict=True)}
+        for one in chosen
+    ]
+
+
+def _output(name: str, answers: Sequence[tuple[int, Array]]) -> TensorSpec:
+    """Return the description of an output.
+
+    Args:
+        name: Its name.
+        answers: The numbers of rows of trial calls, each with the call's output.
+    """
+    one = answers[0][1]
+    if any(array.ndim == 0 or len(array) != rows for rows, array in answers):
+        raise NotLoadable(f"output {name!r} has no rows: its first axis must be that of the inputs")
+    if one.dtype not in BY_DTYPE:
+        raise NotLoadable(f"output {name!r} is {one.dtype}, which no answer can carry")
+    sizes = zip(*(array.shape[1:] for _, array in answers), strict=True)
+    return TensorSpec(name, one.dtype, tuple(each[0] if len(set(each)) == 1 else None for each in sizes))
 
 
 def _named(answer: object) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,8 @@ OPTIONS: dict[str, type] = {"columns": bool, "datatype": str}
 """The options of a runtime of tree ensembles."""
 
 _FLOAT64 = np.dtype(np.float64)
+_TRIAL_ROWS = 4  # an explained row takes up to 24 ms
+_TRIAL_TEXTS = (b"", b"0", b"1", b"a")
 _Codes = Mapping[object, float]
 
 
@@ -121,6 +123,21 @@ class TreeInputs:
         self.fill(matrix, inputs)
         return matrix
 
+    def trial(self) -> Tensors:
+        """Return a few rows for trials: known categories, numbers of all sizes, and missing values."""
+        numbers = np.random.default_rng(1)
+        if self._whole:
+            columns = [_trial_column(numbers, self.dtype, ()) for _ in range(self.width)]
+            return {"features": np.stack(columns, axis=1)}
+        known = [
+            _TRIAL_TEXTS if index in self._texts else [*(codes or ())]
+            for index, codes in enumerate(self._codes)
+        ]
+        return {
+            spec.name: _trial_column(numbers, spec.dtype, values)
+            for spec, values in zip(self.specs, known, strict=True)
+        }
+
     def fill(self, matrix: Array, inputs: Tensors) -> None:
         """Write the inputs to a matrix ``[rows, columns]``.
 
@@ -139,6 +156,15 @@ class TreeInputs:
                 matrix[:, index] = column
             else:
                 matrix[:, index] = [codes.get(value, np.nan) for value in column.tolist()]
+
+
+def _trial_column(numbers: np.random.Generator, dtype: np.dtype[Any], values: Sequence[Any]) -> Array:
+    if values:
+        return np.array([values[place] for place in numbers.integers(len(values), size=_TRIAL_ROWS)], dtype)
+    signs = numbers.choice([-1.0, 1.0], _TRIAL_ROWS)
+    column: Array = (signs * 10 ** numbers.uniform(-2, 4, _TRIAL_ROWS)).astype(dtype)
+    column[numbers.random(_TRIAL_ROWS) < 0.2] = np.nan
+    return column
 
 
 class TreeExplanation:
@@ -183,21 +209,44 @@ class TreeExplanation:
         return {name: columns[:, index] for index, name in enumerate(self._names)}
 
 
-def explanation_of(inputs: TreeInputs, trial: Callable[[], Array]) -> TreeExplanation | None:
-    """Return the explanation of a tree ensemble; None if its library cannot explain it.
+def explanation_of(
+    inputs: TreeInputs, contributions: Callable[[Tensors], Array], raw_scores: Callable[[Tensors], Array]
+) -> TreeExplanation | None:
+    """Return the explanation of a tree ensemble; None if its library cannot explain it rightly.
+
+    Both functions take the inputs of some rows.
 
     Args:
         inputs: The model's inputs.
-        trial: Returns the contributions to one row: ``[1, columns + 1]``, or ``[1, scores, columns + 1]``.
+        contributions: Returns what columns add: ``[rows, columns + 1]``, or ``[rows, scores, columns + 1]``.
+        raw_scores: Returns the raw scores: ``[rows]``, or ``[rows, scores]``.
     """
     if EXPECTED_VALUE in (spec.name for spec in inputs.specs):
         return None
+    rows = inputs.trial()
     try:
-        contributions = trial()
+        found, expected = contributions(rows), raw_scores(rows)
     except ModelError as error:  # linear models or vectors in the leaves, features of texts
         _log.info("the model has no explanations: %s", error)
         return None
-    return TreeExplanation(inputs, 1 if contributions.ndim == 2 else contributions.shape[1])
+    if found.shape[:-1] != expected.shape:
+        _log.info(
+            "the model has no explanations: its library explains %d of %d raw scores",
+            found[0, ..., 0].size,
+            expected[0].size,
+        )
+        return None
+    if not _adds_up(found, expected):
+        _log.warning("the model has no explanations: those of its library do not add up to its raw scores")
+        return None
+    return TreeExplanation(inputs, 1 if found.ndim == 2 else found.shape[1])
+
+
+def _adds_up(contributions: Array, raw_scores: Array) -> bool:
+    """Return whether contributions sum to the raw scores, up to float32 roundings, which grow with trees."""
+    columns, expected_value = contributions[..., :-1], contributions[..., -1]
+    allowed = 1e-3 * np.abs(columns).sum(axis=-1) + 1e-5 * np.abs(expected_value) + 1e-9
+    return bool((np.abs(contributions.sum(axis=-1) - raw_scores) <= allowed).all())
 
 
 def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions) -> Signature:

@@ -26,6 +26,9 @@ from headrace.runtimes.xgboost_file import check
 _LIBRARY = open_library("xgboost", "libxgboost")
 _LIBRARY.XGBGetLastError.restype = ctypes.c_char_p
 
+# Types of prediction of XGBoost's c_api.h.
+_RAW_SCORES, _CONTRIBUTIONS = 1, 2
+
 _Handle = ctypes.c_void_p
 
 
@@ -92,13 +95,9 @@ class XgboostServable:
         output = TensorSpec("prediction", np.dtype(np.float32), self._shape)
         signature = signature_of(inputs, output, options)
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
-        self._explain_config = (
-            b'{"type": 2, "training": false, "iteration_begin": 0, "iteration_end": %d, "strict_shape": true}'
-            % iterations
-        )
+        self._iterations = iterations
         self._explains = threading.Lock()
-        row = np.full((1, inputs.width), np.nan, inputs.dtype)
-        if explanation := explanation_of(inputs, lambda: self._contributions(row)):
+        if explanation := explanation_of(inputs, self._contributions, self._raw_scores):
             self._explanation = explanation
             self.signatures = {one.name: one for one in (signature, explanation.signature)}
 
@@ -112,9 +111,9 @@ class XgboostServable:
         Raises:
             ModelError: XGBoost failed.
         """
-        matrix = self._inputs.join(inputs)
         if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._contributions(matrix))
+            return self._explanation.outputs(self._contributions(inputs))
+        matrix = self._inputs.join(inputs)
         values, _ = self._run(matrix)
         prediction = np.empty((len(matrix), *self._shape), np.float32)
         ctypes.memmove(prediction.ctypes.data, values, prediction.nbytes)
@@ -135,16 +134,27 @@ class XgboostServable:
             raise ModelError(f"XGBoost failed: {_last_error()}")
         return values, tuple(shape[: dimensions.value])
 
-    def _contributions(self, matrix: Array) -> Array:
+    def _raw_scores(self, inputs: Tensors) -> Array:
+        """Return the raw scores: FP64 ``[rows, scores]``."""
+        return self._of_data(inputs, _RAW_SCORES)
+
+    def _contributions(self, inputs: Tensors) -> Array:
         """Return what each column adds to the raw scores: FP64 ``[rows, scores, columns + 1]``."""
-        data = _Handle()
+        return self._of_data(inputs, _CONTRIBUTIONS)
+
+    def _of_data(self, inputs: Tensors, kind: int) -> Array:
+        config = (
+            b'{"type": %d, "training": false, "strict_shape": true, "iteration_begin": 0, '
+            b'"iteration_end": %d}' % (kind, self._iterations)
+        )
+        data, matrix = _Handle(), self._inputs.join(inputs)
         if _LIBRARY.XGDMatrixCreateFromDense(
             self._described(matrix), b'{"missing": NaN}', ctypes.byref(data)
         ):
             raise ModelError(f"XGBoost failed: {_last_error()}")
         try:
             with self._explains:  # predictions from a DMatrix share a cache
-                values, shape = self._called(_LIBRARY.XGBoosterPredictFromDMatrix, data, self._explain_config)
+                values, shape = self._called(_LIBRARY.XGBoosterPredictFromDMatrix, data, config)
             found = np.empty(shape, np.float32)
             ctypes.memmove(found.ctypes.data, values, found.nbytes)
             return found.astype(np.float64)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest, LoadError, NotLoadable
-from headrace.model.servable import DEFAULT_SIGNATURE
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE
 from headrace.runtimes.catboost import CatboostServable, load
 from headrace.runtimes.options import RuntimeOptions
 from tests.conformance.catboost_models import (
@@ -120,3 +120,20 @@ def test_a_model_of_texts_takes_texts(tmp_path: Path) -> None:
     answer = servable.predict({"age": data.age.to_numpy()[:5], "words": words})["probabilities"]
     np.testing.assert_allclose(answer, model.predict(data[:5], prediction_type="Probability"), rtol=1e-12)
     servable.close()
+
+
+def test_a_sum_of_models_answers_what_catboost_does(tmp_path: Path) -> None:
+    rows = np.random.default_rng(1).normal(size=(200, 3))
+    models = [
+        catboost.CatBoostRegressor(iterations=5, verbose=0, thread_count=1, random_seed=seed).fit(
+            rows, rows[:, 0] + seed
+        )
+        for seed in (1, 2)
+    ]
+    summed = catboost.sum_models(models, weights=[0.5, 0.5])
+    servable = loaded(summed, tmp_path)
+    answer = servable.predict(
+        {"features": rows.astype(servable.signatures[DEFAULT_SIGNATURE].inputs[0].dtype)}
+    )
+    np.testing.assert_allclose(answer["prediction"], summed.predict(rows), rtol=1e-6)
+    assert EXPLAIN_SIGNATURE in servable.signatures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ def export(module: Any, directory: Path, *example: Any, rows: bool = True) -> Pa
     program = torch.export.export(module.eval(), example, dynamic_shapes=shapes)
     torch.export.save(program, directory / "model.pt2")
     return directory / "model.pt2"
+
+
+def script(module: Any, directory: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # that TorchScript is deprecated
+        torch.jit.script(module).save(directory / "model.pt")
 
 
 class Module(torch.nn.Module):  # type: ignore[misc, name-defined]
@@ -73,7 +80,7 @@ def test_inputs_that_a_program_writes_to_are_copied(tmp_path: Path) -> None:
 class Doubles(torch.nn.Module):  # type: ignore[misc, name-defined]
     """An output whose axes are those of its input."""
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
         return x * 2
 
 
@@ -85,6 +92,99 @@ def test_an_axis_beside_fixed_rows_is_open_in_the_output(tmp_path: Path) -> None
     (output,) = servable.signatures[DEFAULT_SIGNATURE].outputs
     assert str(output) == "output FP32 [rows, any]"
     assert servable.predict({"x": ROWS[:1, :5]})["output"].tolist() == (2 * ROWS[:1, :5]).tolist()
+
+
+class Every(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """An output with every fourth value of its input, and one of the last five."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[name-defined]
+        return {"fourth": x[:, ::4], "last": x[:, -5:], "pair": x[:, :2]}
+
+
+def test_an_axis_that_a_program_shortens_is_open(tmp_path: Path) -> None:
+    script(Every(), tmp_path)
+    servable = load(tmp_path / "model.pt", options={"inputs": "x FP32 [rows, any]"})
+    outputs = [str(spec) for spec in servable.signatures[DEFAULT_SIGNATURE].outputs]
+    assert outputs == ["fourth FP32 [rows, any]", "last FP32 [rows, any]", "pair FP32 [rows, 2]"]
+    assert servable.predict({"x": ROWS})["fourth"].tolist() == ROWS[:, ::4].tolist()
+
+
+class Positions(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A table of ten positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+        return x[:, :, None] + self.table(torch.arange(x.shape[1]))
+
+
+def test_sizes_beyond_a_table_of_positions_are_passed_over(tmp_path: Path) -> None:
+    script(Positions(), tmp_path)
+    servable = load(tmp_path / "model.pt", options={"inputs": "x FP32 [rows, any]"})
+    (output,) = servable.signatures[DEFAULT_SIGNATURE].outputs
+    assert str(output) == "output FP32 [rows, any, 3]"
+
+
+class Groups(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Sums of eight values each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+        return x.reshape(x.shape[0], -1, 8).sum(2)
+
+
+def test_an_axis_may_have_multiples_of_a_number_only(tmp_path: Path) -> None:
+    script(Groups(), tmp_path)
+    servable = load(tmp_path / "model.pt", options={"inputs": "x FP32 [rows, any]"})
+    assert servable.predict({"x": ROWS})["output"].shape == (5, 2)
+
+
+def test_many_open_axes_are_not_tried_with_large_sizes(tmp_path: Path) -> None:
+    script(Doubles(), tmp_path)
+    shape = "x FP32 [rows, any, any, any, any, any, any]"  # 64 to the power of 6 are 275 GB
+    servable = load(tmp_path / "model.pt", options={"inputs": shape})
+    assert str(servable.signatures[DEFAULT_SIGNATURE].outputs[0]) == shape.replace("x ", "output ", 1)
+
+
+class Largest(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """The largest three values, and what two inputs of related lengths have in common."""
+
+    def forward(self, x: Any, y: Any) -> tuple[Any, Any]:
+        return torch.topk(x, 3, dim=1).values, x + y[:, ::2]
+
+
+@pytest.mark.parametrize(("least", "most"), [(8, 1000), (3, 4)])
+def test_open_axes_are_tried_within_their_bounds(least: int, most: int, tmp_path: Path) -> None:
+    rows, length = torch.export.Dim("rows"), torch.export.Dim("length", min=least, max=most)
+    dynamic = ({0: rows, 1: length}, {0: rows, 1: 2 * length})
+    example = torch.ones(5, most), torch.ones(5, 2 * most)
+    program = torch.export.export(Largest(), example, dynamic_shapes=dynamic)
+    torch.export.save(program, tmp_path / "model.pt2")
+    servable = load(tmp_path / "model.pt2")
+    outputs = [str(spec) for spec in servable.signatures[DEFAULT_SIGNATURE].outputs]
+    assert outputs == ["output_0 FP32 [rows, 3]", "output_1 FP32 [rows, any]"]
+
+
+class Counts(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Returns a part of its own buffer, which each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+        self.calls.add_(1)
+        return self.calls[: x.shape[0]]
+
+
+def test_an_answer_stays_as_it_is_in_later_calls(tmp_path: Path) -> None:
+    script(Counts(), tmp_path)
+    servable = load(tmp_path / "model.pt", options={"inputs": "x FP32 [rows]"})
+    first = servable.predict({"x": ROWS[:, 0]})["output"]
+    before = first.tolist()
+    assert servable.predict({"x": ROWS[:, 0]})["output"].tolist() == [one + 1 for one in before]
+    assert first.tolist() == before
 
 
 def test_each_model_has_its_own_number_of_threads_in_a_shared_thread(tmp_path: Path) -> None:
