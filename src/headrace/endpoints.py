@@ -30,6 +30,8 @@ import numpy as np
 
 from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows
 from headrace.base.tensors import BY_DTYPE, Array, Tensors
+from headrace.config import MODEL_NAME
+from headrace.config.headrace_toml import A_MODEL_NAME
 
 _MARK = "__headrace_endpoint__"
 _SCALARS: dict[object, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -150,7 +152,8 @@ def endpoint(target: Target | None = None, /, *, batch: bool = False, name: str 
         name: The model's name; that of the function if empty.
 
     Raises:
-        ConfigError: An annotation is missing or unknown, or two inputs have the same name.
+        ConfigError: An annotation is missing or unknown, two inputs have the same name, or the name
+            is not a model's name.
     """
 
     def mark(target: Target) -> Target:
@@ -164,6 +167,10 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     """Return the endpoint of a function or class; the arguments and errors are those of ``endpoint``."""
     function = target.__call__ if isinstance(target, type) else target
     where = f"endpoint {name}"
+    if not MODEL_NAME.fullmatch(name) or name.isdecimal():  # a directory with a number is a version
+        raise ConfigError(
+            f"{where}: expected {A_MODEL_NAME}, and not only digits; set it with @headrace.endpoint(name=…)"
+        )
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{where}: expected a function, got a coroutine function; use def")
     hints = typing.get_type_hints(function, include_extras=True)

@@ -228,6 +228,17 @@ def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch
         describe(function, batch=batch, name="f")
 
 
+@pytest.mark.parametrize("name", ["prix_été", "my model", "a/b", "..", "1", ".x", "x" * 129])
+def test_a_name_that_no_model_can_have_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected a model's name: .*; set it with @headrace.endpoint\(name=…\)"
+    ):
+
+        @headrace.endpoint(name=name)
+        def double(x: float) -> float:
+            return 2 * x
+
+
 APP = """
 import headrace
 from helper import factor
