@@ -338,16 +338,24 @@ def endpoints_of(source: Path, file: Path) -> dict[str, Endpoint]:
         file: The file itself: the ``__file__`` of the module, whose folder is in ``sys.path``.
 
     Raises:
-        ConfigError: The file cannot be imported, or has no endpoints.
+        ConfigError: The file cannot be imported, has no endpoints, two with the same name, or one that
+            another decorator wraps.
     """
-    module = _imported(source, file)
-    found = [getattr(one, _MARK) for one in vars(module).values() if _MARK in getattr(one, "__dict__", {})]
-    names = [one.name for one in found]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"{file.name}: two endpoints are called {max(names, key=names.count)!r}; set name")
+    found = dict[str, Endpoint]()
+    for variable, value in vars(_imported(source, file)).items():
+        marked: Endpoint | None = getattr(value, "__dict__", {}).get(_MARK)
+        if marked is None:
+            continue
+        if marked.target is not value:  # functools.wraps copies the mark to the function that wraps
+            raise ConfigError(
+                f"{file.name}: {variable} wraps endpoint {marked.name}, and would be left out; "
+                "put @headrace.endpoint above all other decorators"
+            )
+        if found.setdefault(marked.name, marked).target is not value:
+            raise ConfigError(f"{file.name}: two endpoints are called {marked.name!r}; set name")
     if not found:
         raise ConfigError(f"{file.name}: no endpoints; mark a function with @headrace.endpoint")
-    return {one.name: one for one in found}
+    return found
 
 
 def model_of(source: str, file: str, name: str) -> type[EndpointModel]:

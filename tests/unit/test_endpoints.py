@@ -253,6 +253,24 @@ def second(age: list[float]) -> list[float]:
 """
 
 
+CHECKED = """
+import functools
+import headrace
+
+def checked(function):
+    @functools.wraps(function)
+    def check(age):
+        if age < 0:
+            raise headrace.InvalidRequest("expected 0 or more", field="age")
+        return function(age=age)
+    return check
+
+{}
+def price(age: float) -> float:
+    return age
+"""
+
+
 def written(folder: Path, app: str = APP) -> Path:
     (folder / "helper.py").write_text("factor = 3\n")
     (folder / "app.py").write_text(app)
@@ -267,6 +285,18 @@ def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None
     assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
 
 
+def test_a_decorator_below_the_endpoint_runs(tmp_path: Path) -> None:
+    file = written(tmp_path, CHECKED.format("@headrace.endpoint\n@checked"))
+    made = model_of(str(file), str(file), "price")()
+    with pytest.raises(InvalidRows, match="age: row 1: expected 0 or more"):
+        made.predict({"age": np.array([1.0, -1.0])})
+
+
+def test_a_second_variable_is_no_second_endpoint(tmp_path: Path) -> None:
+    file = written(tmp_path, APP + "\nagain = price\n")
+    assert list(endpoints_of(file, file)) == ["price", "other"]
+
+
 @pytest.mark.parametrize(
     ("app", "said"),
     [
@@ -274,6 +304,10 @@ def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None
         ("1 / 0\n", "app.py fails: ZeroDivisionError: division by zero"),
         ("x = (\n", "app.py fails: SyntaxError"),
         (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
+        (
+            CHECKED.format("@checked\n@headrace.endpoint"),
+            "price wraps endpoint price, .*; put @headrace.endpoint above all other decorators",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: str) -> None:
