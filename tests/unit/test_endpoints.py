@@ -57,6 +57,12 @@ def model(function: Callable[..., Any], *, batch: bool = False) -> EndpointModel
     return made
 
 
+def with_types(function: Callable[..., Any], **types: object) -> Callable[..., Any]:
+    """Give a function classes of a test as annotations, whose names are unknown outside of the test."""
+    function.__annotations__.update(types)
+    return function
+
+
 def specs(made: EndpointModel) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     return made.inputs, made.outputs  # type: ignore[return-value]
 
@@ -161,6 +167,39 @@ def test_rows_that_are_refused_are_named_and_others_are_not() -> None:
     assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "", 3: "age"}
     assert caught.value.within(3, 4) is not None
     assert "age: row 0: expected an age of up to 100, got 101" in str(caught.value.within(3, 4))
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_text_that_is_not_utf_8_is_refused_before_the_call(batch: bool) -> None:
+    def lengths(text: str, words: list[str]) -> int:
+        raise AssertionError
+
+    def batches(text: list[str], words: list[list[str]]) -> list[int]:
+        raise AssertionError
+
+    text = np.array([b"ok", b"\xff\xfe", "ö".encode(), b"\xff"], object)
+    words = np.array([[b"a", b"\xe9"], [b"a", b"\xe9"], [b"a", b"b"], [b"a", b"b"]], object)
+    with pytest.raises(InvalidRows, match=r"words: row 0: expected text in UTF-8, got b'\\xe9'") as caught:
+        model(batches if batch else lengths, batch=batch).predict({"text": text, "words": words})
+    assert {row: field for row, (field, _) in caught.value.rows.items()} == {0: "words", 1: "text", 3: "text"}
+
+
+def test_an_object_of_columns_refuses_the_request() -> None:
+    @dataclass
+    class Ages:
+        age: NDArray[np.float64]
+
+        def __post_init__(self) -> None:
+            if (self.age < 0).any():
+                raise ValueError("expected ages of 0 or more")
+
+    def ages(people: Ages) -> NDArray[np.float64]:
+        return people.age
+
+    made = model(with_types(ages, people=Ages), batch=True)
+    assert answer(made, {"age": np.array([1.0, 2.0])}) == {"output": [1.0, 2.0]}
+    with pytest.raises(InvalidRequest, match="expected ages of 0 or more"):
+        made.predict({"age": np.array([1.0, -2.0])})
 
 
 def test_a_mistake_in_the_function_is_not_the_callers() -> None:
