@@ -57,6 +57,12 @@ def model(function: Callable[..., Any], *, batch: bool = False) -> EndpointModel
     return made
 
 
+def with_types(function: Callable[..., Any], **types: object) -> Callable[..., Any]:
+    """Give a function classes of a test as annotations, whose names are unknown outside of the test."""
+    function.__annotations__.update(types)
+    return function
+
+
 def specs(made: EndpointModel) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
     return made.inputs, made.outputs  # type: ignore[return-value]
 
@@ -163,6 +169,39 @@ def test_rows_that_are_refused_are_named_and_others_are_not() -> None:
     assert "age: row 0: expected an age of up to 100, got 101" in str(caught.value.within(3, 4))
 
 
+@pytest.mark.parametrize("batch", [False, True])
+def test_text_that_is_not_utf_8_is_refused_before_the_call(batch: bool) -> None:
+    def lengths(text: str, words: list[str]) -> int:
+        raise AssertionError
+
+    def batches(text: list[str], words: list[list[str]]) -> list[int]:
+        raise AssertionError
+
+    text = np.array([b"ok", b"\xff\xfe", "ö".encode(), b"\xff"], object)
+    words = np.array([[b"a", b"\xe9"], [b"a", b"\xe9"], [b"a", b"b"], [b"a", b"b"]], object)
+    with pytest.raises(InvalidRows, match=r"words: row 0: expected text in UTF-8, got b'\\xe9'") as caught:
+        model(batches if batch else lengths, batch=batch).predict({"text": text, "words": words})
+    assert {row: field for row, (field, _) in caught.value.rows.items()} == {0: "words", 1: "text", 3: "text"}
+
+
+def test_an_object_of_columns_refuses_the_request() -> None:
+    @dataclass
+    class Ages:
+        age: NDArray[np.float64]
+
+        def __post_init__(self) -> None:
+            if (self.age < 0).any():
+                raise ValueError("expected ages of 0 or more")
+
+    def ages(people: Ages) -> NDArray[np.float64]:
+        return people.age
+
+    made = model(with_types(ages, people=Ages), batch=True)
+    assert answer(made, {"age": np.array([1.0, 2.0])}) == {"output": [1.0, 2.0]}
+    with pytest.raises(InvalidRequest, match="expected ages of 0 or more"):
+        made.predict({"age": np.array([1.0, -2.0])})
+
+
 def test_a_mistake_in_the_function_is_not_the_callers() -> None:
     def fails(age: float, city: str) -> float:
         raise ValueError("a bug")
@@ -228,6 +267,17 @@ def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch
         describe(function, batch=batch, name="f")
 
 
+@pytest.mark.parametrize("name", ["prix_été", "my model", "a/b", "..", "1", ".x", "x" * 129])
+def test_a_name_that_no_model_can_have_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected a model's name: .*; set it with @headrace.endpoint\(name=…\)"
+    ):
+
+        @headrace.endpoint(name=name)
+        def double(x: float) -> float:
+            return 2 * x
+
+
 APP = """
 import headrace
 from helper import factor
@@ -238,6 +288,24 @@ def price(age: float) -> float:
 
 @headrace.endpoint(name="other", batch=True)
 def second(age: list[float]) -> list[float]:
+    return age
+"""
+
+
+CHECKED = """
+import functools
+import headrace
+
+def checked(function):
+    @functools.wraps(function)
+    def check(age):
+        if age < 0:
+            raise headrace.InvalidRequest("expected 0 or more", field="age")
+        return function(age=age)
+    return check
+
+{}
+def price(age: float) -> float:
     return age
 """
 
@@ -256,6 +324,18 @@ def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None
     assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
 
 
+def test_a_decorator_below_the_endpoint_runs(tmp_path: Path) -> None:
+    file = written(tmp_path, CHECKED.format("@headrace.endpoint\n@checked"))
+    made = model_of(str(file), str(file), "price")()
+    with pytest.raises(InvalidRows, match="age: row 1: expected 0 or more"):
+        made.predict({"age": np.array([1.0, -1.0])})
+
+
+def test_a_second_variable_is_no_second_endpoint(tmp_path: Path) -> None:
+    file = written(tmp_path, APP + "\nagain = price\n")
+    assert list(endpoints_of(file, file)) == ["price", "other"]
+
+
 @pytest.mark.parametrize(
     ("app", "said"),
     [
@@ -263,6 +343,10 @@ def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None
         ("1 / 0\n", "app.py fails: ZeroDivisionError: division by zero"),
         ("x = (\n", "app.py fails: SyntaxError"),
         (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
+        (
+            CHECKED.format("@checked\n@headrace.endpoint"),
+            "price wraps endpoint price, .*; put @headrace.endpoint above all other decorators",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: str) -> None:

@@ -66,7 +66,7 @@ def publish_endpoints(file: Path, directory: Path, number: int) -> None:
         raise ConfigError(f"{file}: {error.strerror}") from error
     names = endpoints_of(source, file).keys()
     for name in names:
-        draft = directory / f".{name}"
+        draft = directory / ".draft"
         draft.mkdir()
         model = _MODEL.format(source=str(source), file=str(file), name=name)
         (draft / "model.py").write_text(model, "utf-8")

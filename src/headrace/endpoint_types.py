@@ -1,0 +1,207 @@
+"""The inputs and outputs of typed functions: which column each annotation becomes, and its values.
+
+``headrace.endpoints`` is their user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, shown
+from headrace.base.tensors import BY_DTYPE, Array
+
+_SCALARS: dict[object, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
+_EXPECTED = (
+    "expected float, int, bool, str, bytes, a list of these, NDArray[np.float32], "
+    "Annotated[NDArray[np.float32], (28, 28)], or a class with such fields"
+)
+
+
+class Column(NamedTuple):
+    """One input or output.
+
+    Attributes:
+        name: Its name.
+        datatype: Datatype of the Open Inference Protocol.
+        shape: Shape of one row; None is a dimension of any size.
+        read: Converts a batch's array to the rows' values; returns an array only for arrays.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int | None, ...]
+    read: Callable[[Array], Any]
+
+    def values(self, array: Array) -> Any:
+        """Return the rows' values of a batch's array.
+
+        Raises:
+            InvalidRows: These rows have text that is not UTF-8.
+        """
+        try:
+            return self.read(array)
+        except UnicodeDecodeError:
+            wrong = dict[int, tuple[str, str]]()
+        for row, value in enumerate(array.tolist()):
+            try:
+                _decoded(value)
+            except UnicodeDecodeError as error:
+                wrong[row] = (self.name, f": expected text in UTF-8, got {shown(error.object)}")
+        raise InvalidRows.of(wrong)
+
+    def join(self, rows: Any) -> Any:
+        """Return an output of the rows' values."""
+        return np.stack(rows) if self.read is _array and isinstance(rows, list) and rows else rows
+
+
+class Part(NamedTuple):
+    """A parameter, or the result: one column, or an object whose fields are columns.
+
+    Attributes:
+        name: Name of the parameter.
+        columns: The columns.
+        make: The object's class; None for a single column.
+        in_rows: Whether an object has one row, also in a batch, which then has a list of objects.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    make: Callable[..., Any] | None = None
+    in_rows: bool = True
+
+    def of_row(self, columns: Mapping[str, Any], row: int) -> Any:
+        """Return the argument for one row.
+
+        Raises:
+            InvalidRequest: The class refused the values.
+        """
+        if self.make is None:
+            return columns[self.columns[0].name][row]
+        return _made(self.make, {one.name: columns[one.name][row] for one in self.columns})
+
+    def of_batch(self, columns: Mapping[str, Any], rows: range) -> Any:
+        """Return the argument for a batch: a column, an object of columns, or a list of objects.
+
+        Raises:
+            InvalidRows: The class refused the values of these rows.
+            InvalidRequest: The class of an object of columns refused them.
+        """
+        if self.make is None:
+            return columns[self.columns[0].name]
+        if not self.in_rows:
+            return _made(self.make, {one.name: columns[one.name] for one in self.columns})
+        objects, wrong = [], dict[int, tuple[str, str]]()
+        for row in rows:
+            try:
+                objects.append(self.of_row(columns, row))
+            except InvalidRequest as error:
+                wrong[row] = told(error)
+        if wrong:
+            raise InvalidRows.of(wrong)
+        return objects
+
+
+def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> Part:
+    """Return what a parameter, or the result, consists of.
+
+    Args:
+        where: Its place, for error messages.
+        name: Its name; ``return`` is the result.
+        hints: The annotations of the function.
+        batch: Whether the function takes whole batches.
+
+    Raises:
+        ConfigError: The annotation is missing or unknown.
+    """
+    if name not in hints:
+        raise ConfigError(f"{where}: {_EXPECTED}; it has no annotation")
+    kind = hints[name]
+    made = kind
+    if batch and typing.get_origin(kind) in (list, Sequence) and _fields(typing.get_args(kind)[0]):
+        made = typing.get_args(kind)[0]
+    if fields := _fields(made):
+        inner = typing.get_type_hints(made, include_extras=True)
+        # The fields of a batch of objects are those of one row; an object of columns has columns.
+        in_rows = not batch or made is not kind
+        columns = (_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
+        return Part(name, tuple(columns), made, in_rows)
+    return Part(name, (_column(where, name, kind, batch=batch),))
+
+
+def _fields(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a class for data; () for other types."""
+    if dataclasses.is_dataclass(kind):
+        return tuple(one.name for one in dataclasses.fields(kind))
+    for attribute in ("model_fields", "__struct_fields__", "_fields"):  # pydantic, msgspec, NamedTuple
+        if isinstance(kind, type) and hasattr(kind, attribute):
+            return tuple(getattr(kind, attribute))
+    return tuple(typing.get_type_hints(kind)) if typing.is_typeddict(kind) else ()
+
+
+def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
+    shape: tuple[int | None, ...] | None = None
+    if typing.get_origin(kind) is Annotated:
+        kind, given = typing.get_args(kind)[:2]
+        shape = (given,) if isinstance(given, int) else tuple(given)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is np.ndarray and arguments:
+        (element,) = typing.get_args(arguments[1])
+        dtype = np.dtype(element)
+        if dtype in BY_DTYPE:
+            rows = () if batch else (None,)
+            return Column(name, BY_DTYPE[dtype].oip, rows if shape is None else shape, _array)
+    depth = 0
+    while origin in (list, Sequence) and arguments:
+        kind, depth = arguments[0], depth + 1
+        origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    depth -= batch
+    if kind in _SCALARS and depth >= 0:
+        return Column(
+            name,
+            _SCALARS[kind],
+            (None,) * depth if shape is None else shape,
+            _texts if kind is str else _values,
+        )
+    raise ConfigError(f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else ""))
+
+
+def _array(column: Array) -> Array:
+    return column
+
+
+def _values(column: Array) -> Any:
+    return column.tolist()
+
+
+def _texts(column: Array) -> Any:
+    return _decoded(column.tolist())
+
+
+def _decoded(value: Any) -> Any:
+    return [_decoded(one) for one in value] if isinstance(value, list) else value.decode()
+
+
+def told(error: InvalidRequest) -> tuple[str, str]:
+    """Return the field of a wrong row, and the text about it, as ``InvalidRows`` takes them."""
+    return error.field, f": {error.message.removeprefix(f'{error.field}: ')}"
+
+
+def _made(make: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    try:
+        return make(**values)
+    except ValueError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: ValueError) -> InvalidRequest:
+    """Return the error of an object that its class refused to make, with the field that it names."""
+    errors = getattr(error, "errors", None)  # of pydantic
+    if callable(errors):
+        first = errors()[0]
+        return InvalidRequest(str(first["msg"]), field=".".join(map(str, first["loc"])))
+    return InvalidRequest(str(error))
