@@ -204,6 +204,7 @@ RuntimeKind = Literal[
     "tensorflow",
     "keras",
     "litert",
+    "vw",
     "torch",
     "ctr",
     "python",
