@@ -30,6 +30,7 @@ from tests.conformance.runtime_example import Example, RuntimeUnderTest
 from tests.conformance.sklearn_models import SKLEARN
 from tests.conformance.tensorflow_models import TENSORFLOW
 from tests.conformance.torch_models import TORCH
+from tests.conformance.vw_models import VW
 from tests.conformance.xgboost_models import XGBOOST
 
 RUNTIMES = (
@@ -42,6 +43,7 @@ RUNTIMES = (
     TENSORFLOW,
     KERAS,
     LITERT,
+    VW,
     CTR,
     *([TORCH] if find_spec("torch") else []),
 )

@@ -1,4 +1,4 @@
-"""``headrace compile``: compile the kernels of click models ahead of serving."""
+"""``headrace compile``: compile the kernels of click models and others ahead of serving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +39,10 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         common.Verb(
             name="compile",
-            help="compile the kernels of click models and archives ahead, for example in an image",
-            description="Compile the kernels of click models and cache them on disk, so that a server starts "
-            "without compiling and needs no writable directory. Without DIR, compile those of all kinds of "
-            "models and of archives.",
+            help="compile the kernels of click models, archives and Vowpal Wabbit ahead, as in an image",
+            description="Compile the kernels of click models and of Vowpal Wabbit, and cache them on disk, "
+            "so that a server starts without compiling and needs no writable directory. Without DIR, compile "
+            "those of all kinds of models and of archives.",
             examples=_EXAMPLES,
             failure="a model could not be loaded",
             run=run,
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         # Imported late: compiled kernels.
         from headrace.jit.kernel_cache import kept_where  # noqa: PLC0415
-        from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415
+        from headrace.runtimes import ctr, ctr_kernels, vw  # noqa: F401, PLC0415
     except ImportError as error:
         raise needs_extra("compile", "ctr", error) from error
     where = kept_where()
@@ -83,23 +84,23 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("compile: kernels cannot be stored: set NUMBA_CACHE_DIR to a writable directory")
     done: list[tuple[str, float, str | None]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, version in _versions(options, Path(folder)):
+        for name, run_once in _kernels(options, Path(folder)):
             if not options.json:
                 print(f"  {name} …", end="", flush=True)
             started = time.monotonic()
             problem = None
             try:
-                if version is None:
-                    _run_archives()
-                else:
-                    ctr_kernels.run_once(ctr.servable_of(version))
+                run_once()
             except HeadraceError as raised:
                 problem = raised.message
             done.append((name, time.monotonic() - started, problem))
             if not options.json:
                 print(f" failed: {problem}" if problem else f" {done[-1][1]:.1f} s", flush=True)
     if not done:
-        print(f"{options.models} holds no click model: there is nothing to compile", file=sys.stderr)
+        print(
+            f"{options.models} holds no click model, and none of Vowpal Wabbit: there is nothing to compile",
+            file=sys.stderr,
+        )
     is_beside = where.name == "__pycache__"  # each module's kernels are in the one beside it
     kept = where.parents[1] if is_beside else where.parent
     if options.json:
@@ -120,11 +121,21 @@ def _run_archives() -> None:
         kernels.run_once()
 
 
-def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path | None]]:
-    """Yield names and directories of all that needs kernels; None as the directory of an archive."""
+def _run_version(version: Path) -> None:
+    from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415 - compiled kernels
+
+    ctr_kernels.run_once(ctr.servable_of(version))
+
+
+def _kernels(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
+    """Yield the names of all that needs kernels, and what calls those."""
+    from headrace.runtimes import vw  # noqa: PLC0415 - compiled kernels
+
     if options.models is None:
-        yield "archive", None
-        yield from _made_up(options.factors or [8], options.quantize or [], folder)
+        yield "archive", _run_archives
+        yield "Vowpal Wabbit", vw.run_once
+        for name, version in _made_up(options.factors or [8], options.quantize or [], folder):
+            yield name, partial(_run_version, version)
         return
     if options.factors or options.quantize:
         raise ConfigError(
@@ -136,8 +147,13 @@ def _versions(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, 
         with saying(f"{model} cannot be listed"):
             there = version_directories(model)
         for number, version in there.items():
-            if wanted in (None, number) and os.path.isfile(version / MODEL_FILE):
-                yield f"{models.name_of(model)}/{number}", version
+            if wanted not in (None, number):
+                continue
+            name = f"{models.name_of(model)}/{number}"
+            if os.path.isfile(version / MODEL_FILE):
+                yield name, partial(_run_version, version)
+            elif any(version.glob("*.vw.txt")):
+                yield name, vw.run_once
 
 
 def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:

@@ -206,6 +206,7 @@ RuntimeKind = Literal[
     "tensorflow",
     "keras",
     "litert",
+    "vw",
     "torch",
     "ctr",
     "python",

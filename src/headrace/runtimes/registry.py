@@ -76,6 +76,7 @@ RUNTIMES = (
         reads=("variables/*", "assets/*"),
     ),
     Runtime("keras", "headrace.runtimes.keras", "model.keras", "*.keras", extra="keras"),
+    Runtime("vw", "headrace.runtimes.vw", "model.vw.txt", "*.vw.txt", extra="vw"),
     Runtime("litert", "headrace.runtimes.litert", "model.tflite", "*.tflite", extra="litert"),
     *(
         Runtime("torch", "headrace.runtimes.torch", file, pattern, extra="torch", is_code=True, instances=1)

@@ -14,6 +14,7 @@ from headrace.archive.lookup import cache_kernels
 from headrace.cli import compile as verb
 from headrace.cli.main import main
 from headrace.ctr.serving import scoring
+from headrace.runtimes import vw
 from headrace.storage.stores import lmdb_pages
 from tests.conformance.ctr_models import write
 
@@ -64,7 +65,9 @@ def test_what_is_wrong_is_explained(
 
 def test_without_a_directory_an_archives_kernels_are_compiled_too(tmp_path: Path) -> None:
     options = argparse.Namespace(models=None, factors=None, quantize=None)
-    assert next(verb._versions(options, tmp_path)) == ("archive", None)
+    found = verb._kernels(options, tmp_path)
+    assert next(found) == ("archive", verb._run_archives)
+    assert next(found) == ("Vowpal Wabbit", vw.run_once)
     verb._run_archives()
     assert cache_kernels.find.signatures
     assert lmdb_pages.find.signatures

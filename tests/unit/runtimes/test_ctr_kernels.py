@@ -18,6 +18,7 @@ import pytest
 from headrace.base.errors import LoadError
 from headrace.base.tensors import Tensors
 from headrace.model.servable import Signature, TensorSpec
+from headrace.runtimes import kernel_compiling
 from headrace.runtimes.ctr_compiling import servable_like
 from headrace.runtimes.ctr_kernels import make_ready, run_once
 from tests.conformance.ctr_models import write
@@ -74,7 +75,7 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
 
 def own(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What was logged here: a driver's threads, left by a test before, log when they like."""
-    return [record for record in caplog.records if record.name == make_ready.__module__]
+    return [record for record in caplog.records if record.name == kernel_compiling.__name__]
 
 
 def test_a_load_that_compiles_holds_up_no_other(

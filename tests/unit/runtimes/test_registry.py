@@ -34,6 +34,9 @@ from headrace.runtimes.registry import RUNTIMES, Runtime, RuntimeOptions, Signat
         (["model.cbm"], "", "catboost", "model.cbm"),
         (["model.keras"], "", "keras", "model.keras"),
         (["model.tflite"], "", "litert", "model.tflite"),
+        (["model.vw.txt"], "", "vw", "model.vw.txt"),
+        (["churn.vw.txt", "notes.txt"], "", "vw", "churn.vw.txt"),
+        (["model.txt", "churn.vw.txt"], "", "lightgbm", "model.txt"),
         (["model.json", "model.onnx"], "onnx", "onnx", "model.onnx"),
         # A runtime's own file name settles it, whatever lies beside it.
         (["encoder.onnx", "model.py"], "", "python", "model.py"),
@@ -57,6 +60,7 @@ def test_a_directory_is_recognised_by_its_files(names: list[str], kind: str, run
         (["a.onnx", "b.onnx"], "", "found a.onnx, b.onnx: which is the model.* call it model.onnx"),
         (["model.onnx", "model.skops"], "", "set runtime.kind"),
         (["a.onnx", "a.skops"], "", "which is the model"),
+        (["model.txt", "model.vw.txt"], "", "found model.txt, model.vw.txt: which is the model"),
         (["churn.pkl"], "", "runs whatever code is in it"),
         (["churn.joblib"], "sklearn", "skops.io.dump.*call it model.joblib or model.pkl"),
         (["model.joblib", "model.skops"], "", "found model.skops, model.joblib: which is the model"),

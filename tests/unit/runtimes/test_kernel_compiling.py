@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtimes import ctr_compiling
-from headrace.runtimes.ctr_compiling import one_at_a_time
+from headrace.runtimes import kernel_compiling
+from headrace.runtimes.kernel_compiling import one_at_a_time
 
 
 def test_the_second_begins_when_the_first_has_ended(tmp_path: Path) -> None:
@@ -29,7 +29,7 @@ def test_the_second_begins_when_the_first_has_ended(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctr_compiling, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(kernel_compiling, "_WAIT_SECONDS", 0.1)
     with (tmp_path / "compiling.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         with one_at_a_time(tmp_path):

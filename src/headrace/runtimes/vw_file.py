@@ -1,0 +1,281 @@
+"""Read and check a text dump of Vowpal Wabbit: ``vw --readable_model FILE``, or ``--invert_hash FILE``.
+
+The format is that of ``save_load_header`` and ``save_load_online_state_gd`` in VW's sources. A header has the
+options that the model needs. It ends with a line ``:0``, or ``:1`` and the state of training. Each weight
+has a line ``index:weight …``, with more numbers in a model that can learn further.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from headrace.base.errors import NotLoadable, listed, shown
+from headrace.base.tensors import Array
+from headrace.runtimes.vw_interactions import in_order
+
+Link = Literal["identity", "logistic", "glf1", "poisson"]
+
+_Word = TypeVar("_Word", bound=str)
+
+_LONGEST = 32
+_LINKS: tuple[Link, ...] = ("identity", "logistic", "glf1", "poisson")
+_HARMLESS = {  # of training, or of other formats than text
+    *("adaptive", "chain_hash", "ftrl", "id", "invariant", "learning_rate", "normalized", "pistol"),
+    *("power_t", "random_seed", "sgd"),
+}
+_FLAGS = {"adaptive", "chain_hash", "ftrl", "invariant", "noconstant", "normalized", "pistol", "sgd"}
+_KNOWN = _HARMLESS | {
+    *("cubic", "hash", "hash_seed", "ignore", "ignore_linear", "interactions", "keep", "link"),
+    *("noconstant", "quadratic"),
+}
+_MOST_BITS, _DENSE_BITS, _SPARSE = 32, 20, 16
+_NUMBER = rb"[-+]?(?:0x[0-9a-f.]+p[-+]?[0-9]+|[0-9.]+(?:e[-+]?[0-9]+)?)"
+_WEIGHTS = re.compile(rb"(?:(?:[^\n]*:)?[0-9]{1,10}:" + _NUMBER + rb"(?: [^:\s]+)*+\n)*+")
+_INDEX_AND_WEIGHT = re.compile(rb"(?:^|:)([0-9]{1,10}):([^:\n ]+)(?: [^:\n]*)?$", re.MULTILINE)
+_STATE = re.compile(
+    rb"(?:(?:initial_t|norm normalizer|t|sum_loss|sum_loss_since_last_dump|dump_interval|min_label|max_label"
+    rb"|weighted_labeled_examples|weighted_labels|weighted_unlabeled_examples|example_number|total_features"
+    rb"|total_weight|sd::oec\.weighted_labeled_examples|current_pass|l1_state|l2_state) [^\s:]+\n)*+"
+)
+_HEADER_END = re.compile(rb"\nChecksum: [0-9]+\n")
+_ESCAPED = re.compile(rb"\\x([0-9a-fA-F]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """A model.
+
+    Attributes:
+        bits: Bits of a hash.
+        keys: Indices of the weights, ascending: uint32; empty if ``weights`` has all 2^bits weights.
+        weights: The weights: float32.
+        interactions: First bytes of the namespaces of each interaction, in order.
+        ignored: Whether namespaces are left out, by first byte: bool ``[256]``.
+        not_linear: Whether only interactions use them: bool ``[256]``.
+        constant: Whether each example has the constant feature.
+        hash_all: Whether names that are numbers are hashed, too.
+        hash_seed: Seed of the hash.
+        link: The function from the sum to the prediction.
+        labels: The smallest and the largest label, to which the sum is limited.
+    """
+
+    bits: int
+    keys: Array
+    weights: Array
+    interactions: tuple[bytes, ...]
+    ignored: Array
+    not_linear: Array
+    constant: bool
+    hash_all: bool
+    hash_seed: int
+    link: Link
+    labels: tuple[float, float]
+
+
+def read(text: bytes) -> Dump:
+    """Read a dump.
+
+    Args:
+        text: The file's contents.
+
+    Raises:
+        NotLoadable: It needs an option of VW that headrace does not support.
+        ValueError: It is not a text dump, or is damaged.
+    """
+    if not text.startswith(b"Version "):
+        raise ValueError(
+            "it does not begin with 'Version', as a text dump does; "
+            "`vw -t -i MODEL --readable_model FILE` makes one of a binary model"
+        )
+    if not text.endswith(b"\n"):
+        raise ValueError("its end is missing")
+    end = _HEADER_END.search(text)
+    if not end:
+        raise ValueError("the last line of its header, 'Checksum', is missing")
+    header = _header(text[: end.end() - 1])
+    options = _options(header["options"])
+    if text[end.end() : end.end() + 3] not in (b":0\n", b":1\n"):
+        raise ValueError("the line ':0' or ':1' after its header is missing")
+    bits = _whole(header["bits"], "bits", 1, _MOST_BITS)
+    keys, weights = _weights(text, end.end() + 3, bits)
+    return Dump(
+        bits=bits,
+        keys=keys,
+        weights=weights,
+        interactions=_interactions(options),
+        ignored=_ignored(options),
+        not_linear=_marked(options.get("ignore_linear", [])),
+        constant="noconstant" not in options,
+        hash_all=_choice(options, "hash", ("strings", "all")) == "all",
+        hash_seed=_whole(options.get("hash_seed", [b"0"])[-1], "--hash_seed", 0, 2**32 - 1),
+        link=_choice(options, "link", _LINKS),
+        labels=_labels(header),
+    )
+
+
+# ---- Header ---------------------------------------------------------------------------------------
+
+
+def _header(text: bytes) -> dict[str, bytes]:
+    """Return the values of the header's lines, which say what the model is."""
+    header: dict[str, bytes] = {}
+    for line in text.split(b"\n"):
+        if parted := re.fullmatch(rb"(Version|Id|Checksum:) ?(.*)", line):
+            name, value = parted.groups()
+        elif parted := re.fullmatch(rb"([0-9]+) (ngram|skip|pairs|triples|interactions):(.*)", line):
+            value, name, _ = parted.groups()
+        else:
+            name, _, value = line.partition(b":")
+        header[name.decode("latin-1")] = value.strip()
+    for name in ("Min label", "Max label", "bits", "options", "Checksum:"):
+        if name not in header:
+            raise ValueError(f"the line {name!r} of the header is missing")
+    for name in ("lda", "rank", "ngram", "skip", "pairs", "triples", "interactions"):
+        if header.get(name, b"0") != b"0":
+            raise _unsupported("skips" if name == "skip" else name)
+    return header
+
+
+def _labels(header: Mapping[str, bytes]) -> tuple[float, float]:
+    least, most = (_number(header[name]) for name in ("Min label", "Max label"))
+    if not least <= most:
+        raise ValueError(f"Min label {least} is above Max label {most}")
+    return least, most
+
+
+# ---- Options --------------------------------------------------------------------------------------
+
+
+def _options(line: bytes) -> dict[str, list[bytes]]:
+    """Return the values of each option.
+
+    Raises:
+        NotLoadable: An option is not supported.
+        ValueError: The line is damaged.
+    """
+    options: dict[str, list[bytes]] = {}
+    words = line.split()
+    at = 0
+    while at < len(words):
+        if not words[at].startswith(b"--"):
+            raise ValueError(f"its options have {shown(words[at])}, which is no option")
+        name = words[at].removeprefix(b"--").decode("latin-1")
+        if name not in _KNOWN:
+            raise _unsupported(name)
+        at += 1
+        value = b""
+        if name not in _FLAGS:
+            if at == len(words):
+                raise ValueError(f"its option --{name} has no value")
+            value = words[at]
+            at += 1
+        options.setdefault(name, []).append(value)
+    return options
+
+
+def _unsupported(option: str) -> NotLoadable:
+    return NotLoadable(
+        f"the model needs VW's option --{option}, which is not supported; linear models are, with "
+        f"{listed('--' + one for one in sorted(_KNOWN - _HARMLESS))}"
+    )
+
+
+def _choice(options: Mapping[str, list[bytes]], name: str, choices: tuple[_Word, ...]) -> _Word:
+    """Return an option's value, which must be one of these; the first of them if the option is absent."""
+    chosen = options[name][-1].decode("latin-1") if name in options else choices[0]
+    for choice in choices:
+        if choice == chosen:
+            return choice
+    raise NotLoadable(
+        f"the model needs VW's option --{name} {shown(chosen)}, which is not supported; {listed(choices)} are"
+    )
+
+
+def _interactions(options: Mapping[str, list[bytes]]) -> tuple[bytes, ...]:
+    found = []
+    for name, least, most in (("quadratic", 2, 2), ("cubic", 3, 3), ("interactions", 2, _LONGEST)):
+        for value in options.get(name, []):
+            one = _ESCAPED.sub(lambda escaped: bytes([int(escaped[1], 16)]), value)
+            if not least <= len(one) <= most:
+                raise ValueError(f"its option --{name} {shown(value)} has {len(one)} namespaces")
+            found.append(one)
+    return in_order(found)
+
+
+def _ignored(options: Mapping[str, list[bytes]]) -> Array:
+    ignored = _marked(options.get("ignore", []))
+    return ~_marked(options["keep"]) if "keep" in options else ignored
+
+
+def _marked(namespaces: Iterable[bytes]) -> Array:
+    """Return by first byte whether a namespace is among these: bool ``[256]``."""
+    marked = np.zeros(256, np.bool_)
+    marked[list(b"".join(namespaces))] = True
+    return marked
+
+
+# ---- Weights --------------------------------------------------------------------------------------
+
+
+def _weights(text: bytes, start: int, bits: int) -> tuple[Array, Array]:
+    """Return the keys and the weights, as in ``Dump``, of the lines from a position on."""
+    state = _STATE.match(text, start)
+    begin = state.end() if state else start
+    lines = _WEIGHTS.match(text, begin)
+    end = lines.end() if lines else begin
+    if end < len(text):
+        number, line = text.count(b"\n", 0, end) + 1, text[end:].partition(b"\n")[0]
+        if re.search(rb":-?(nan|inf)", line):
+            raise ValueError(f"line {number}: the weight is not finite: training has diverged")
+        raise ValueError(f"line {number}: expected 'index:weight', got {shown(line)}")
+    found = _INDEX_AND_WEIGHT.findall(text, begin)
+    if len(found) != text.count(b"\n", begin):
+        raise ValueError("a line of a weight is damaged")
+    keys = np.array([int(key) for key, _ in found], np.uint64)
+    with np.errstate(over="ignore"):  # refused below
+        numbers = np.array([_number(weight) for _, weight in found]).astype(np.float32)
+        weights = _materialized(numbers, state)
+    if not np.isfinite(weights).all():
+        raise ValueError("a weight is too large for float32: training has diverged")
+    order = np.argsort(keys, kind="stable")
+    keys, weights = keys[order], weights[order]
+    if len(keys) and keys[-1] >> np.uint64(bits):
+        raise ValueError(f"it has a weight with the index {keys[-1]}, and {bits} bits")
+    if (keys[1:] == keys[:-1]).any():
+        raise ValueError("an index has two weights")
+    return _stored(keys.astype(np.uint32), weights, bits)
+
+
+def _materialized(weights: Array, state: re.Match[bytes] | None) -> Array:
+    """Apply the regularization that VW applies when it loads the model, ``sync_weights`` in ``gd.cc``."""
+    lines = dict(line.rpartition(b" ")[::2] for line in state.group().splitlines()) if state else {}
+    gravity = np.float32(_number(lines.get(b"l1_state", b"0")))
+    contraction = np.float32(_number(lines.get(b"l2_state", b"1")))
+    return np.where(np.abs(weights) > gravity, weights - np.sign(weights) * gravity, 0) * contraction
+
+
+def _stored(keys: Array, weights: Array, bits: int) -> tuple[Array, Array]:
+    """Store many weights in one array, and few of very many by their keys."""
+    if bits > _DENSE_BITS and len(keys) * _SPARSE < 1 << bits:
+        return (keys, weights) if len(keys) else (np.zeros(1, np.uint32), np.zeros(1, np.float32))
+    every = np.zeros(1 << bits, np.float32)
+    every[keys] = weights
+    return np.empty(0, np.uint32), every
+
+
+def _number(text: bytes) -> float:
+    try:
+        return float.fromhex(text.decode()) if b"x" in text else float(text)
+    except (ValueError, OverflowError):
+        raise ValueError(f"expected a number, got {shown(text)}") from None
+
+
+def _whole(text: bytes, name: str, least: int, most: int) -> int:
+    if not re.fullmatch(rb"[0-9]{1,10}", text) or not least <= int(text) <= most:
+        raise ValueError(f"{name}: expected a number from {least} to {most}, got {shown(text)}")
+    return int(text)
