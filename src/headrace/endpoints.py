@@ -244,9 +244,9 @@ def _imported(source: Path, file: Path) -> ModuleType:
     sys.modules[file.stem] = module  # dataclasses look there for annotations
     try:
         exec(compile(source.read_bytes(), file, "exec"), vars(module))
-    except HeadraceError:
+    except (HeadraceError, KeyboardInterrupt):
         raise
-    except Exception as error:  # the boundary to the user's code
+    except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
         raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
