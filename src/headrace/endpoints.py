@@ -236,7 +236,7 @@ def model_of(source: str, file: str, name: str) -> type[EndpointModel]:
 def _imported(source: Path, file: Path) -> ModuleType:
     if source in _apps:
         return _apps[source]
-    _forget_modules(file.parent)
+    before = _forget_modules(file.parent)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = ModuleType(file.stem)
@@ -244,9 +244,11 @@ def _imported(source: Path, file: Path) -> ModuleType:
     sys.modules[file.stem] = module  # dataclasses look there for annotations
     try:
         exec(compile(source.read_bytes(), file, "exec"), vars(module))
-    except (HeadraceError, KeyboardInterrupt):
-        raise
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
+        _forget_modules(file.parent)
+        sys.modules.update(before)  # the version before may import them in its functions
+        if isinstance(error, HeadraceError | KeyboardInterrupt):
+            raise
         raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
@@ -254,9 +256,15 @@ def _imported(source: Path, file: Path) -> ModuleType:
     return module
 
 
-def _forget_modules(folder: Path) -> None:
-    """Have modules in a folder imported again: they may have changed with the file that imports them."""
+def _forget_modules(folder: Path) -> dict[str, ModuleType]:
+    """Have modules in a folder imported again, as they may have changed with the file that imports them.
+
+    Returns:
+        The modules, by name.
+    """
+    forgotten = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         if place and name != "__main__" and Path(place).parent == folder:
-            del sys.modules[name]
+            forgotten[name] = sys.modules.pop(name)
+    return forgotten

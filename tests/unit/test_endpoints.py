@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,6 +354,34 @@ def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: s
     file = written(tmp_path, app)
     with pytest.raises(ConfigError, match=said):
         endpoints_of(file, file)
+
+
+LATE = """
+import headrace
+
+@headrace.endpoint
+def price(age: float) -> float:
+    from late_helper import factor
+    return age * factor
+"""
+
+
+def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Path) -> None:
+    file = written(tmp_path, LATE)
+    (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
+    made = model_of(str(file), str(file), "price")()
+    made.load(Path(), None)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
+    own = sys.modules["app"]
+    (tmp_path / "late_helper.py").write_text("factor = 1000\n")
+    (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
+    with pytest.raises(ConfigError, match="fails: RuntimeError: broken"):
+        endpoints_of(tmp_path / ".2.py", file)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
+    assert sys.modules["app"] is own
+    (tmp_path / ".3.py").write_text(LATE)
+    endpoints_of(tmp_path / ".3.py", file)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [2000.0]}
 
 
 def test_a_marked_function_is_still_a_function() -> None:

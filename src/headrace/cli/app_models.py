@@ -38,8 +38,11 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
     file = file.resolve()
     with _temporary() as made:
         directory, ended = Path(made), threading.Event()
+        before = _changes(file)
         _publish(file, directory, 1)
-        watching = threading.Thread(target=_watch, args=(file, directory, ended), name="headrace-reload")
+        watching = threading.Thread(
+            target=_watch, args=(file, before, directory, ended), name="headrace-reload"
+        )
         if reload:
             watching.start()
         try:
@@ -91,8 +94,8 @@ def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
             shutil.rmtree(directory / name / str(old), ignore_errors=True)
 
 
-def _watch(file: Path, directory: Path, ended: threading.Event) -> None:
-    before, number = _changes(file), 1
+def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threading.Event) -> None:
+    number = 1
     while not ended.wait(_LOOK_SECONDS):
         try:
             now = _changes(file)
