@@ -103,6 +103,11 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{where}: parameter {parameter}: expected one that is given by name")
+        if parameter.default is not parameter.empty:
+            raise ConfigError(
+                f"{where}: parameter {parameter.name} has the default {parameter.default!r}, which no "
+                "request could use: all inputs must be sent; remove the default"
+            )
         parts.append(part_of(f"{where}: parameter {parameter.name}", parameter.name, hints, batch=batch))
     names = [column.name for part in parts for column in part.columns]
     if not names or len(set(names)) < len(names):
