@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
@@ -18,6 +18,16 @@ import headrace
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
 from headrace.base.tensors import Tensors
 from headrace.endpoints import EndpointModel, describe, endpoints_of, model_of
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave other tests neither the folders nor the modules of an app."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} & {"app", "helper", "late_helper"} - before:
+        del sys.modules[name]
 
 
 @dataclass

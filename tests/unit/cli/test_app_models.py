@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ import pytest
 from headrace.base.errors import ConfigError
 from headrace.cli.app_models import directory_of
 from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave other tests neither the folders nor the modules of an app."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} & {"app"} - before:
+        del sys.modules[name]
+
 
 APP = """
 import headrace
