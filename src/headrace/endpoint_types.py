@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, shown
@@ -20,6 +23,8 @@ _EXPECTED = (
     "expected float, int, bool, str, bytes, a list of these, NDArray[np.float32], "
     "Annotated[NDArray[np.float32], (28, 28)], or a class with such fields"
 )
+_CHECKING = ("annotated_types", "msgspec", "pydantic")
+"""Packages whose metadata are conditions on a value, which only their own classes check."""
 
 
 class Column(NamedTuple):
@@ -116,7 +121,7 @@ def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> 
         batch: Whether the function takes whole batches.
 
     Raises:
-        ConfigError: The annotation is missing or unknown.
+        ConfigError: The annotation is missing or unknown, or requests cannot make its class.
     """
     if name not in hints:
         raise ConfigError(f"{where}: {_EXPECTED}; it has no annotation")
@@ -124,30 +129,106 @@ def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> 
     made = kind
     if batch and typing.get_origin(kind) in (list, Sequence) and _fields(typing.get_args(kind)[0]):
         made = typing.get_args(kind)[0]
-    if fields := _fields(made):
+    given = name != "return"
+    if fields := _fields(made, given=given):
         inner = typing.get_type_hints(made, include_extras=True)
         # The fields of a batch of objects are those of one row; an object of columns has columns.
         in_rows = not batch or made is not kind
         columns = (_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
-        return Part(name, tuple(columns), made, in_rows)
+        if given:
+            _expect_made(where, made, fields)
+            if not hasattr(made, "__pydantic_validator__") and not (in_rows and _is_struct(made)):
+                for one in fields:
+                    _expect_no_conditions(f"{where}.{one}", inner[one])
+        return Part(name, tuple(columns), _maker(made) if in_rows else made, in_rows)
+    if given:
+        _expect_no_conditions(where, kind)
     return Part(name, (_column(where, name, kind, batch=batch),))
 
 
-def _fields(kind: Any) -> tuple[str, ...]:
-    """Return the names of the fields of a class for data; () for other types."""
+def _fields(kind: Any, *, given: bool = False) -> tuple[str, ...]:
+    """Return the names of the fields of a class for data, or of those that it is given; () for others."""
     if dataclasses.is_dataclass(kind):
-        return tuple(one.name for one in dataclasses.fields(kind))
+        return tuple(one.name for one in dataclasses.fields(kind) if one.init or not given)
     for attribute in ("model_fields", "__struct_fields__", "_fields"):  # pydantic, msgspec, NamedTuple
         if isinstance(kind, type) and hasattr(kind, attribute):
             return tuple(getattr(kind, attribute))
     return tuple(typing.get_type_hints(kind)) if typing.is_typeddict(kind) else ()
 
 
+def _is_struct(made: Any) -> bool:
+    return hasattr(made, "__struct_fields__")
+
+
+def _maker(made: Any) -> Callable[..., Any]:
+    """Return what makes an object: Structs only check their fields when they are converted."""
+    if not _is_struct(made):
+        return made  # type: ignore[no-any-return]
+
+    def converted(**values: Any) -> Any:
+        return msgspec.convert(
+            SimpleNamespace(**values), made, from_attributes=True, dec_hook=lambda _type, value: value
+        )
+
+    return converted
+
+
+def _expect_made(where: str, made: Any, fields: tuple[str, ...]) -> None:
+    """Check that a class can be called with its fields."""
+    if typing.is_typeddict(made):
+        return
+    if hasattr(made, "model_fields"):
+        by_name = made.model_config.get("populate_by_name") or made.model_config.get("validate_by_name")
+        for name, field in made.model_fields.items():
+            if field.validation_alias not in (None, name) and not by_name:
+                raise ConfigError(
+                    f"{where}: {made.__name__}.{name} has the alias {field.validation_alias!r}, but is given "
+                    "by its name; set populate_by_name=True in the model_config, or remove the alias"
+                )
+        return
+    parameters = inspect.signature(made).parameters
+    any_name = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    for name in fields:
+        if name not in parameters and not any_name:
+            raise ConfigError(
+                f"{where}: {made.__name__}.{name} is a field, but {made.__name__}() does not take it; "
+                "rename it, or leave it out with field(init=False)"
+            )
+    for one in parameters.values():
+        varies = one.kind in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        if one.default is one.empty and not varies and one.name not in fields:
+            raise ConfigError(
+                f"{where}: {made.__name__}() takes {one.name}, which is not a field; give it a default, "
+                "or make it a field"
+            )
+
+
+def _expect_no_conditions(where: str, kind: Any) -> None:
+    """Check that an annotation has no conditions, such as ``Field(ge=0)``, where nothing checks them."""
+    for one in typing.get_args(kind):
+        package = type(one).__module__.partition(".")[0]
+        if package in _CHECKING and getattr(one, "metadata", True):  # a FieldInfo may only describe
+            raise ConfigError(
+                f"{where}: nothing would check {one!r} here; put it into a pydantic model, or check the "
+                "value in the function"
+            )
+        _expect_no_conditions(where, one)
+
+
+def _without_metadata(kind: Any) -> tuple[Any, tuple[int | None, ...] | None]:
+    """Return a type without ``Annotated``, and the shape among its metadata."""
+    if typing.get_origin(kind) is not Annotated:
+        return kind, None
+    kind, *metadata = typing.get_args(kind)
+    shapes = [one if isinstance(one, tuple | list) else (one,) for one in metadata if one is not None]
+    sizes = (int, type(None))
+    return kind, next((tuple(one) for one in shapes if all(type(size) in sizes for size in one)), None)
+
+
 def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
-    shape: tuple[int | None, ...] | None = None
-    if typing.get_origin(kind) is Annotated:
-        kind, given = typing.get_args(kind)[:2]
-        shape = (given,) if isinstance(given, int) else tuple(given)
+    kind, shape = _without_metadata(kind)
+    if any(size is not None and size < 1 for size in shape or ()):
+        raise ConfigError(f"{where}: expected a shape of sizes from 1 and None for any size, got {shape}")
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is np.ndarray and arguments:
         (element,) = typing.get_args(arguments[1])
@@ -157,10 +238,14 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
             return Column(name, BY_DTYPE[dtype].oip, rows if shape is None else shape, _array)
     depth = 0
     while origin in (list, Sequence) and arguments:
-        kind, depth = arguments[0], depth + 1
+        kind, depth = _without_metadata(arguments[0])[0], depth + 1
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     depth -= batch
     if kind in _SCALARS and depth >= 0:
+        if shape is not None and len(shape) != depth:
+            raise ConfigError(
+                f"{where}: the shape {shape} needs {len(shape)} lists in one another, got {depth}"
+            )
         return Column(
             name,
             _SCALARS[kind],
@@ -204,4 +289,5 @@ def _refusal(error: ValueError) -> InvalidRequest:
     if callable(errors):
         first = errors()[0]
         return InvalidRequest(str(first["msg"]), field=".".join(map(str, first["loc"])))
-    return InvalidRequest(str(error))
+    text, _, place = str(error).partition(" - at `$.")  # of msgspec
+    return InvalidRequest(text, field=place.removesuffix("`"))

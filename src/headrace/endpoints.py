@@ -105,6 +105,11 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{where}: parameter {parameter}: expected one that is given by name")
+        if parameter.default is not parameter.empty:
+            raise ConfigError(
+                f"{where}: parameter {parameter.name} has the default {parameter.default!r}, which no "
+                "request could use: all inputs must be sent; remove the default"
+            )
         parts.append(part_of(f"{where}: parameter {parameter.name}", parameter.name, hints, batch=batch))
     names = [column.name for part in parts for column in part.columns]
     if not names or len(set(names)) < len(names):
@@ -240,7 +245,7 @@ def _model_class(served: Endpoint) -> type[EndpointModel]:
 def _imported(source: Path, file: Path) -> ModuleType:
     if source in _apps:
         return _apps[source]
-    _forget_modules(file.parent)
+    before = _forget_modules(file.parent)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = ModuleType(file.stem)
@@ -248,9 +253,11 @@ def _imported(source: Path, file: Path) -> ModuleType:
     sys.modules[file.stem] = module  # dataclasses look there for annotations
     try:
         exec(compile(source.read_bytes(), file, "exec"), vars(module))
-    except HeadraceError:
-        raise
-    except Exception as error:  # the boundary to the user's code
+    except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
+        _forget_modules(file.parent)
+        sys.modules.update(before)  # the version before may import them in its functions
+        if isinstance(error, HeadraceError | KeyboardInterrupt):
+            raise
         raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
@@ -258,12 +265,18 @@ def _imported(source: Path, file: Path) -> ModuleType:
     return module
 
 
-def _forget_modules(folder: Path) -> None:
-    """Have modules in a folder imported again: they may have changed with the file that imports them."""
+def _forget_modules(folder: Path) -> dict[str, ModuleType]:
+    """Have modules in a folder imported again, as they may have changed with the file that imports them.
+
+    Returns:
+        The modules, by name.
+    """
+    forgotten = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         if place and name != "__main__" and Path(place).parent == folder:
-            del sys.modules[name]
+            forgotten[name] = sys.modules.pop(name)
+    return forgotten
 
 
 # ---- functions and classes of this process ----

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
+import pydantic
 import pytest
 from numpy.typing import NDArray
 
@@ -16,6 +18,16 @@ import headrace
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
 from headrace.base.tensors import Tensors
 from headrace.endpoints import EndpointModel, describe, endpoints_of, model_of
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave other tests neither the folders nor the modules of an app."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} & {"app", "helper", "late_helper"} - before:
+        del sys.modules[name]
 
 
 @dataclass
@@ -49,6 +61,71 @@ class Columns(TypedDict):
 
     double: NDArray[np.float32]
     label: list[str]
+
+
+AtLeast0 = Annotated[float, pydantic.Field(ge=0)]
+
+
+class Checked(pydantic.BaseModel):
+    """A pydantic model with a condition."""
+
+    age: AtLeast0
+
+
+class CheckedStruct(msgspec.Struct, rename="camel"):
+    """A msgspec Struct with a condition and an array."""
+
+    the_age: Annotated[float, msgspec.Meta(ge=0)]
+    pixels: Annotated[NDArray[np.float32], (2,)]
+
+
+class Aliased(pydantic.BaseModel):
+    """A pydantic model whose field has another name outside."""
+
+    age: float = pydantic.Field(alias="Age")
+
+
+class AlsoByName(pydantic.BaseModel):
+    """The same, but it takes the name, too."""
+
+    model_config = pydantic.ConfigDict(populate_by_name=True)
+    age: float = pydantic.Field(alias="Age")
+
+
+@dataclass
+class Derived:
+    """A dataclass with a field that it computes."""
+
+    age: float
+    old: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.old = self.age > 60
+
+
+@dataclass
+class Unchecked:
+    """A dataclass with a condition that nothing checks."""
+
+    age: AtLeast0
+
+
+@dataclass
+class NeedsMore:
+    """A dataclass that needs what is no field."""
+
+    age: float
+    unit: InitVar[str]
+
+
+@dataclass
+class TakesOther:
+    """A dataclass that is made of other values than its fields."""
+
+    age: float = field()
+
+    def __init__(self, years: float = 0.0) -> None:
+        self.age = years
 
 
 def model(function: Callable[..., Any], *, batch: bool = False) -> EndpointModel:
@@ -130,6 +207,53 @@ def test_fields_of_objects_are_inputs_and_outputs() -> None:
     assert specs(made)[1] == [("x", "FP64", ()), ("label", "BYTES", ())]
     found = answer(made, {**people(1.5), "x": np.array([2]), "y": np.array([3])})
     assert found == {"x": [7.5], "label": ["oslo"]}
+
+
+def test_metadata_that_is_no_shape_is_passed_over() -> None:
+    def total(
+        age: Annotated[float, "years"],
+        grid: Annotated[NDArray[np.float32], "pixels", (2, None)],
+        words: list[Annotated[str, pydantic.Field(description="a word")]],
+    ) -> Annotated[float, "euros"]:
+        raise AssertionError
+
+    assert specs(model(total)) == (
+        [("age", "FP64", ()), ("grid", "FP32", (2, None)), ("words", "BYTES", (None,))],
+        [("output", "FP64", ())],
+    )
+
+
+def test_conditions_of_objects_are_checked() -> None:
+    def age(person: Checked) -> float:
+        return person.age
+
+    def struct_age(person: CheckedStruct) -> float:
+        return person.the_age + person.pixels.sum()
+
+    ages = np.array([1.0, -2.0])
+    with pytest.raises(InvalidRows, match="age: row 1: Input should be greater than or equal to 0"):
+        model(age).predict({"age": ages})
+    made = model(struct_age)
+    pixels = np.ones((2, 2), np.float32)
+    assert answer(made, {"the_age": -ages[1:], "pixels": pixels[:1]}) == {"output": [4.0]}
+    with pytest.raises(InvalidRows, match=r"the_age: row 1: Expected `float` >= 0\.0"):
+        made.predict({"the_age": ages, "pixels": pixels})
+
+
+def test_a_field_that_a_class_computes_is_no_input_but_may_be_an_output() -> None:
+    def derive(person: Derived) -> Derived:
+        return Derived(person.age + 1)
+
+    made = model(derive)
+    assert specs(made) == ([("age", "FP64", ())], [("age", "FP64", ()), ("old", "BOOL", ())])
+    assert answer(made, {"age": np.array([60.0])}) == {"age": [61.0], "old": [True]}
+
+
+def test_a_field_with_an_alias_is_given_by_its_name() -> None:
+    def age(person: AlsoByName) -> float:
+        return person.age
+
+    assert answer(model(age), {"age": np.array([60.0])}) == {"output": [60.0]}
 
 
 def test_a_batch_gets_columns() -> None:
@@ -246,6 +370,42 @@ def several(*ages: float) -> float:
     raise AssertionError
 
 
+def with_a_default(age: float, city: str = "oslo") -> float:
+    raise AssertionError
+
+
+def conditions(age: AtLeast0) -> float:
+    raise AssertionError
+
+
+def conditions_in_a_list(ages: list[AtLeast0]) -> float:
+    raise AssertionError
+
+
+def unchecked_field(person: Unchecked) -> float:
+    raise AssertionError
+
+
+def aliased(person: Aliased) -> float:
+    raise AssertionError
+
+
+def needs_more(person: NeedsMore) -> float:
+    raise AssertionError
+
+
+def takes_other(person: TakesOther) -> float:
+    raise AssertionError
+
+
+def a_shape_of_a_number(age: Annotated[float, 3]) -> float:
+    raise AssertionError
+
+
+def a_size_below_one(x: Annotated[NDArray[np.float32], (-1, 28)]) -> float:
+    raise AssertionError
+
+
 async def waits(age: float) -> float:
     raise AssertionError
 
@@ -259,6 +419,15 @@ async def waits(age: float) -> float:
         (a_scalar_in_a_batch, True, "parameter age: .* got .*float.*, in a list or an array"),
         (twice, False, "different names, got age, age, city"),
         (several, False, "parameter .*ages.*: expected one that is given by name"),
+        (with_a_default, False, "parameter city has the default 'oslo', .* remove the default"),
+        (conditions, False, "parameter age: nothing would check .*ge=0.* put it into a pydantic model"),
+        (conditions_in_a_list, False, "parameter ages: nothing would check .*ge=0"),
+        (unchecked_field, False, "parameter person.age: nothing would check .*ge=0"),
+        (aliased, False, "Aliased.age has the alias 'Age', .* set populate_by_name=True"),
+        (needs_more, False, r"NeedsMore\(\) takes unit, which is not a field"),
+        (takes_other, False, r"TakesOther.age is a field, but TakesOther\(\) does not take it"),
+        (a_shape_of_a_number, False, r"the shape \(3,\) needs 1 lists in one another, got 0"),
+        (a_size_below_one, False, r"expected a shape of sizes from 1 .* got \(-1, 28\)"),
         (waits, False, "expected a function, got a coroutine function"),
     ],
 )
@@ -353,6 +522,34 @@ def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: s
     file = written(tmp_path, app)
     with pytest.raises(ConfigError, match=said):
         endpoints_of(file, file)
+
+
+LATE = """
+import headrace
+
+@headrace.endpoint
+def price(age: float) -> float:
+    from late_helper import factor
+    return age * factor
+"""
+
+
+def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Path) -> None:
+    file = written(tmp_path, LATE)
+    (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
+    made = model_of(str(file), str(file), "price")()
+    made.load(Path(), None)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
+    own = sys.modules["app"]
+    (tmp_path / "late_helper.py").write_text("factor = 1000\n")
+    (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
+    with pytest.raises(ConfigError, match="fails: RuntimeError: broken"):
+        endpoints_of(tmp_path / ".2.py", file)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
+    assert sys.modules["app"] is own
+    (tmp_path / ".3.py").write_text(LATE)
+    endpoints_of(tmp_path / ".3.py", file)
+    assert answer(made, {"age": np.array([2.0])}) == {"output": [2000.0]}
 
 
 def test_a_marked_function_is_still_a_function() -> None:

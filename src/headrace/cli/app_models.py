@@ -6,8 +6,9 @@ import logging
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, HeadraceError
@@ -31,13 +32,17 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
         reload: Whether to publish new versions when a Python file beside it changes.
 
     Raises:
-        ConfigError: The file cannot be imported, or has no endpoints.
+        ConfigError: The file cannot be imported, or has no endpoints, or no temporary
+            directory can be made.
     """
     file = file.resolve()
-    with tempfile.TemporaryDirectory(prefix="headrace-app-") as made:
+    with _temporary() as made:
         directory, ended = Path(made), threading.Event()
+        before = _changes(file)
         publish_endpoints(file, directory, 1)
-        watching = threading.Thread(target=_watch, args=(file, directory, ended), name="headrace-reload")
+        watching = threading.Thread(
+            target=_watch, args=(file, before, directory, ended), name="headrace-reload"
+        )
         if reload:
             watching.start()
         try:
@@ -46,6 +51,15 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
             ended.set()
             if reload:
                 watching.join()
+
+
+def _temporary() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="headrace-app-")
+    except OSError as error:
+        raise ConfigError(
+            f"temporary files: {error.strerror}; set TMPDIR to a directory that can be written to"
+        ) from error
 
 
 def publish_endpoints(file: Path, directory: Path, number: int) -> None:
@@ -57,38 +71,48 @@ def publish_endpoints(file: Path, directory: Path, number: int) -> None:
         number: The version's number.
 
     Raises:
-        ConfigError: The file cannot be imported, or has no endpoints.
+        ConfigError: The file cannot be read or imported, or its models cannot be written.
     """
     source = directory / f".{number}.py"
     try:
         shutil.copyfile(file, source)
+        names = endpoints_of(source, file).keys()
+        code = partial(_MODEL.format, source=str(source), file=str(file))
+        _write(directory, number, {name: code(name=name) for name in names})
+        for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
+            shutil.rmtree(gone)
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-    names = endpoints_of(source, file).keys()
-    for name in names:
-        draft = directory / ".draft"
-        draft.mkdir()
-        model = _MODEL.format(source=str(source), file=str(file), name=name)
-        (draft / "model.py").write_text(model, "utf-8")
+        raise ConfigError(f"{error.filename or file}: {error.strerror or error}") from error
+
+
+def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
+    """Write all models before any of them is served, so that a full disk leaves all versions as they are."""
+    drafts = directory / ".drafts"
+    shutil.rmtree(drafts, ignore_errors=True)  # of an attempt that failed
+    for name, code in models.items():
+        (drafts / name).mkdir(parents=True)
+        (drafts / name / "model.py").write_text(code, "utf-8")
+    for name in models:
         (directory / name).mkdir(exist_ok=True)
-        draft.rename(directory / name / str(number))
-        shutil.rmtree(directory / name / str(number - _KEPT), ignore_errors=True)
-    for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
-        shutil.rmtree(gone)
+        (drafts / name).rename(directory / name / str(number))
+        for old in sorted(int(one.name) for one in (directory / name).iterdir())[:-_KEPT]:
+            shutil.rmtree(directory / name / str(old), ignore_errors=True)
 
 
-def _watch(file: Path, directory: Path, ended: threading.Event) -> None:
-    before, number = _changes(file), 1
+def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threading.Event) -> None:
+    number = 1
     while not ended.wait(_LOOK_SECONDS):
-        now = _changes(file)
-        if now == before:
-            continue
-        before, number = now, number + 1
         try:
+            now = _changes(file)
+            if now == before:
+                continue
+            before, number = now, number + 1
             publish_endpoints(file, directory, number)
             _log.info("%s has changed and is served as version %d", file.name, number)
         except HeadraceError as error:
             _log.error("%s has changed, but the version before goes on: %s", file.name, error.message)
+        except BaseException:  # noqa: BLE001 - the thread must go on, or later changes are not served
+            _log.exception("%s has changed, but the version before goes on", file.name)
 
 
 def _changes(file: Path) -> dict[Path, int]:

@@ -357,7 +357,11 @@ def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
 
 def _as_declared(spec: TensorSpec, value: object) -> Array:
     array = np.asarray(value, dtype=STRING if spec.dtype == STRING else None)
-    if spec.dtype == STRING:
+    if not array.size:
+        # A list without elements has neither a datatype nor inner axes: NumPy reads it as FP64.
+        inner = tuple(size or 0 for size in spec.shape[array.ndim - 1 :])
+        array = np.empty(array.shape + inner, spec.dtype)
+    elif spec.dtype == STRING:
         texts = [text.encode() if isinstance(text, str) else text for text in array.flat]
         if any(not isinstance(text, bytes) for text in texts):
             raise ModelError(

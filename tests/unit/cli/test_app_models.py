@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from headrace.base.errors import ConfigError
 from headrace.cli.app_models import directory_of
+from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave other tests neither the folders nor the modules of an app."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = {*sys.modules}
+    yield
+    for name in {*sys.modules} & {"app"} - before:
+        del sys.modules[name]
+
 
 APP = """
 import headrace
@@ -20,8 +39,8 @@ def second(x: float) -> float:
 
 
 def written(folder: Path, app: str = APP) -> Path:
-    (folder / "app.py").write_text(app)
-    return folder / "app.py"
+    (folder / "draft").write_text(app)
+    return (folder / "draft").rename(folder / "app.py")
 
 
 def models_in(directory: Path) -> list[str]:
@@ -32,3 +51,56 @@ def test_each_endpoint_is_a_model_whatever_its_name(tmp_path: Path) -> None:
     with directory_of(written(tmp_path), reload=False) as directory:
         assert models_in(directory) == ["1.py/1", "second/1"]
     assert not directory.exists()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        ("import sys\nsys.exit('set KEY')\n", "app.py fails: SystemExit: set KEY"),
+        ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
+    ],
+)
+def test_a_file_that_ends_the_program_does_not_end_reloads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mistake: str, told: str
+) -> None:
+    with directory_of(written(tmp_path), reload=True) as directory:
+        written(tmp_path, mistake)
+        until(lambda: "app.py has changed, but the version before goes on" in caplog.text)
+        assert told in caplog.text
+        assert models_in(directory) == ["1.py/1", "second/1"]
+        written(tmp_path)
+        until(lambda: models_in(directory) == ["1.py/1", "1.py/3", "second/1", "second/3"])
+
+
+def test_a_version_that_cannot_be_written_does_not_end_reloads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with directory_of(written(tmp_path), reload=True) as directory:
+        drafts = directory / ".drafts"
+        shutil.rmtree(drafts, ignore_errors=True)
+        drafts.write_text("in the way")
+        written(tmp_path, APP + "# 2\n")
+        until(lambda: "the version before goes on" in caplog.text)
+        assert ".drafts" in caplog.text
+        assert models_in(directory) == ["1.py/1", "second/1"]
+        drafts.unlink()
+        (drafts / "second").mkdir(parents=True)  # the remains of an attempt
+        written(tmp_path, APP + "# 3\n")
+        until(lambda: models_in(directory) == ["1.py/1", "1.py/3", "second/1", "second/3"])
+
+
+def test_old_versions_are_removed(tmp_path: Path) -> None:
+    with directory_of(written(tmp_path), reload=True) as directory:
+        written(tmp_path, APP + "# 2\n")
+        until(lambda: models_in(directory) == ["1.py/1", "1.py/2", "second/1", "second/2"])
+        written(tmp_path, APP.partition("@headrace.endpoint\n")[0])
+        until(lambda: models_in(directory) == ["1.py/2", "1.py/3"])
+
+
+def test_without_a_temporary_directory_the_error_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    said = r"temporary files: .*; set TMPDIR to a directory that can be written to"
+    with pytest.raises(ConfigError, match=said), directory_of(written(tmp_path), reload=False):
+        raise AssertionError

@@ -15,7 +15,7 @@ import pytest
 
 from headrace.base.errors import FailedPrecondition, InvalidRequest, LoadError, ModelError, Overloaded
 from headrace.base.tensors import Tensors
-from headrace.model.servable import Servable
+from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes.registry import RuntimeOptions, load
 
 HEAD = """
@@ -348,6 +348,28 @@ def test_an_answer_that_was_not_declared_is_the_models_fault(
 def test_lists_and_narrower_numbers_are_taken_as_declared(tmp_path: Path) -> None:
     servable = answering(tmp_path, "{'y': [1, 2]}")
     assert servable.predict(X)["y"].dtype == np.float64
+    servable.close()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "shape", "expected"),
+    [
+        ("INT64", "[None]", (2, 0)),
+        ("BOOL", "[None]", (2, 0)),
+        ("BYTES", "[None]", (2, 0)),
+        ("INT32", "[None, None, 3]", (2, 0, 0, 3)),
+    ],
+)
+def test_lists_without_elements_are_taken_as_declared(
+    tmp_path: Path, datatype: str, shape: str, expected: tuple[int, ...]
+) -> None:
+    outputs = f'outputs = [("y", "{datatype}", {shape})]'
+    head = HEAD.replace('outputs = [("y", "FP64", [])]', outputs)
+    assert outputs in head
+    body = "    def predict(self, inputs):\n        return {'y': [[], []]}\n"
+    servable = loaded(tmp_path, body, head)
+    answer = servable.predict(X)["y"]
+    assert (answer.shape, answer.dtype) == (expected, servable.signatures[DEFAULT_SIGNATURE].outputs[0].dtype)
     servable.close()
 
 
