@@ -114,7 +114,7 @@ def pairs_of(fields: int) -> Iterator[tuple[int, int]]:
 def field_shares(features: Features, indices: Array) -> Array:
     """Return the factor of the value in each slot of rows: float64 ``[rows, slots]``."""
     shares: Array = np.ones(indices.shape)
-    for number in np.flatnonzero(features.mean_pooled):
+    for number in np.flatnonzero(features.mean_pooled & (np.diff(features.slot_starts) > 1)):
         start, stop = features.slot_starts[number : number + 2]
         counts = np.count_nonzero(indices[:, start:stop], axis=1)
         shares[:, start:stop] = 1 / np.maximum(counts, 1)[:, None]
