@@ -33,6 +33,6 @@ class ClickExplanation:
         """Return the outputs.
 
         Args:
-            effects: What fields add to the logits, as ``FieldEffects.of`` returns it.
+            effects: The contributions to the logits, as ``FieldEffects.of`` returns it.
         """
         return {name: effects[:, column] for column, name in enumerate(self.signature.output_names)}

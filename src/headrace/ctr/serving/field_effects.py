@@ -1,4 +1,4 @@
-"""What each field adds to the logits of many rows: ``Scorer.explain`` summed by field, in arrays.
+"""Contributions of fields to the logits of many rows: ``Scorer.explain`` summed by field, in arrays.
 
 The two fields of a pair share its term equally, which is its Shapley value: a pair adds nothing without both.
 The flags of an mdn's missing vectors belong to the vectors.
