@@ -24,6 +24,7 @@ from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
+from headrace.ctr.serving.field_effects import FieldEffects
 from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
 from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import PackedTensors
@@ -118,13 +119,14 @@ class CtrServable:
         """
         settings, features, weights = self._model = model
         self._features, self._keys, self._scorer = features, weights.keys, grouped
+        self._effects = FieldEffects(settings, features, weights, grouped.heads)
         by_field = Signature(DEFAULT_SIGNATURE, _field_inputs(features), _OUTPUTS, kind=kind)
         joined = Signature(ROWS_SIGNATURE, _joined_inputs(features), _OUTPUTS, kind=kind)
         self.signatures: Mapping[str, Signature] = {DEFAULT_SIGNATURE: by_field, ROWS_SIGNATURE: joined}
         if settings.kind == "mdn":
             self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
         if EXPECTED_VALUE not in by_field.input_names:
-            self._explanation = ClickExplanation(settings, features, by_field.inputs)
+            self._explanation = ClickExplanation(by_field.inputs)
             self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: self._explanation.signature}
         self._places = _places(features)
         self._numeric = tuple(field.name for field in features.numeric)
@@ -147,7 +149,7 @@ class CtrServable:
             InvalidRows: A bucket is not in its table, a number is not finite, or a level is out of range.
         """
         if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self.explain(inputs))
+            return self._explanation.outputs(self._effects.of(*self._place_fields(inputs)))
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
         if signature == INTERVAL_SIGNATURE:
@@ -188,7 +190,7 @@ class CtrServable:
 
     def close(self) -> None:
         """Release the tables."""
-        del self._scorer, self._keys, self._model
+        del self._scorer, self._keys, self._model, self._effects
 
     def _place_fields(self, inputs: Tensors) -> tuple[Array, Array]:
         features, places = self._features, self._places

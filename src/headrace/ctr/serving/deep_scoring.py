@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from headrace.base.tensors import Array
@@ -48,7 +50,7 @@ class DeepForm:
     def _explain(self, indices: Array, dense: Array, output: Array) -> list[Contribution]:
         """Return the contribution of each field to one row's logit, given output weights ``[units, 1]``."""
         about = self._settings, self._features, self._weights, indices
-        products = pair_products(*about)
+        products = pair_products(*about[:3], indices[None])[0]
         linear = explain_linear(*about, dense)
         pairs = {pair: float(products[pair]) for pair in pairs_of(len(products))}
         inputs, embedded = self._inputs(indices, dense, list(pairs.values())), 0
@@ -78,26 +80,20 @@ class DeepForm:
         if self._settings.kind == "deepffm":
             return np.concatenate([pairs, dense.astype(np.float64)])
         table, factors = self._weights.tables["embeddings"], self._settings.factors
-        pooled = pooled_embeddings(self._features, table, factors, indices)
+        pooled = pooled_embeddings(self._features, table, factors, indices[None])
         return np.concatenate([pooled.reshape(-1), dense.astype(np.float64)])
 
     def _network(self, inputs: Array, output: Array) -> tuple[float, Array]:
         """Return the network's logit, and its gradient with respect to the inputs."""
-        arrays, values, active = self._weights.dense, inputs, []
-        layers = [arrays[f"layer{number}.weights"] for number in range(len(self._settings.hidden))] + [output]
-        for number, weights in enumerate(layers):
-            values = values @ weights.astype(np.float64) + arrays[f"layer{number}.bias"][: weights.shape[1]]
-            active.append(values > 0)
-            values = np.where(active[-1], values, 0) if number < len(layers) - 1 else values
-        gradient: Array = np.ones(1)
-        for number, weights in reversed(list(enumerate(layers))):
-            gradient = weights.astype(np.float64) @ gradient
-            gradient = gradient * active[number - 1] if number else gradient
-        return float(values[0]), gradient
+        logits, gradients = network(self._weights, [*self._hidden(), output], inputs[None], np.ones((1, 1)))
+        return float(logits[0, 0]), gradients[0]
+
+    def _hidden(self) -> list[Array]:
+        return [self._weights.dense[f"layer{number}.weights"] for number in range(len(self._settings.hidden))]
 
     def _slot_effects(self, indices: Array, gradients: Array) -> list[float]:
         """Return the contribution of each value through its share of its field's embedding."""
-        table, shares = self._weights.tables["embeddings"], field_shares(self._features, indices)
+        table, shares = self._weights.tables["embeddings"], field_shares(self._features, indices[None])[0]
         fields = np.repeat(np.arange(len(gradients)), np.diff(self._features.slot_starts))
         values = table_rows(table, indices)[:, : self._settings.factors]
         effects = shares * np.einsum("sk,sk->s", values, gradients[fields])
@@ -109,6 +105,30 @@ class DeepForm:
             made.append(float(effects[column : column + field.size].sum()))
             column += field.size
         return made
+
+
+def network(weights: Weights, layers: Sequence[Array], inputs: Array, slopes: Array) -> tuple[Array, Array]:
+    """Compute a network of ReLU units, and the gradient of a weighted sum of its outputs.
+
+    Args:
+        weights: The model's weights, for the biases.
+        layers: The weights of each layer: ``[inputs, units]``.
+        inputs: float64 ``[rows, inputs]``.
+        slopes: The weights of the outputs in the sum: float64 ``[rows, outputs]``.
+
+    Returns:
+        The outputs ``[rows, outputs]``, and the gradients with respect to the inputs, both float64.
+    """
+    values, active = inputs, []
+    for number, layer in enumerate(layers):
+        values = values @ layer.astype(np.float64) + weights.dense[f"layer{number}.bias"][: layer.shape[1]]
+        active.append(values > 0)
+        values = np.where(active[-1], values, 0) if number < len(layers) - 1 else values
+    gradients = slopes
+    for number, layer in reversed(list(enumerate(layers))):
+        gradients = gradients @ layer.astype(np.float64).T
+        gradients = gradients * active[number - 1] if number else gradients
+    return values, gradients
 
 
 def _raised(one: Contribution, more: float) -> Contribution:

@@ -26,29 +26,37 @@ class DensityForm(DeepForm):
 
     def explain(self, indices: Array, dense: Array) -> list[Contribution]:
         """Return the contribution of each field to one row's logit."""
-        heads = self._scorer.heads(indices.reshape(1, -1), dense.reshape(1, -1))[0].astype(np.float64)
-        logit, slopes = _slopes(heads, self._settings.components)
+        heads = self._scorer.heads(indices.reshape(1, -1), dense.reshape(1, -1)).astype(np.float64)
+        (logit,), (slopes,) = slopes_of(heads, self._settings.components)
         output = self._weights.dense[f"layer{len(self._settings.hidden)}.weights"].astype(np.float64)
         if self._missing is not None:
             dense = self._missing.flag(dense.reshape(1, -1))[0]
         # Combine the heads into one logit by their slopes relative to the first; rescale below.
         found = self._explain(indices, dense, (output @ (slopes / slopes[0])).reshape(-1, 1))
         bias, *others = (_scaled(one, float(slopes[0])) for one in found)
-        rest = logit - sum(one.contribution for one in others)
+        rest = float(logit) - sum(one.contribution for one in others)
         return [Contribution(bias.field, bias.index, bias.value, rest, rest), *others]
 
 
-def _slopes(heads: Array, components: int) -> tuple[float, Array]:
-    """Return the logit of a row's mean rate, and its derivatives with respect to the row's heads."""
-    weights = np.exp(heads[1 : 1 + components] - heads[1 : 1 + components].max())
-    weights /= weights.sum()
-    logits = np.clip(heads[0] + heads[1 + components : 1 + 2 * components], -30, 30)
+def slopes_of(heads: Array, components: int) -> tuple[Array, Array]:
+    """Return the logits of rows' mean rates, and their derivatives with respect to the heads.
+
+    Args:
+        heads: float64 ``[rows, heads]``.
+        components: Number of components of a row's distribution.
+
+    Returns:
+        float64 ``[rows]`` and ``[rows, heads]``.
+    """
+    weights = np.exp(heads[:, 1 : 1 + components] - heads[:, 1 : 1 + components].max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    logits = np.clip(heads[:, :1] + heads[:, 1 + components : 1 + 2 * components], -30, 30)
     means, rests = 1 / (1 + np.exp(-logits)), 1 / (1 + np.exp(logits))
-    mean, rest = float(weights @ means), float(weights @ rests)
+    mean, rest = ((weights * one).sum(axis=1, keepdims=True) for one in (means, rests))
     by_offset = weights * means * rests / (mean * rest)
     by_weight = weights * (means - mean) / (mean * rest)
-    slopes = np.concatenate([[by_offset.sum()], by_weight, by_offset, np.zeros(components)])
-    return float(np.log(mean / rest)), slopes
+    by_first, none = by_offset.sum(axis=1, keepdims=True), np.zeros((len(heads), components))
+    return np.log(mean / rest)[:, 0], np.concatenate([by_first, by_weight, by_offset, none], axis=1)
 
 
 def _scaled(one: Contribution, factor: float) -> Contribution:

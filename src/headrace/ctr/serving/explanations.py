@@ -1,4 +1,4 @@
-"""Contributions of fields to a logit: the parts shared by all kinds, in NumPy, for one row at a time.
+"""Contributions of fields to a logit: the parts shared by all kinds, in NumPy.
 
 Sums are in float64, so contributions sum to the kernels' logit up to its float32 rounding.
 """
@@ -6,7 +6,6 @@ Sums are in float64, so contributions sum to the kernels' logit up to its float3
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import numpy as np
 
@@ -36,7 +35,7 @@ def explain_linear(
     bias = float(weights.dense["bias"].reshape(-1)[0])
     made = [Contribution(BIAS, -1, 1.0, bias, bias)]
     table = weights.tables["linear"]
-    shares = field_shares(features, indices)
+    shares = field_shares(features, indices[None])[0]
     for field, slot in features.field_slots():
         row, share = int(indices[slot]), float(shares[slot])
         if row:
@@ -61,12 +60,24 @@ def explain_linear(
 
 
 def pooled_embeddings(features: Features, table: Table, width: int, indices: Array) -> Array:
-    """Return the pooled embeddings of one row's fields: float64 ``[fields, width]``."""
-    weighed = table_rows(table, indices)[:, :width] * field_shares(features, indices)[:, None]
-    starts = features.slot_starts
-    return np.array([weighed[start:stop].sum(axis=0) for start, stop in pairwise(starts)]).reshape(
-        len(starts) - 1, width
-    )
+    """Return the pooled embeddings of rows' fields: float64 ``[rows, fields, width]``."""
+    weighed = table_rows(table, indices)[..., :width] * field_shares(features, indices)[..., None]
+    return sums_of(weighed, features.slot_starts[:-1])
+
+
+def sums_of(values: Array, starts: Array) -> Array:
+    """Return sums over groups of columns.
+
+    Args:
+        values: float64 ``[rows, columns]``, or with more axes.
+        starts: The first column of each group; no group is empty.
+
+    Returns:
+        float64 ``[rows, groups]``, and the further axes.
+    """
+    if not len(starts):
+        return np.zeros((len(values), 0, *values.shape[2:]))
+    return np.add.reduceat(values, starts, axis=1)
 
 
 def explain_pairs(
@@ -74,7 +85,7 @@ def explain_pairs(
 ) -> list[Contribution]:
     """Return the pair terms of one row, one contribution for each pair of fields, named ``a * b``."""
     names = [field.name for field in features.categorical]
-    products = pair_products(settings, features, weights, indices)
+    products = pair_products(settings, features, weights, indices[None])[0]
     made = []
     for first, second in pairs_of(len(names)):
         product = float(products[first, second])
@@ -83,15 +94,15 @@ def explain_pairs(
 
 
 def pair_products(settings: ModelSettings, features: Features, weights: Weights, indices: Array) -> Array:
-    """Return the term of each pair of fields, above the diagonal: float64 ``[fields, fields]``."""
+    """Return the term of each pair of fields, above the diagonal: float64 ``[rows, fields, fields]``."""
     fields, factors = len(features.categorical), settings.factors
     field_aware = settings.kind in FIELD_AWARE
     width = factors * fields if field_aware else factors
     pooled = pooled_embeddings(features, weights.tables["embeddings"], width, indices)
     if field_aware:
-        aware = pooled.reshape(fields, fields, factors)
-        return np.triu(np.einsum("abk,bak->ab", aware, aware), 1)
-    products = np.triu(pooled @ pooled.T, 1)
+        aware = pooled.reshape(len(indices), fields, fields, factors)
+        return np.triu(np.einsum("rabk,rbak->rab", aware, aware), 1)
+    products = np.triu(pooled @ pooled.swapaxes(1, 2), 1)
     return products * weights.dense["pairs"] if settings.kind == "fwfm" else products
 
 
@@ -101,20 +112,19 @@ def pairs_of(fields: int) -> Iterator[tuple[int, int]]:
 
 
 def field_shares(features: Features, indices: Array) -> Array:
-    """Return the factor of the value in each slot of one row: float64 ``[slots]``."""
-    shares = np.ones(features.slots)
-    for number, mean in enumerate(features.mean_pooled):
+    """Return the factor of the value in each slot of rows: float64 ``[rows, slots]``."""
+    shares: Array = np.ones(indices.shape)
+    for number in np.flatnonzero(features.mean_pooled & (np.diff(features.slot_starts) > 1)):
         start, stop = features.slot_starts[number : number + 2]
-        count = np.count_nonzero(indices[start:stop])
-        if mean and count:
-            shares[start:stop] = 1 / count
+        counts = np.count_nonzero(indices[:, start:stop], axis=1)
+        shares[:, start:stop] = 1 / np.maximum(counts, 1)[:, None]
     return shares
 
 
 def table_rows(table: Table, rows: Array) -> Array:
-    """Return rows of a table: float64 ``[rows, columns]``."""
+    """Return rows of a table: float64, the shape of ``rows`` and ``[columns]``."""
     scales = table.scales[rows.astype(np.uint64) >> np.uint64(table.shift)]
-    found: Array = table.values[rows].astype(np.float64) * scales[:, None]
+    found: Array = table.values[rows].astype(np.float64) * scales[..., None]
     return found
 
 
