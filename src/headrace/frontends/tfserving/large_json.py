@@ -161,16 +161,16 @@ async def _as_bytes(value: Json, field: str, slicer: TimeSlicer) -> bytes:
 
 async def examples_of(
     document: dict[str, Json], signature: Signature, budget: RequestBudget, slicer: TimeSlicer
-) -> list[dict[str, list[Json]]]:
-    """Return the examples of a body, which is consumed; see ``json_bodies.examples_of``."""
+) -> tuple[list[dict[str, list[Json]]], dict[str, list[Json]]]:
+    """Return the examples and the context of a body, which is consumed; see ``json_bodies.examples_of``."""
     given = json_bodies.list_of_examples(document)
     shared = json_bodies.shared_features(document, len(given), signature, budget)
     found: list[dict[str, list[Json]]] = []
     async for part in long_lists.used_up(given, slicer):
         for one in part:
-            found.append({**shared, **await _features(one, f"examples[{len(found)}]", slicer)})
+            found.append(await _features(one, f"examples[{len(found)}]", slicer))
             await slicer.breathe()
-    return found
+    return found, shared
 
 
 async def _features(example: Json, field: str, slicer: TimeSlicer) -> dict[str, list[Json]]:

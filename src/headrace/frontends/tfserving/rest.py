@@ -291,8 +291,8 @@ async def _example_inputs(
         document = json_bodies.parse(call.body, service.limits.max_json_depth)
         signature = find_signature(loaded, json_bodies.signature_name(document))
         check(loaded, signature)
-        given = json_bodies.examples_of(document, signature, budget)
-        columns = run(_columns_of(signature, given, budget))
+        given, shared = json_bodies.examples_of(document, signature, budget)
+        columns = run(_columns_of(signature, given, shared, budget))
     else:
         with Lease(loaded):
             async with service.slicer as slicer:
@@ -300,18 +300,18 @@ async def _example_inputs(
                 try:
                     signature = find_signature(loaded, json_bodies.signature_name(document))
                     check(loaded, signature)
-                    given = await large_json.examples_of(document, signature, budget, slicer)
-                    columns = await in_steps(_columns_of(signature, given, budget), slicer)
+                    given, shared = await large_json.examples_of(document, signature, budget, slicer)
+                    columns = await in_steps(_columns_of(signature, given, shared, budget), slicer)
                 finally:
                     await given_back(document, slicer)
     return loaded, signature, signature.check(columns, budget=budget)
 
 
 def _columns_of(
-    signature: Signature, given: list[examples.Features], budget: RequestBudget
+    signature: Signature, given: list[examples.Features], shared: examples.Features, budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     make = examples.of_features if signature.examples else examples.columns_of
-    return make(signature, given, budget)
+    return make(signature, given, shared, budget)
 
 
 async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:
