@@ -54,7 +54,7 @@ def of_features(
             own = yield from _serialized(example)
             budget.hold(len(own))
             rows.append(context + own)
-            done += len(context) + len(own) + _FEATURE_BYTES * (1 + len(example))
+            done += len(rows[-1]) + len(example) * _FEATURE_BYTES + _ROW_BYTES
             if done >= _STEP_BYTES:
                 done = 0
                 yield
@@ -95,9 +95,12 @@ Features = dict[str, Values]
 """One Example: the values of each feature, as a list of one type."""
 
 _EXAMPLES_A_STEP = 256
-_FEATURES_A_STEP = 128
+_VALUES_A_STEP = 512
+_FILLED_A_STEP = 8192
+_FEATURES_A_STEP = 32
 _STEP_BYTES = 256 * 1024
 _FEATURE_BYTES = _STEP_BYTES // _FEATURES_A_STEP  # so many are copied while one feature is serialized
+_ROW_BYTES = 1024  # so many are copied in the time that any row takes
 
 # Names of the outputs in signatures that TensorFlow's estimators export.
 _SCORES, _CLASSES, _VALUE = "scores", "classes", "outputs"
@@ -121,15 +124,26 @@ def columns_of(
         TooLarge: Too many values would be filled in or repeated.
     """
     columns = [Column(spec, budget) for spec in signature.inputs]
-    count, needed = 0, len(columns) - len(shared)
+    count, done, needed = 0, 0, len(columns) - len(shared)
     for part in long_lists.parts(examples, _EXAMPLES_A_STEP):
         budget.values(max(0, needed * len(part) - sum(map(len, part))), "examples")  # those that are absent
-        for index, example in enumerate(part, count):
-            for column in columns:
-                column.add(index, example.get(column.spec.name))
+        for column in columns:
+            name, add = column.spec.name, column.add
+            for index, example in enumerate(part, count):
+                add(index, example.get(name))
+            done += len(part)
+            if done >= _VALUES_A_STEP:
+                done = 0
+                yield
         count += len(part)
-        yield
-    return {column.spec.name: column.array(count, shared.get(column.spec.name)) for column in columns}
+    arrays = {}
+    for spec in signature.inputs:
+        arrays[spec.name] = columns.pop(0).array(count, shared.get(spec.name))  # and frees the column
+        done += count
+        if done >= _FILLED_A_STEP:
+            done = 0
+            yield
+    return arrays
 
 
 # ---- Results ----

@@ -387,16 +387,16 @@ def features(example: Json, field: str) -> dict[str, list[Json]]:
     if not isinstance(example, dict):
         raise InvalidRequest(f"expected an object, got {kind(example)}", field=field)
     return {
-        name: [_feature(one, f"{field}.{name}") for one in (values if isinstance(values, list) else [values])]
+        name: [_feature(one, field, name) for one in (values if isinstance(values, list) else [values])]
         for name, values in example.items()
         if values is not None
     }
 
 
-def _feature(value: Json, field: str) -> int | float | bytes:
+def _feature(value: Json, field: str, name: str) -> int | float | bytes:
     if isinstance(value, int | float):
         return int(value) if isinstance(value, bool) else value
-    return as_bytes(value, field)
+    return as_bytes(value, f"{field}.{name}")
 
 
 # ---- Answers ----

@@ -15,7 +15,7 @@ from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
-from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
+from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
@@ -292,7 +292,12 @@ async def _example_inputs(
         signature = find_signature(loaded, json_bodies.signature_name(document))
         check(loaded, signature)
         given, shared = json_bodies.examples_of(document, signature, budget)
-        columns = run(_columns_of(signature, given, shared, budget))
+        steps = _columns_of(signature, given, shared, budget)
+        columns = at_once(steps)
+        if columns is None:
+            with Lease(loaded):
+                async with service.slicer as slicer:
+                    columns = await in_steps(steps, slicer)
     else:
         with Lease(loaded):
             async with service.slicer as slicer:

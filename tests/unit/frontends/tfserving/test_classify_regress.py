@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from tests.unit.frontends.tfserving.doubles import (
     message,
     rows_model,
 )
+from tests.unit.frontends.turns import CountingLane
 
 CLASSIFY, REGRESS = "tensorflow/serving/classify", "tensorflow/serving/regress"
 EXAMPLES = [{"age": 1.5, "city": "Ulm"}, {"age": [2], "city": {"b64": "Qg=="}, "ignored": [1, 2]}]
@@ -301,3 +303,31 @@ def test_an_absent_feature_counts_for_each_example() -> None:
     context = {one.name: 1 for one in inputs[1:]}
     with pytest.raises(TooLarge, match=r"^context\.f\d+: .*1048576 values"):
         post("regress", model, context=context, examples=[{}] * 1000)
+
+
+def steps_in_the_lane(model: Any, body: dict[str, Any]) -> int:
+    """How many steps of a short body's decoding are done in the time slicer."""
+    service, lane = ServiceDouble(model), CountingLane()
+    service.slicer = lane
+    assert len(json.dumps(body)) < service.at_once_bytes
+    assert len(http(service, "POST", f"/v1/models/{model.name}:regress", body)["results"])
+    return lane.steps
+
+
+def test_a_short_body_with_many_rows_of_many_inputs_goes_on_in_slices() -> None:
+    """15 KB stopped all others for 84 ms."""
+    inputs = tuple(spec(f"f{number}", "FP32") for number in range(39))
+    model = rows_model(*inputs, outputs=(spec("y", "FP32"),))
+    values = {one.name: 1 for one in inputs}
+    assert steps_in_the_lane(model, {"context": values, "examples": [{}] * 2000}) > 39 * 2000 // 1024
+    assert steps_in_the_lane(model, {"context": values, "examples": [{}] * 50}) == 0
+    assert steps_in_the_lane(model, {"examples": [values] * 30}) == 0
+
+
+def test_examples_with_a_long_context_are_made_in_slices() -> None:
+    """10 KB stopped all others for 0.4 s."""
+    signature = Signature("serving_default", (spec("rows", "BYTES"),), (spec("y", "FP32"),), examples=True)
+    model = LoadedDouble(signature, lambda inputs: {"y": np.zeros(len(inputs["rows"]), np.float32)}, name="m")
+    context = {str(number): 1 for number in range(500)}
+    assert steps_in_the_lane(model, {"context": context, "examples": [{}] * 2000}) > 20
+    assert steps_in_the_lane(model, {"context": {"a": 1}, "examples": [{"b": 1.5}] * 100}) == 0
