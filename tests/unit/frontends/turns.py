@@ -10,6 +10,8 @@ from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
+from headrace.frontends.wire.time_slicer import TimeSlicer
+
 
 class Turns:
     """Within ``async with`` it has each turn that there is for others, and looks at something in it."""
@@ -36,6 +38,16 @@ class Turns:
         while True:
             self.seen.append(self._look())
             await asyncio.sleep(0)
+
+
+class CountingLane(TimeSlicer):
+    """Counts the steps that are done in it."""
+
+    steps = 0
+
+    async def breathe(self) -> None:
+        self.steps += 1
+        await super().breathe()
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ _ARRAY_CODES = {
 _NARROW = {"FP16": "e", "FP32": "f"}
 """Type codes of ``struct``, which refuses floats that are too large and accepts infinity."""
 
+_CHARACTERS_A_STEP = 128 * 1024
+
 
 class InferInput(msgspec.Struct):
     """One input of a body."""
@@ -101,10 +103,13 @@ def from_values(tensor: InferInput, spec: TensorSpec, values: Json, budget: Expa
     raw: list[Any] = []
     first = 0
     for part in long_lists.parts(values):
-        one = packed(tensor, _typed(tensor, spec, part, first, sizes))
-        raw += one if isinstance(one, list) else [one]
+        typed = _typed(tensor, spec, part, first, sizes)
+        lengths = list(map(len, typed)) if tensor.datatype == BYTES else []
+        for some in long_lists.cut(typed, lengths, _CHARACTERS_A_STEP):
+            one = packed(tensor, some)
+            raw += one if isinstance(one, list) else [one]
+            yield
         first += len(part)
-        yield
     shape = tuple(tensor.shape if sizes is None else (tensor.shape[0], *sizes))
     whole = raw if tensor.datatype == BYTES else b"".join(raw)
     return WireTensor(tensor.name, tensor.datatype, shape, whole)

@@ -33,41 +33,48 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 def of_features(
-    signature: Signature, examples: list[Features], budget: RequestBudget
+    signature: Signature, examples: list[Features], shared: Features, budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     """Make a serialized Example of each example's features.
 
     Args:
         signature: A signature that takes Examples.
-        examples: One example for each row; lists that several of them share are serialized once. Consumed.
+        examples: One example for each row; consumed.
+        shared: Features of the context, for all examples that lack them.
         budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: A feature mixes texts and numbers, or has an integer of over 64 bits.
-        TooLarge: The features of all examples exceed the limits.
+        TooLarge: The context, repeated for all examples, exceeds the limits.
     """
-    # The context's lists are the same objects in all examples, so each is serialized once, as an Example.
-    parts: dict[tuple[str, int], bytes] = {}
-    rows = []
-    for example in examples:
-        row = []
-        for name, values in example.items():
-            part = parts.get((name, id(values)))
-            if part is None:
-                part = parts[name, id(values)] = _serialized(name, values)
-            row.append(part)
-        budget.expanded(sum(map(len, row)), "examples")
-        rows.append(b"".join(row))
-        yield
-    for _ in long_lists.parts(examples):  # freed only now, as lists are identified by their addresses
-        yield
-    budget.hold(sum(map(len, rows)))
+    context = yield from _serialized(shared)
+    budget.expanded(len(context) * len(examples), "context")
+    rows, done = [], 0
+    for part in long_lists.parts(examples, _EXAMPLES_A_STEP):
+        for example in part:
+            own = yield from _serialized(example)
+            budget.hold(len(own))
+            rows.append(context + own)
+            done += len(rows[-1]) + len(example) * _FEATURE_BYTES + _ROW_BYTES
+            if done >= _STEP_BYTES:
+                done = 0
+                yield
     column = np.empty(len(rows), STRING)
     column[:] = rows
     return {signature.inputs[0].name: column}
 
 
-def _serialized(name: str, values: Values) -> bytes:
+def _serialized(features: Features) -> Steps[bytes]:
+    """Serialize features one by one; protobuf reads them as one Example."""
+    written = []
+    for name, values in features.items():
+        written.append(_feature(name, values))
+        if len(written) % _FEATURES_A_STEP == 0:
+            yield
+    return b"".join(written)
+
+
+def _feature(name: str, values: Values) -> bytes:
     kinds = {type(value) for value in values}
     if bytes in kinds and len(kinds) > 1:
         raise InvalidRequest("expected values of one kind, got texts and numbers", field=name)
@@ -89,13 +96,19 @@ Features = dict[str, Values]
 """One Example: the values of each feature, as a list of one type."""
 
 _EXAMPLES_A_STEP = 256
+_VALUES_A_STEP = 512
+_FILLED_A_STEP = 8192
+_FEATURES_A_STEP = 32
+_STEP_BYTES = 256 * 1024
+_FEATURE_BYTES = _STEP_BYTES // _FEATURES_A_STEP  # so many are copied while one feature is serialized
+_ROW_BYTES = 1024  # so many are copied in the time that any row takes
 
 # Names of the outputs in signatures that TensorFlow's estimators export.
 _SCORES, _CLASSES, _VALUE = "scores", "classes", "outputs"
 
 
 def columns_of(
-    signature: Signature, examples: list[Features], budget: RequestBudget
+    signature: Signature, examples: list[Features], shared: Features, budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     """Make columns of examples; features that are not inputs are ignored, as in TensorFlow.
 
@@ -104,21 +117,34 @@ def columns_of(
     Args:
         signature: The signature whose inputs are made.
         examples: One example for each row; consumed.
+        shared: Features of the context, for all examples that lack them.
         budget: Limits the cost of the request.
 
     Raises:
         InvalidRequest: A feature is missing, or has the wrong type or number of values.
-        TooLarge: Too many values would be filled in.
+        TooLarge: Too many values would be filled in or repeated.
     """
     columns = [Column(spec, budget) for spec in signature.inputs]
-    count = 0
+    count, done, needed = 0, 0, len(columns) - len(shared)
     for part in long_lists.parts(examples, _EXAMPLES_A_STEP):
-        for index, example in enumerate(part, count):
-            for column in columns:
-                column.add(index, example.get(column.spec.name))
+        budget.values(max(0, needed * len(part) - sum(map(len, part))), "examples")  # those that are absent
+        for column in columns:
+            name, add = column.spec.name, column.add
+            for index, example in enumerate(part, count):
+                add(index, example.get(name))
+            done += len(part)
+            if done >= _VALUES_A_STEP:
+                done = 0
+                yield
         count += len(part)
-        yield
-    return {column.spec.name: column.array(count) for column in columns}
+    arrays = {}
+    for spec in signature.inputs:
+        arrays[spec.name] = columns.pop(0).array(count, shared.get(spec.name))  # and frees the column
+        done += count
+        if done >= _FILLED_A_STEP:
+            done = 0
+            yield
+    return arrays
 
 
 # ---- Results ----

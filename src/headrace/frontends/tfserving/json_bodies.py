@@ -25,7 +25,6 @@ BASE64 = "b64"
 BYTES_SUFFIX = "_bytes"
 
 _NAMES_TOLD = 20
-_NUMBER_BYTES = 8
 
 _SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
 
@@ -316,23 +315,23 @@ def as_bytes(value: Json, field: str) -> bytes:
 
 def examples_of(
     document: dict[str, Json], signature: Signature, budget: RequestBudget
-) -> list[dict[str, list[Json]]]:
-    """Return the examples of a body for classify or regress: lists of values by feature.
+) -> tuple[list[dict[str, list[Json]]], dict[str, list[Json]]]:
+    """Return the examples of a body for classify or regress, and its context: lists of values by feature.
 
     Features of the context apply to each example that lacks them.
 
     Args:
         document: The body.
         signature: The signature that takes the features.
-        budget: Charged with the context, once for each example.
+        budget: Charged with the context's values, once for each example.
 
     Raises:
         InvalidRequest: The examples are not a list of objects of values.
-        TooLarge: The context, repeated for all examples, exceeds the limits.
+        TooLarge: The context, repeated for all examples, has too many values.
     """
     given = list_of_examples(document)
     shared = shared_features(document, len(given), signature, budget)
-    return [{**shared, **features(one, f"examples[{index}]")} for index, one in enumerate(given)]
+    return [features(one, f"examples[{index}]") for index, one in enumerate(given)], shared
 
 
 def list_of_examples(document: dict[str, Json]) -> list[Json]:
@@ -353,15 +352,17 @@ def shared_features(
 ) -> dict[str, list[Json]]:
     """Return the context's features that the signature takes, charged once for each example.
 
+    Their bytes are charged where they are repeated.
+
     Args:
         document: The body.
         examples: Number of examples.
         signature: The signature that takes the features.
-        budget: Charged with the features.
+        budget: Charged with the values; a feature without values counts as one.
 
     Raises:
         InvalidRequest: The context is not an object of values.
-        TooLarge: The context, repeated for all examples, exceeds the limits.
+        TooLarge: The context, repeated for all examples, has too many values.
     """
     if "context" not in document:
         return {}
@@ -369,9 +370,7 @@ def shared_features(
     if not signature.examples:  # otherwise the model chooses its features itself
         context = {name: values for name, values in context.items() if name in signature.input_names}
     for name, values in context.items():
-        budget.values(len(values) * examples, f"context.{name}")
-        size = sum(len(one) if isinstance(one, bytes) else _NUMBER_BYTES for one in values)
-        budget.expanded(size * examples, f"context.{name}")
+        budget.values(max(1, len(values)) * examples, f"context.{name}")
     return context
 
 
@@ -388,16 +387,16 @@ def features(example: Json, field: str) -> dict[str, list[Json]]:
     if not isinstance(example, dict):
         raise InvalidRequest(f"expected an object, got {kind(example)}", field=field)
     return {
-        name: [_feature(one, f"{field}.{name}") for one in (values if isinstance(values, list) else [values])]
+        name: [_feature(one, field, name) for one in (values if isinstance(values, list) else [values])]
         for name, values in example.items()
         if values is not None
     }
 
 
-def _feature(value: Json, field: str) -> int | float | bytes:
+def _feature(value: Json, field: str, name: str) -> int | float | bytes:
     if isinstance(value, int | float):
         return int(value) if isinstance(value, bool) else value
-    return as_bytes(value, field)
+    return as_bytes(value, f"{field}.{name}")
 
 
 # ---- Answers ----

@@ -6,7 +6,7 @@ import base64
 import codecs
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from itertools import chain
 from typing import NamedTuple, cast
 
@@ -25,7 +25,9 @@ from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
 _BASE64_STEP = 256 * 1024  # characters: a multiple of four
-_BREATH_CHARACTERS = 4096
+_BREATH_BYTES = 64 * 1024
+_TEXT_BYTES = 256  # so many are decoded in the time that any text takes
+_CHARACTERS_A_VALUE = 128
 _LONG_BYTES = 192 * 1024  # a multiple of three
 
 
@@ -78,7 +80,7 @@ async def _as_array(spec: TensorSpec, value: Json, budget: RequestBudget, slicer
         inner: list[Json] = []
         sizes: set[int] = set()
         step = _rows_a_step(spec) if level == 1 else long_lists.STEP
-        async for came in long_lists.used_up(flat, slicer, step):
+        async for came in _used_up_by_size(flat, slicer, step):
             part = _complete(spec, came, budget) if level == 1 else came
             sizes.update([len(one) if isinstance(one, list) else -1 for one in part])
             if len(sizes) != 1 or -1 in sizes:
@@ -97,6 +99,17 @@ async def _as_array(spec: TensorSpec, value: Json, budget: RequestBudget, slicer
         filled[first : first + len(part)] = await _elements(spec, whole, first, slicer)
         first += len(part)
     return filled.reshape(shape)
+
+
+async def _used_up_by_size(rows: list[Json], slicer: TimeSlicer, step: int) -> AsyncIterator[list[Json]]:
+    """Yield the parts of a list of lists, by the number of values in them; empties the inner lists, too."""
+    async for came in long_lists.used_up(rows, slicer, step):
+        for part in long_lists.cut(came, list(map(_length, came)), long_lists.STEP):
+            yield part
+            for one in part:
+                if isinstance(one, list):
+                    one.clear()
+            await slicer.breathe()
 
 
 def _rows_a_step(spec: TensorSpec) -> int:
@@ -128,8 +141,13 @@ async def _elements(spec: TensorSpec, part: list[Json], first: int, slicer: Time
     if short is not None:
         texts[:] = short
         return texts
+    size = 0
     for index, one in enumerate(part):
-        texts[index] = await _as_bytes(one, spec.name, slicer)
+        texts[index] = text = await _as_bytes(one, spec.name, slicer)
+        size += len(text) + _TEXT_BYTES
+        if size > _BREATH_BYTES:
+            size = 0
+            await slicer.breathe()
     return texts
 
 
@@ -146,8 +164,6 @@ def _short_texts(part: list[Json]) -> list[bytes] | None:
 async def _as_bytes(value: Json, field: str, slicer: TimeSlicer) -> bytes:
     text = value.get(json_bodies.BASE64) if isinstance(value, dict) else None
     if not isinstance(text, str) or len(text) <= _BASE64_STEP or len(value) != 1:
-        if isinstance(value, str) and len(value) > _BREATH_CHARACTERS:
-            await slicer.breathe()
         return json_bodies.as_bytes(value, field)
     parts = []
     try:
@@ -161,31 +177,47 @@ async def _as_bytes(value: Json, field: str, slicer: TimeSlicer) -> bytes:
 
 async def examples_of(
     document: dict[str, Json], signature: Signature, budget: RequestBudget, slicer: TimeSlicer
-) -> list[dict[str, list[Json]]]:
-    """Return the examples of a body, which is consumed; see ``json_bodies.examples_of``."""
+) -> tuple[list[dict[str, list[Json]]], dict[str, list[Json]]]:
+    """Return the examples and the context of a body, which is consumed; see ``json_bodies.examples_of``."""
     given = json_bodies.list_of_examples(document)
     shared = json_bodies.shared_features(document, len(given), signature, budget)
     found: list[dict[str, list[Json]]] = []
     async for part in long_lists.used_up(given, slicer):
         for one in part:
-            found.append({**shared, **await _features(one, f"examples[{len(found)}]", slicer)})
+            found.append(await _features(one, f"examples[{len(found)}]", slicer))
             await slicer.breathe()
-    return found
+    return found, shared
 
 
 async def _features(example: Json, field: str, slicer: TimeSlicer) -> dict[str, list[Json]]:
-    if not isinstance(example, dict) or sum(map(_length, example.values())) <= long_lists.STEP:
+    if not isinstance(example, dict) or sum(map(_cost, example.values())) <= long_lists.STEP:
         return json_bodies.features(example, field)
     found: dict[str, list[Json]] = {}
     for name, values in example.items():
-        if _length(values) <= long_lists.STEP:
+        if _cost(values) <= long_lists.STEP:
             found.update(json_bodies.features({name: values}, field))
         else:
             long = found[name] = []
-            async for part in long_lists.used_up(values, slicer):
-                long += json_bodies.features({name: part}, field)[name]
+            async for part in long_lists.used_up(values if isinstance(values, list) else [values], slicer):
+                for some in long_lists.cut(part, [1 + _characters(one) for one in part], _BREATH_BYTES):
+                    long += json_bodies.features({name: some}, field)[name]
+                    await slicer.breathe()
         await slicer.breathe()
     return found
+
+
+def _cost(values: Json) -> int:
+    """Return the number of a feature's values, with its texts by their lengths."""
+    if not isinstance(values, list):
+        return 1 + _characters(values) // _CHARACTERS_A_VALUE
+    if len(values) > long_lists.STEP:
+        return len(values)
+    return len(values) + sum(map(_characters, values)) // _CHARACTERS_A_VALUE
+
+
+def _characters(value: Json) -> int:
+    text = value.get(json_bodies.BASE64) if isinstance(value, dict) else value
+    return len(text) if isinstance(text, str) else 0
 
 
 def _length(values: Json) -> int:

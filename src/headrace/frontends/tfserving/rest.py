@@ -15,7 +15,7 @@ from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
-from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
+from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
@@ -283,8 +283,13 @@ async def _example_inputs(
         document = json_bodies.parse(call.body, service.limits.max_json_depth)
         signature = find_signature(loaded, json_bodies.signature_name(document))
         check(signature, loaded.config.signature)
-        given = json_bodies.examples_of(document, signature, budget)
-        columns = run(_columns_of(signature, given, budget))
+        given, shared = json_bodies.examples_of(document, signature, budget)
+        steps = _columns_of(signature, given, shared, budget)
+        columns = at_once(steps)
+        if columns is None:
+            with Lease(loaded):
+                async with service.slicer as slicer:
+                    columns = await in_steps(steps, slicer)
     else:
         with Lease(loaded):
             async with service.slicer as slicer:
@@ -292,18 +297,18 @@ async def _example_inputs(
                 try:
                     signature = find_signature(loaded, json_bodies.signature_name(document))
                     check(signature, loaded.config.signature)
-                    given = await large_json.examples_of(document, signature, budget, slicer)
-                    columns = await in_steps(_columns_of(signature, given, budget), slicer)
+                    given, shared = await large_json.examples_of(document, signature, budget, slicer)
+                    columns = await in_steps(_columns_of(signature, given, shared, budget), slicer)
                 finally:
                     await given_back(document, slicer)
     return loaded, signature, signature.check(columns, budget=budget)
 
 
 def _columns_of(
-    signature: Signature, given: list[examples.Features], budget: RequestBudget
+    signature: Signature, given: list[examples.Features], shared: examples.Features, budget: RequestBudget
 ) -> Steps[dict[str, Array]]:
     make = examples.of_features if signature.examples else examples.columns_of
-    return make(signature, given, budget)
+    return make(signature, given, shared, budget)
 
 
 async def _metadata(service: Service, chosen: ModelChoice, call: HttpCall) -> HttpReply:

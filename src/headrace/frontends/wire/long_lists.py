@@ -48,7 +48,12 @@ async def given_back(document: Any, slicer: TimeSlicer) -> None:
     while left:
         part = left[-STEP:]
         del left[-STEP:]
+        moved = 0
         for one in [one for one in part if one and type(one) in _CONTAINERS]:
+            moved += len(one)
+            if moved > STEP:
+                moved = 0
+                await slicer.breathe()
             if len(one) > STEP:
                 left.append(one)
                 left += _taken_out(one)
@@ -80,3 +85,25 @@ def parts(values: list[Any], step: int = 0) -> Iterator[list[Any]]:
         values[start : start + len(part)] = repeat(None, len(part))
         yield part
         del part
+
+
+def cut(values: list[Any], sizes: list[int], most: int) -> Iterator[list[Any]]:
+    """Yield parts of a list by the sizes of its values; one that exceeds the limit is a part of its own.
+
+    Args:
+        values: The list; if it is cut, its values are replaced by None, which frees them part by part.
+        sizes: Size of each value.
+        most: Largest size of a part.
+    """
+    if sum(sizes) <= most:
+        yield values
+        return
+    start = total = 0
+    for index, size in enumerate([*sizes, most + 1]):
+        if total + size > most and index > start:
+            part = values[start:index]
+            values[start:index] = repeat(None, len(part))
+            yield part
+            del part
+            start, total = index, 0
+        total += size

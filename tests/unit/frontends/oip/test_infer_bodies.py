@@ -25,6 +25,7 @@ from headrace.frontends.oip.infer_bodies import (
     parse,
     recognise,
 )
+from headrace.frontends.oip.json_values import InferInput, from_values
 from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
@@ -469,3 +470,18 @@ def test_what_is_spread_for_many_rows_is_not_learnt_and_counts_each_time() -> No
         decode(loaded, text, b"%d" % len(head))
         found = recognise(loaded, HttpCall("POST", "", {}, body=text), len(head))
         assert (found is not None) == learnt
+
+
+def test_long_texts_are_decoded_in_steps_by_their_characters() -> None:
+    """2,000 texts of 30,000 characters stopped all others for 90 ms."""
+    given, values = InferInput("x", "BYTES", [40]), ["é" * 50_000 for _ in range(40)]
+    steps, found = 0, None
+    decoding = from_values(given, spec("x", "BYTES"), list[Any](values), RequestBudget(Limits()))
+    while found is None:
+        try:
+            next(decoding)
+            steps += 1
+        except StopIteration as end:
+            found = end.value
+    assert found.values == [text.encode() for text in values]
+    assert steps >= len(values) // 2

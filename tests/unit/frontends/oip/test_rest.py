@@ -19,9 +19,8 @@ from headrace.frontends.oip.rest import http_routes
 from headrace.frontends.transport.replies import error_reply
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.time_slicer import TimeSlicer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run
-from tests.unit.frontends.turns import Turns
+from tests.unit.frontends.turns import CountingLane, Turns
 
 
 def call(
@@ -318,16 +317,6 @@ def longest_seconds(service: ServiceDouble, path: str, body: bytes) -> float:
         return longest
 
     return min(run(answer()) for _ in range(3))
-
-
-class CountingLane(TimeSlicer):
-    """Counts the steps that are done in it."""
-
-    steps = 0
-
-    async def breathe(self) -> None:
-        self.steps += 1
-        await super().breathe()
 
 
 def test_values_that_are_used_up_are_not_walked_once_more_to_be_given_back() -> None:

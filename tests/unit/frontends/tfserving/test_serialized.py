@@ -66,12 +66,13 @@ def test_each_example_is_a_row_and_what_it_says_goes_before_the_context() -> Non
 
 
 def test_features_of_json_become_examples_of_their_kinds() -> None:
-    shared = [b"Ulm"]
-    given = [{"city": shared, "ages": [1, 2]}, {"city": shared, "ages": [1, 2.5], "none": []}]
-    rows = read(SIGNATURE.check(run(examples.of_features(SIGNATURE, given, budget()))))
+    given = [{"ages": [1, 2]}, {"ages": [1, 2.5], "none": []}, {"city": [b"B"]}]
+    shared = {"city": [b"Ulm"], "ages": [9]}
+    rows = read(SIGNATURE.check(run(examples.of_features(SIGNATURE, given, shared, budget()))))
     assert rows == [
         {"city": [b"Ulm"], "ages": [1, 2]},
         {"city": [b"Ulm"], "ages": [1.0, 2.5], "none": []},
+        {"city": [b"B"], "ages": [9]},
     ]
 
 
@@ -84,7 +85,7 @@ def test_features_of_json_become_examples_of_their_kinds() -> None:
 )
 def test_features_that_no_example_can_hold_are_explained(values: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
-        run(examples.of_features(SIGNATURE, [{"mixed": values}], budget()))
+        run(examples.of_features(SIGNATURE, [{"mixed": values}], {}, budget()))
 
 
 def test_a_large_context_for_many_examples_is_refused_before_it_is_copied() -> None:
@@ -92,9 +93,9 @@ def test_a_large_context_for_many_examples_is_refused_before_it_is_copied() -> N
     given = Input(example_list_with_context={"context": context, "examples": [example()] * 1001})
     with pytest.raises(TooLarge, match=r"^context: .*max_expanded_bytes"):
         of_message(given, budget(max_expanded_bytes=1_000_000))
-    text = [b"x" * 1000]
-    with pytest.raises(TooLarge, match=r"^examples: .*max_expanded_bytes"):
-        run(examples.of_features(SIGNATURE, [{"text": text}] * 1001, budget(max_expanded_bytes=1_000_000)))
+    shared, limited = {"text": [b"x" * 1000]}, budget(max_expanded_bytes=1_000_000)
+    with pytest.raises(TooLarge, match=r"^context: .*max_expanded_bytes"):
+        run(examples.of_features(SIGNATURE, [{}] * 1001, shared, limited))
 
 
 def test_no_examples_are_refused() -> None:

@@ -1,0 +1,77 @@
+"""Large bodies of REST: how often other requests may run while they are decoded."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace.base.tensors import Array
+from headrace.config import Limits
+from headrace.frontends.tfserving import large_json
+from headrace.frontends.wire import long_lists
+from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.model.servable import Signature
+from tests.unit.frontends.oip.doubles import spec
+from tests.unit.frontends.turns import CountingLane
+
+IMAGE = {"b64": base64.b64encode(bytes(100_000)).decode()}
+MANY = 40
+
+
+def decoded(given: Any, *shape: int | None, datatype: str = "BYTES") -> tuple[Array, int]:
+    """The only input of a body, and the number of steps."""
+    signature = Signature("serving_default", (spec("x", datatype, *shape),), (spec("y", "FP32"),))
+    lane = CountingLane()
+
+    async def decode() -> Array:
+        async with lane as slicer:
+            columns, _ = await large_json.columns_of(given, signature, RequestBudget(Limits()), slicer)
+        return columns["x"]
+
+    return asyncio.run(decode()), lane.steps
+
+
+@pytest.mark.parametrize("key", ["instances", "inputs"])
+@pytest.mark.parametrize(
+    ("text", "length"), [(IMAGE, 100_000), ("e" * 70_000, 70_000), ("é" * 4000 * 9, 72_000)]
+)
+def test_other_requests_run_after_each_long_text(text: Any, length: int, key: str) -> None:
+    """200 images of 150 KB stopped all others for 0.3 s."""
+    column, steps = decoded({key: [text] * MANY})
+    assert [len(one) for one in column] == [length] * MANY
+    assert steps >= MANY
+
+
+@pytest.mark.parametrize(("text", "length"), [("é" * 4000, 8000), ({"b64": ""}, 0)])
+def test_many_short_texts_are_decoded_in_steps_by_their_bytes(text: Any, length: int) -> None:
+    column, steps = decoded({"instances": [text] * long_lists.STEP})
+    assert {len(one) for one in column} == {length}
+    assert steps >= long_lists.STEP * (length + 256) // (80 * 1024)
+
+
+def test_wide_rows_are_joined_in_steps_by_their_values() -> None:
+    """2,000 rows of 500 numbers were joined in one step of 20 ms."""
+    rows, width = 64, 1000
+    column, steps = decoded({"inputs": [[1.5] * width for _ in range(rows)]}, width, datatype="FP32")
+    assert column.shape == (rows, width)
+    assert np.all(column == 1.5)
+    assert steps >= rows // 2 + rows * width // long_lists.STEP
+
+
+def test_images_in_one_example_are_decoded_one_by_one() -> None:
+    signature = Signature("serving_default", (spec("x", "BYTES", None),), (spec("y", "FP32"),))
+    lane = CountingLane()
+
+    async def decode() -> Any:
+        document: Any = {"examples": [{"x": [IMAGE] * MANY, "y": IMAGE["b64"]}]}
+        async with lane as slicer:
+            return await large_json.examples_of(document, signature, RequestBudget(Limits()), slicer)
+
+    ((example,), _) = asyncio.run(decode())
+    assert [len(one) for one in example["x"]] == [100_000] * MANY
+    assert [len(one) for one in example["y"]] == [len(IMAGE["b64"])]
+    assert lane.steps >= MANY
