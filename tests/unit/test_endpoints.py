@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypedDict
@@ -17,17 +16,7 @@ from numpy.typing import NDArray
 import headrace
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
 from headrace.base.tensors import Tensors
-from headrace.endpoints import EndpointModel, describe, endpoints_of, model_of
-
-
-@pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leave other tests neither the folders nor the modules of an app."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    before = {*sys.modules}
-    yield
-    for name in {*sys.modules} & {"app", "helper", "late_helper"} - before:
-        del sys.modules[name]
+from headrace.endpoints import EndpointModel, describe
 
 
 @dataclass
@@ -445,111 +434,6 @@ def test_a_name_that_no_model_can_have_is_refused(name: str) -> None:
         @headrace.endpoint(name=name)
         def double(x: float) -> float:
             return 2 * x
-
-
-APP = """
-import headrace
-from helper import factor
-
-@headrace.endpoint
-def price(age: float) -> float:
-    return age * factor
-
-@headrace.endpoint(name="other", batch=True)
-def second(age: list[float]) -> list[float]:
-    return age
-"""
-
-
-CHECKED = """
-import functools
-import headrace
-
-def checked(function):
-    @functools.wraps(function)
-    def check(age):
-        if age < 0:
-            raise headrace.InvalidRequest("expected 0 or more", field="age")
-        return function(age=age)
-    return check
-
-{}
-def price(age: float) -> float:
-    return age
-"""
-
-
-def written(folder: Path, app: str = APP) -> Path:
-    (folder / "helper.py").write_text("factor = 3\n")
-    (folder / "app.py").write_text(app)
-    return folder / "app.py"
-
-
-def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None:
-    file = written(tmp_path)
-    assert list(endpoints_of(file, file)) == ["price", "other"]
-    made = model_of(str(file), str(file), "price")()
-    made.load(Path(), None)
-    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
-
-
-def test_a_decorator_below_the_endpoint_runs(tmp_path: Path) -> None:
-    file = written(tmp_path, CHECKED.format("@headrace.endpoint\n@checked"))
-    made = model_of(str(file), str(file), "price")()
-    with pytest.raises(InvalidRows, match="age: row 1: expected 0 or more"):
-        made.predict({"age": np.array([1.0, -1.0])})
-
-
-def test_a_second_variable_is_no_second_endpoint(tmp_path: Path) -> None:
-    file = written(tmp_path, APP + "\nagain = price\n")
-    assert list(endpoints_of(file, file)) == ["price", "other"]
-
-
-@pytest.mark.parametrize(
-    ("app", "said"),
-    [
-        ("x = 1\n", "no endpoints; mark a function with @headrace.endpoint"),
-        ("1 / 0\n", "app.py fails: ZeroDivisionError: division by zero"),
-        ("x = (\n", "app.py fails: SyntaxError"),
-        (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
-        (
-            CHECKED.format("@checked\n@headrace.endpoint"),
-            "price wraps endpoint price, .*; put @headrace.endpoint above all other decorators",
-        ),
-    ],
-)
-def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: str) -> None:
-    file = written(tmp_path, app)
-    with pytest.raises(ConfigError, match=said):
-        endpoints_of(file, file)
-
-
-LATE = """
-import headrace
-
-@headrace.endpoint
-def price(age: float) -> float:
-    from late_helper import factor
-    return age * factor
-"""
-
-
-def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Path) -> None:
-    file = written(tmp_path, LATE)
-    (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
-    made = model_of(str(file), str(file), "price")()
-    made.load(Path(), None)
-    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
-    own = sys.modules["app"]
-    (tmp_path / "late_helper.py").write_text("factor = 1000\n")
-    (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
-    with pytest.raises(ConfigError, match="fails: RuntimeError: broken"):
-        endpoints_of(tmp_path / ".2.py", file)
-    assert answer(made, {"age": np.array([2.0])}) == {"output": [6.0]}
-    assert sys.modules["app"] is own
-    (tmp_path / ".3.py").write_text(LATE)
-    endpoints_of(tmp_path / ".3.py", file)
-    assert answer(made, {"age": np.array([2.0])}) == {"output": [2000.0]}
 
 
 def test_a_marked_function_is_still_a_function() -> None:
