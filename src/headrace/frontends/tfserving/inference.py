@@ -14,7 +14,7 @@ from headrace.frontends.tfserving import descriptions, examples, results
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
+from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
@@ -80,13 +80,12 @@ def inferring(
     async def answer(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
         steps = decode(message, budget)
         # Submit all tasks in one turn of the event loop: the version stays loaded until the last answer.
-        decoded = None if len(message) > AT_ONCE_BYTES else at_once(steps)
-        if decoded is None:
+        if len(message) > AT_ONCE_BYTES:
             async with service.slicer as slicer:
                 loaded, ready = await in_steps(steps, slicer)
                 answers = [service.predict(loaded, one.inputs, call.deadline, call) for one in ready]
         else:
-            loaded, ready = decoded
+            loaded, ready = run(steps)
             answers = [service.predict(loaded, one.inputs, call.deadline, call) for one in ready]
         found = [
             _RESULTS[method](answer, signature, loaded.config.signature)

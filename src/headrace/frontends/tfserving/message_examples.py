@@ -30,10 +30,6 @@ _INPUT = 2  # of each request that has examples
 _LIST, _LIST_WITH_CONTEXT = 1, 2  # of an Input
 _EXAMPLES, _CONTEXT = 1, 2  # of either list
 _FIELDS_A_STEP = 256
-_FILLED_A_STEP = 8192
-_BYTES_A_STEP = 8192
-_COLUMN_BYTES = 16  # so many are parsed while one value is put into its column
-_COPIED_A_BYTE = 128  # so many are copied while one is parsed
 
 _Example = protos.message("tensorflow.Example")
 _FORM = form_of(_Example)
@@ -133,7 +129,7 @@ def read_columns(
     """
     if signature.examples:
         return {signature.inputs[0].name: (yield from _serialized(message, given, budget))}
-    columns, done = [Column(spec, budget) for spec in signature.inputs], 0
+    columns = [Column(spec, budget) for spec in signature.inputs]
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         features = yield from _parse(message[start:stop], budget)
         if stop - start > AT_ONCE_BYTES:
@@ -142,18 +138,12 @@ def read_columns(
         budget.values(sum([1 if values is None else len(values) for values in said]), "input")
         for column, values in zip(columns, said, strict=True):
             column.add(index, values)
-        done += _COLUMN_BYTES * len(columns) + stop - start
-        if done >= _BYTES_A_STEP:
-            done = 0
-            yield
+        yield
     shared = yield from _parse(given.context, budget)
-    arrays, done = {}, 0
-    for spec in signature.inputs:
-        arrays[spec.name] = columns.pop(0).array(len(given.starts), _values(shared, spec.name))
-        done += len(given.starts)
-        if done >= _FILLED_A_STEP:
-            done = 0
-            yield
+    arrays = {
+        column.spec.name: column.array(len(given.starts), _values(shared, column.spec.name))
+        for column in columns
+    }
     budget.hold(sum(array.nbytes + TEXT_BYTES * array.size for array in arrays.values()))
     return arrays
 
@@ -175,15 +165,12 @@ def _serialized(message: bytes, given: Examples, budget: RequestBudget) -> Steps
     budget.expanded(len(given.context) * count, "context")
     budget.hold(len(message))
     yield from _parse(given.context, budget)
-    rows, done = np.empty(count, STRING), 0
+    rows = np.empty(count, STRING)
     for index, (start, stop) in enumerate(zip(given.starts, given.stops, strict=True)):
         example = message[start:stop]
         yield from _parse(example, budget)  # validates it: an invalid one would fail the whole batch
         rows[index] = given.context + example
-        done += _COLUMN_BYTES + stop - start + len(given.context) // _COPIED_A_BYTE
-        if done >= _BYTES_A_STEP:
-            done = 0
-            yield
+        yield
     return rows
 
 

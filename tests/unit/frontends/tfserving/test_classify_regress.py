@@ -331,21 +331,3 @@ def test_examples_with_a_long_context_are_made_in_slices() -> None:
     context = {str(number): 1 for number in range(500)}
     assert steps_in_the_lane(model, {"context": context, "examples": [{}] * 2000}) > 20
     assert steps_in_the_lane(model, {"context": {"a": 1}, "examples": [{"b": 1.5}] * 100}) == 0
-
-
-def test_a_short_message_with_many_rows_of_many_inputs_goes_on_in_slices() -> None:
-    """40 KB stopped all others for 0.8 s."""
-    inputs = tuple(spec(f"f{number}", "FP32") for number in range(39))
-    model = rows_model(*inputs, outputs=(spec("y", "FP32"),))
-    values = example(**{one.name: [1.0] for one in inputs})
-    for people, slices in (
-        (given(*[example()] * 2000, context=values), 39 * 2000 // 1024),
-        (given(*[example()] * 50, context=values), 0),
-        (given(*[values] * 30), 0),
-    ):
-        service, lane = ServiceDouble(model), CountingLane()
-        service.slicer = lane
-        asked = message("RegressionRequest", model_spec={"name": model.name}, input=people)
-        assert len(asked.SerializeToString()) < 64 * 1024
-        assert call(service, "Regress", asked).result.regressions[0].value == 1
-        assert lane.steps > slices if slices else lane.steps == 0
