@@ -150,7 +150,7 @@ def test_a_directory_is_served_as_models_a_model_or_a_version(path: str, name: s
     [
         (lambda _: object(), "expected a model of scikit-learn.*got an object of builtins.object"),
         (lambda _: 3, "got an object of builtins.int"),
-        (lambda _: lambda x: x, "parameter x: expected float"),
+        (lambda _: lambda x: x, "endpoint <lambda>: expected a model's name"),
         (lambda place: place / "none.onnx", "does not exist"),
     ],
 )

@@ -21,7 +21,7 @@ def filled(file: Path) -> Plot:
         window = Window(number=number, last_row=number * 100, score=score, slices={})
         plot.moved(Progress())
         plot.closed(window, Pace(1000.0, 0.0), Progress())
-    plot.published(Publication(1, Path("1"), None, 1, 0.0, ()), 300)
+    plot.published(Publication(1, Path("1"), None, 1, 0.0), 300)
     return plot
 
 

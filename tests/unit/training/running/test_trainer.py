@@ -64,7 +64,7 @@ class Versions:
             if number in self._failing:
                 raise FailedPrecondition("the disk is full")
             self.published.append(training)
-            return Publication(len(self.published), Path("nowhere"), None, 1, 0.0, ())
+            return Publication(len(self.published), Path("nowhere"), None, 1, 0.0)
 
         return write
 
