@@ -28,7 +28,7 @@ from PIL import Image
 
 from benchmarks.models import CACHE
 from benchmarks.open_loop import Ended, Load, Seen, send
-from benchmarks.processes import START_SECONDS, Server, running
+from benchmarks.processes import START_SECONDS, Server, http_post, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, spread
 from benchmarks.sides import headrace
 
@@ -234,15 +234,7 @@ def ask(server: Server, file: bytes) -> str:
     Raises:
         RuntimeError: The server did not answer.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", server.ports["http"], timeout=10)
-    try:
-        connection.request("POST", _PATH, body(file), {"content-type": "application/json"})
-        response = connection.getresponse()
-        answer = response.read()
-    finally:
-        connection.close()
-    if response.status != http.HTTPStatus.OK:
-        raise RuntimeError(f"an image was not answered: {answer.decode()}")
+    answer = http_post(server.ports["http"], _PATH, body(file), "application/json")
     label: str = json.loads(answer)["predictions"][0]["label"]
     return label
 

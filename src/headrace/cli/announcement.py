@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.addresses import bracketed
 from headrace.base.terminal import counted, table
 from headrace.cli import common
 
@@ -50,8 +51,8 @@ def _address_lines(serving: Server) -> list[str]:
     host, port = serving.http_address
     grpc_host, grpc_port = serving.grpc_address
     lines = [
-        f"  REST  {_scheme(serving)}://{_bracketed(host)}:{port}",
-        f"  gRPC  {_bracketed(grpc_host)}:{grpc_port}",
+        f"  REST  {_scheme(serving)}://{bracketed(host)}:{port}",
+        f"  gRPC  {bracketed(grpc_host)}:{grpc_port}",
     ]
     if serving.admin is not None:
         lines += [f"  administration  {address}" for address in _admin_addresses(serving)]
@@ -70,7 +71,7 @@ def _admin_addresses(serving: Server) -> list[str]:
     config, found = serving.engine.config, []
     if serving.admin is not None and serving.admin.address is not None:
         host, port = serving.admin.address
-        found.append(f"{_scheme(serving)}://{_bracketed(host)}:{port}")
+        found.append(f"{_scheme(serving)}://{bracketed(host)}:{port}")
     if config.admin_socket is not None:
         found.append(f"unix:{config.admin_socket}")
     return found
@@ -158,7 +159,7 @@ def _print_spaces(serving: Server, archive: Archive) -> None:
     print(table(rows, indent="  "))
     host, port = serving.http_address
     body = json.dumps({"keys": ["a key"]})
-    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup"
+    address = f"{_scheme(serving)}://{bracketed(host)}:{port}/v1/archive/{rows[1][0]}:lookup"
     print(f"look up:\n  {_curl_command(serving)} -d '{body}' {address}")
 
 
@@ -179,7 +180,7 @@ def _curl(serving: Server, model: str, signature: Signature) -> str:
     row: object = values if len(values) > 1 else next(iter(values.values()))
     host, port = serving.http_address
     body = json.dumps({"instances": [row]})
-    address = f"{_scheme(serving)}://{_bracketed(host)}:{port}/v1/models/{model}:predict"
+    address = f"{_scheme(serving)}://{bracketed(host)}:{port}/v1/models/{model}:predict"
     return f"{_curl_command(serving)} -d '{body}' {address}"
 
 
@@ -206,7 +207,3 @@ def _sample(shape: tuple[int, ...], kind: str) -> object:
     if not shape:
         return {"f": 1.0, "O": "text", "b": True}.get(kind, 1)
     return [_sample(shape[1:], kind) for _ in range(shape[0])]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

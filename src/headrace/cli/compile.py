@@ -1,4 +1,4 @@
-"""``headrace compile``: compile the kernels of click models and others ahead of serving."""
+"""``headrace compile``: compile the kernels of click models, archives and Vowpal Wabbit ahead of serving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         words,
         common.Verb(
             name="compile",
-            help="compile the kernels of click models, archives and Vowpal Wabbit ahead, as in an image",
+            help="compile the kernels of click models, archives and Vowpal Wabbit ahead of serving",
             description="Compile the kernels of click models and of Vowpal Wabbit, and cache them on disk, "
             "so that a server starts without compiling and needs no writable directory. Without DIR, compile "
             "those of all kinds of models and of archives.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, cast
 from urllib.parse import quote, urlsplit
 
+from headrace.base.addresses import bracketed
 from headrace.base.errors import (
     ConfigError,
     FailedPrecondition,
@@ -200,7 +201,7 @@ class RestClient:
             one.close()
 
     def _request(self, path: str, body: bytes, headers: dict[str, str]) -> bytes:
-        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        host = bracketed(self._address.host)
         told = {"Host": f"{host}:{self._address.port}", "User-Agent": "headrace", **headers}
         if self._token:
             told["Authorization"] = f"Bearer {self._token}"

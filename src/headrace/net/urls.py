@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, quote, urlsplit
 
+from headrace.base.addresses import bracketed
 from headrace.base.errors import shown
 from headrace.net.content_failures import never
 
@@ -43,7 +44,7 @@ class Target:
     @property
     def origin(self) -> str:
         """Value of the ``Host`` header."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = bracketed(self.host)
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
@@ -69,7 +70,7 @@ def target(url: str, hosts: Sequence[str], ports: Sequence[int]) -> Target:
         raise never(f"expected a URL of http or https, got {shown(url)}")
     if "@" in parts.netloc:
         raise never(f"a URL with a user name or a password is not allowed: {shown(parts.hostname or '')}")
-    if not _HOST.fullmatch(f"[{host}]" if ":" in host else host):
+    if not _HOST.fullmatch(bracketed(host)):
         raise never(f"expected a host's name (an international one as xn--…), got {shown(parts.netloc)}")
     if not is_listed(host, hosts):
         raise never(f"the host {shown(host)} is not among the allowed hosts")

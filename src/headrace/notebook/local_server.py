@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Self
 import uvloop
 
 from headrace.base import event_loop
+from headrace.base.addresses import bracketed
 from headrace.base.errors import ConfigError, FailedPrecondition, LoadError, listed
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array
@@ -236,8 +237,4 @@ async def _leave(server: Server) -> None:
 
 def _addresses(server: Server) -> tuple[str, str]:
     (host, port), (grpc_host, grpc_port) = server.http_address, server.grpc_address
-    return f"http://{_bracketed(host)}:{port}", f"{_bracketed(grpc_host)}:{grpc_port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"http://{bracketed(host)}:{port}", f"{bracketed(grpc_host)}:{grpc_port}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
 
+from headrace.base.addresses import bracketed
 from headrace.base.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def listen(collector: Collector, host: str, port: int) -> tuple[int, Callable[[]
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"metrics-port: cannot listen on {_bracketed(host)}:{port}: {error}") from error
+        raise ConfigError(f"metrics-port: cannot listen on {bracketed(host)}:{port}: {error}") from error
 
     def close() -> None:
         server.shutdown()
@@ -59,13 +60,8 @@ def answering(collector: Collector, host: str, port: int, errors: TextIO) -> Ite
     """
     port, close = listen(collector, host, port)
     try:
-        errors.write(f"headrace: metrics at http://{_bracketed(host)}:{port}/metrics\n")
+        errors.write(f"headrace: metrics at http://{bracketed(host)}:{port}/metrics\n")
         errors.flush()
         yield
     finally:
         close()
-
-
-def _bracketed(host: str) -> str:
-    """Return a host as in a URL: IPv6 addresses are in brackets."""
-    return f"[{host}]" if ":" in host else host

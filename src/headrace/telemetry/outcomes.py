@@ -18,6 +18,7 @@ from typing import Protocol
 
 from headrace.access.caller import ASKING
 from headrace.base import logs
+from headrace.base.addresses import bracketed
 from headrace.base.clock import Clock
 from headrace.base.errors import Cancelled, HeadraceError
 from headrace.base.status_codes import CODES, OK, WRONG_METHOD, Codes, codes
@@ -116,7 +117,7 @@ class Outcome:
         if self._peer is None or isinstance(self._peer, str):
             return self._peer or ""
         host, port = self._peer
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"{bracketed(host)}:{port}"
 
     @property
     def answered_by(self) -> str:

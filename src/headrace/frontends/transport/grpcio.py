@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from headrace.access.caller import ASKING, Caller
 from headrace.access.permissions import ANY
+from headrace.base.addresses import bracketed
 from headrace.base.errors import (
     DeadlineExceeded,
     HeadraceError,
@@ -95,7 +96,7 @@ class GrpcioTransport:
         """Start serving; return when connections are accepted."""
         host, port = self._listener.getsockname()[:2]
         self._listener.close()
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        address = f"{bracketed(host)}:{port}"
         if self._certificate is None:
             self._server.add_insecure_port(address)
         else:
