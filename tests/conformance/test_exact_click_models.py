@@ -11,9 +11,8 @@ import pytest
 
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create, scorer
-from headrace.ctr.learning.field_admission import AdmittingModel
 from headrace.ctr.model_settings import KINDS, Kind, OptimizerKind
-from headrace.ctr.models.vocabulary import look_up
+from headrace.ctr.models.vocabulary import AdmittingModel, look_up
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of

@@ -15,7 +15,7 @@ _MOST_MESSAGES = 5000
 
 
 def opener_of(**table: object) -> Opener:
-    return Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
+    return Opener("headrace.testing.queue_process:open_from_settings", {"table": table})
 
 
 class PatientSuite(QueueSuite):

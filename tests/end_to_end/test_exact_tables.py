@@ -17,8 +17,7 @@ import pytest
 
 from headrace.base.tensors import Array, Tensors
 from headrace.ctr.factory import create
-from headrace.ctr.files.description import arrays_of
-from headrace.ctr.files.model_files import read_description, read_model
+from headrace.ctr.files.model_files import arrays_of, read_description, read_model
 from headrace.ctr.models.vocabulary import GONE
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions

@@ -20,9 +20,9 @@ from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.queue import Message, Queue
 from headrace.storage.queues.queue_settings import KafkaQueue
 from headrace.testing.opener import Opener
-from headrace.testing.queue_process import QueueProcess
-from headrace.testing.queue_tools import (
+from headrace.testing.queue_process import (
     LONGEST_WAIT_SECONDS,
+    QueueProcess,
     acknowledge,
     messages,
     received,
@@ -134,7 +134,7 @@ import json, os, sys
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.queue_settings import KafkaQueue
-from headrace.testing.queue_tools import messages
+from headrace.testing.queue_process import messages
 
 def publish(number):
     try:
@@ -251,7 +251,7 @@ def test_members_that_come_and_go_repeat_at_most_a_batch_each(kafka_server: Kafk
         "visibility_seconds": 6.0,
         "timeout_seconds": 30.0,  # a broker that has just begun takes its time
     }
-    opener = Opener("headrace.testing.queue_tools:open_from_settings", {"table": table})
+    opener = Opener("headrace.testing.queue_process:open_from_settings", {"table": table})
     queue: Queue = opener.open()
     count = 3000
     queue.publish(messages(0, count))

@@ -16,7 +16,7 @@ from headrace.base.errors import Unavailable
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.queue import Message
 from headrace.storage.queues.queue_settings import LmdbQueue
-from headrace.testing.queue_tools import messages
+from headrace.testing.queue_process import messages
 from tests.waiting import seconds_left
 
 TIMEOUT_SECONDS = 1.0

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.ctr.files.description import arrays_of
-from headrace.ctr.files.model_files import read_model
+from headrace.ctr.files.model_files import arrays_of, read_model
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.versions.layout import version_directories
 from headrace.versions.manifest import check_manifest

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.model_files import write_model
+from headrace.ctr.files.model_files import MODEL_FILE, write_model
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.tables import Table

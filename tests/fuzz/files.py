@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.base.errors import HeadraceError
-from headrace.ctr.files.description import MODEL_FILE, arrays_of, describe
-from headrace.ctr.files.model_files import read_model, write_model
+from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, describe, read_model, write_model
 from headrace.ctr.files.quantization import quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import Kind

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.base.errors import ConfigError, LoadError
 from headrace.config import parse_model_config, parse_server_config, read_model_config, read_server_config
-from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.model_files import read_description, read_model, write_model
+from headrace.ctr.files.model_files import MODEL_FILE, read_description, read_model, write_model
 from headrace.lifecycle.desired_state import deduce
 from headrace.lifecycle.model_listing import list_models, look
 from headrace.lifecycle.warmup import WELL_KNOWN, first_recorded

@@ -141,7 +141,7 @@ def _kernels(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, C
         raise ConfigError(
             "compile: --factors and --quantize cannot be combined with DIR, whose models determine them"
         )
-    from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415 - compiled kernels
+    from headrace.ctr.files.model_files import MODEL_FILE  # noqa: PLC0415 - compiled kernels
 
     for model, wanted in models.find_models(options.models):
         with saying(f"{model} cannot be listed"):

@@ -37,8 +37,7 @@ def run(options: argparse.Namespace) -> int:
     version = models.find_version(options.model)
     try:
         # Imported late: compiled kernels and optional packages.
-        from headrace.ctr.files.description import MODEL_FILE  # noqa: PLC0415
-        from headrace.ctr.files.model_files import read_model  # noqa: PLC0415
+        from headrace.ctr.files.model_files import MODEL_FILE, read_model  # noqa: PLC0415
         from headrace.ctr.files.onnx_export import export  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(f"export: {error}; pip install 'headrace[ctr]' onnx") from error

@@ -297,7 +297,7 @@ def run_inspect(options: argparse.Namespace) -> int:
     with _needs_extra():
         from headrace.cli.stream_report import as_json, as_text  # noqa: PLC0415 - needs the extra
         from headrace.stream.inspection import inspect  # noqa: PLC0415 - needs the extra
-        from headrace.stream.stream_output import ProgressLine  # noqa: PLC0415 - needs the extra
+        from headrace.stream.stream_io import ProgressLine  # noqa: PLC0415 - needs the extra
     schema = None if options.schema is None else _read_schema(options.schema)
     piped = str(options.input) == "-"
     if piped and sys.stdin.isatty():
@@ -341,7 +341,7 @@ def _paced(batches: Iterable[pa.RecordBatch], rows_per_second: float) -> Iterato
 def _write(
     options: argparse.Namespace, schema: pa.Schema, batches: Iterable[pa.RecordBatch], rows: int | None
 ) -> int:
-    from headrace.stream.stream_output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
+    from headrace.stream.stream_io import ProgressLine, open_output, write_stream  # noqa: PLC0415 - needs the extra
 
     out: Path | None = options.out
     if options.json and out in (None, Path("-")):

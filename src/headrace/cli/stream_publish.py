@@ -76,7 +76,7 @@ def run_publish(options: argparse.Namespace) -> int:
     """Write rows into a topic."""
     try:
         from headrace.stream.kafka.topic_writer import Publisher, batches_of  # noqa: PLC0415 - needs the extra
-        from headrace.stream.stream_output import ProgressLine  # noqa: PLC0415 - needs the extra
+        from headrace.stream.stream_io import ProgressLine  # noqa: PLC0415 - needs the extra
     except ImportError as error:
         raise needs_extra("headrace stream", "train,kafka", error) from error
     from headrace.stream.kafka.topic_address import parse_topic, read_settings  # noqa: PLC0415 - as above

@@ -268,7 +268,7 @@ def run(options: argparse.Namespace) -> int:
         raise needs_extra("train", "train", error) from error
     asked = _asked(options)
     if options.search is not None:
-        from headrace.training.searching.search_run import search  # noqa: PLC0415 - as above
+        from headrace.training.search import search  # noqa: PLC0415 - as above
 
         return search(asked, options.search, sys.stdout, sys.stderr)
     if asked.publish is None:

@@ -18,7 +18,7 @@ def create(settings: ModelSettings, features: Features) -> LearningModel:
     model = _create(settings, features)
     if not features.exact_slots:
         return model
-    from headrace.ctr.learning.field_admission import AdmittingModel  # noqa: PLC0415 - compiled kernels, only when used
+    from headrace.ctr.models.vocabulary import AdmittingModel  # noqa: PLC0415 - compiled kernels, only when used
 
     return AdmittingModel(model)
 

@@ -55,7 +55,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         kind: The algorithm. ``forgetting`` is Adagrad with decaying sums of squares. Online models measure
-            the rate of decay from their own errors (see ``headrace.ctr.learning.forgetting_rate``); models
+            the rate of decay from their own errors (see ``headrace.ctr.learning.adagrad_decay``); models
             that learn in batches use a fixed rate (``half_life_rows``). ``lazy_adam`` updates only the rows
             that a batch touched, and their moments; ``adam`` updates all rows at each batch. ``ftrl`` is for
             linear weights only, and sets many of them to zero.

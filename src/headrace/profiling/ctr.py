@@ -18,11 +18,10 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
-from headrace.ctr.files.description import arrays_of, weights_of
-from headrace.ctr.files.model_files import read_model
+from headrace.ctr.files.model_files import arrays_of, read_model, weights_of
 from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, ModelSettings
-from headrace.ctr.models.array_shapes import expected_shapes
+from headrace.ctr.models.model_arrays import expected_shapes
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.profiling.calls import made_up, median_microseconds

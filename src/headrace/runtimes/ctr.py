@@ -18,8 +18,7 @@ import numpy as np
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.ctr.factory import scorer
-from headrace.ctr.files.description import MODEL_FILE
-from headrace.ctr.files.model_files import read_model
+from headrace.ctr.files.model_files import MODEL_FILE, read_model
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL

@@ -24,8 +24,7 @@ from headrace.lifecycle.readiness_checks import probe
 from headrace.lifecycle.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.predictors.cached_predictor import Cached
-from headrace.predictors.default_model import DefaultModel
-from headrace.predictors.default_values import DefaultValues, default_rows
+from headrace.predictors.default_answers import DefaultModel, DefaultValues, default_rows
 from headrace.runtimes import registry
 from headrace.serving.labels_file import with_labels
 from headrace.serving.loaded_version import LoadedVersion

@@ -17,8 +17,17 @@ import numpy.typing as npt
 
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.base.tensors import Array
-from headrace.similarity.cells import Cells, make_cells
-from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, scores, unwatched
+from headrace.similarity.stored_rows import (
+    Cells,
+    Doubles,
+    Floats,
+    Numbers,
+    Progress,
+    Rows,
+    make_cells,
+    scores,
+    unwatched,
+)
 
 # Equal vectors: rows are grouped by a hash of their numbers, then compared.
 

@@ -8,8 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, needs_extra
-from headrace.similarity.cells import make_cells
-from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, unwatched
+from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, make_cells, unwatched
 
 Method = Literal["pca", "tsne"]
 """Layout by the two principal components, or by t-SNE, which keeps neighbours together."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream.arrow_ipc_metadata import DICTIONARY, ROWS, SCHEMA, Messages, content, header
-from headrace.stream.batch_validation import Validator
+from headrace.stream.record_batches import Validator
 from headrace.stream.schema import METADATA_KEY, Schema, parse_schema
 
 MOST_BYTES = 2**30

@@ -20,6 +20,7 @@ from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block
 from headrace.stream.block_joining import Joiner
 from headrace.stream.byte_sources import (
+    Ahead,
     FileSource,
     Pieces,
     Readable,
@@ -29,7 +30,6 @@ from headrace.stream.byte_sources import (
     source_of,
 )
 from headrace.stream.features import Features
-from headrace.stream.read_ahead import Ahead
 from headrace.stream.schema import Schema
 
 MOST_SAID_TABLE_ROWS = 2**26

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError
-from headrace.stream.dictionaries import is_listed, plain, plain_type
+from headrace.stream.record_batches import is_listed, plain, plain_type
 from headrace.stream.schema import MOST_VIEWS, Field
 from headrace.stream.text_or_number import (
     are_numbers,

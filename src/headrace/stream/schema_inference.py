@@ -13,7 +13,7 @@ import tomli_w
 
 from headrace.base.errors import ConfigError
 from headrace.stream.column_conversion import is_text
-from headrace.stream.dictionaries import is_listed, plain
+from headrace.stream.record_batches import is_listed, plain
 from headrace.stream.schema import Field, Pooling, Role, Schema, Unit
 from headrace.stream.text_or_number import Reading, read_column
 

@@ -36,9 +36,9 @@ from headrace.storage.queues.queue import (
     Receiver,
 )
 from headrace.testing.opener import Opener
-from headrace.testing.queue_process import QueueProcess
-from headrace.testing.queue_tools import (
+from headrace.testing.queue_process import (
     LONGEST_WAIT_SECONDS,
+    QueueProcess,
     acknowledge,
     has_received,
     messages,

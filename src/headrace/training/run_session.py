@@ -15,18 +15,20 @@ from headrace.stream.features import Features
 from headrace.stream.schema import Schema
 from headrace.training.model_toml import settings_of
 from headrace.training.options import TrainOptions
-from headrace.training.releasing import click_release, keras_release
-from headrace.training.releasing.destination import check_destination
-from headrace.training.releasing.publishing import Publisher, Release
+from headrace.training.releasing.publishing import Publisher, Release, check_destination
+from headrace.training.releasing.releases import build_click_model, build_keras_model
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.reports import Reports, telemetry, told_of_compiling
-from headrace.training.running.checkpoint import only_run
+from headrace.training.running.checkpoint import (
+    find_checkpoint,
+    only_run,
+    rows_before,
+    settings_with_saved_optimizers,
+)
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learnable, Learner
-from headrace.training.running.resumption import find_checkpoint, rows_before, settings_with_saved_optimizers
-from headrace.training.running.source import RenumberedBlocks, open_stream
+from headrace.training.running.source import RenumberedBlocks, open_origin, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
-from headrace.training.topic_origin import open_origin
 from headrace.versions.manifest import Signer
 from headrace.versions.protected_versions import server_settings
 
@@ -48,9 +50,9 @@ def make_learner(
     model: Learnable
     publisher = _publisher(options, features.schema)
     if options.keras is None:
-        model, release = click_release.build(settings, features, publisher)
+        model, release = build_click_model(settings, features, publisher)
     else:
-        model, release = keras_release.build(options.keras, features, settings.seed, publisher)
+        model, release = build_keras_model(options.keras, features, settings.seed, publisher)
     delay = options.label_delay_seconds
     pending = Pending(delay, options.pending_bytes) if delay else None
     return Learner(model, Windows(options.window_rows, options.slices), pending), release

@@ -13,7 +13,7 @@ from headrace.batching.statistics import VersionStatistics
 from headrace.config import BatchingPolicy, CachePolicy
 from headrace.model.servable import Signature, TensorSpec
 from headrace.predictors.cached_predictor import Cached
-from headrace.predictors.default_values import DefaultValues, default_rows
+from headrace.predictors.default_answers import DefaultValues, default_rows
 from tests.unit.batching.stage import SUMS, Asked, Stage
 from tests.unit.predictors.doubles import FLOAT, ONE, Around, answer_of, asked_by, of_priority, turns
 from tests.virtual_clock import VirtualClock

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.ctr.files.description import weights_of
+from headrace.ctr.files.model_files import weights_of
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
-from headrace.ctr.models.array_shapes import expected_shapes
+from headrace.ctr.models.model_arrays import expected_shapes
 from headrace.ctr.tables import NO_SHIFT, ONE_SCALE
 from headrace.profiling.ctr import profile_serving, profile_training, stages_of
 from headrace.profiling.report import Profile

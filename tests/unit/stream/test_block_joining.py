@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.base.errors import ConfigError, StreamError
-from headrace.stream import dictionaries
+from headrace.stream import record_batches
 from headrace.stream.block import Block
 from headrace.stream.block_joining import OTHER, Joiner
 from headrace.stream.features import Features
@@ -278,7 +278,7 @@ def test_texts_that_somebody_was_to_cut_are_not_taken_for_one_value() -> None:
 
 
 def test_a_slice_whose_values_take_too_much_is_the_stream_s_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dictionaries, "MOST_BYTES", 100)
+    monkeypatch.setattr(record_batches, "MOST_BYTES", 100)
     texts = pa.array(["x" * 60, "y" * 60], pa.string_view())
     codes = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), texts)
     joiner = Joiner(Features.of(schema_of(a={})), ("site",))

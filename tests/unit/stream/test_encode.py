@@ -21,7 +21,7 @@ from headrace.stream.encode import EncodeSettings, Format, encode
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema, parse_schema
 from headrace.stream.schema_inference import Hints, infer_schema, read_cells, schema_toml
-from headrace.stream.stream_output import write_stream
+from headrace.stream.stream_io import write_stream
 
 CSV = """clicked,when,user,price,tags,title
 1,2026-01-01 00:00:00,7,1.5,a|b,foo

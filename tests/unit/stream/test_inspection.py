@@ -14,7 +14,7 @@ from headrace.cli.stream_report import as_json, as_text
 from headrace.stream.click_generator import GeneratorSettings, arrow_schema, generate_batches, schema_of
 from headrace.stream.inspection import Inspection, inspect
 from headrace.stream.schema import METADATA_KEY, Field, Schema
-from headrace.stream.stream_output import write_stream
+from headrace.stream.stream_io import write_stream
 
 SETTINGS = GeneratorSettings(rows=20_000, seed=1, shape="small", batch_rows=3000)
 

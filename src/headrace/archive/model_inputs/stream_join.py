@@ -22,7 +22,7 @@ from headrace.batching.request import VERSION, WRITTEN
 from headrace.config import InputSource
 from headrace.stream.column_conversion import first_wrong, is_text
 from headrace.stream.column_conversion import shown as shown_value
-from headrace.stream.dictionaries import plain
+from headrace.stream.record_batches import plain
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 
 _MICROSECONDS = 1000  # per millisecond

@@ -28,7 +28,7 @@ from headrace.archive.tables.table_columns import (
     written_of,
 )
 from headrace.base.errors import InvalidRequest, instead, listed, nearest, shown
-from headrace.stream.dictionaries import is_listed
+from headrace.stream.record_batches import is_listed
 from headrace.stream.schema_inference import index_columns
 from headrace.stream.text_or_number import are_floats, without_words
 

@@ -14,7 +14,7 @@ from headrace.base.errors import InvalidRequest, shown
 from headrace.base.tensors import Array
 from headrace.stream.column_conversion import EARLIEST, LATEST, UNIT_NAMES, fitting_unit
 from headrace.stream.column_conversion import is_text as is_plain_text
-from headrace.stream.dictionaries import is_listed, plain
+from headrace.stream.record_batches import is_listed, plain
 from headrace.stream.text_or_number import Look, whole_floats, without_words
 
 _LEAST_TEXT_BYTES = 16

@@ -15,7 +15,7 @@ try:
 
     from headrace.archive.tables.file_readers import ColumnFile
     from headrace.stream.arrow_ipc_parser import StreamParser
-    from headrace.stream.read_ahead import Ahead
+    from headrace.stream.byte_sources import Ahead
 except ImportError as error:  # as with every optional package
     raise needs_extra("feeding a table", "train", error) from error
 

@@ -17,7 +17,7 @@ try:
     import pyarrow.compute as pc
 
     from headrace.stream.column_conversion import is_text, stream_column
-    from headrace.stream.dictionaries import plain
+    from headrace.stream.record_batches import plain
 except ImportError as error:  # as with every optional package
     raise needs_extra("feeding a table", "train", error) from error
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from headrace.archive.windows.batch_reader import Batches
     from headrace.archive.windows.feed import Feed
-    from headrace.training.running.interruptions import Interruptions
-    from headrace.training.topic_origin import TopicOrigin
+    from headrace.training.running.loop import Interruptions
+    from headrace.training.running.source import TopicOrigin
 
 _EXAMPLES = """examples:
   headrace archive feed demand orders.csv            count the rows of a file
@@ -107,7 +107,7 @@ Located = Callable[[StreamError], HeadraceError]
 
 @dataclass(frozen=True)
 class _Asking:
-    """The input to read; see ``headrace.training.topic_origin.TopicOptions``."""
+    """The input to read; see ``headrace.training.running.source.TopicOptions``."""
 
     input: str
     kafka_config: Path | None
@@ -121,10 +121,13 @@ def run(options: argparse.Namespace) -> int:
     from headrace.archive.windows.batch_reader import after  # noqa: PLC0415 - as above
     from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not needed to list the verbs
     from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
-    from headrace.training.running.checkpoint import only_run  # noqa: PLC0415 - as above
-    from headrace.training.running.interruptions import Interruptions  # noqa: PLC0415 - as above
-    from headrace.training.running.resumption import find_checkpoint, rows_before  # noqa: PLC0415 - as above
-    from headrace.training.topic_origin import open_origin  # noqa: PLC0415 - as above
+    from headrace.training.running.checkpoint import (  # noqa: PLC0415 - as above
+        find_checkpoint,
+        only_run,
+        rows_before,
+    )
+    from headrace.training.running.loop import Interruptions  # noqa: PLC0415 - as above
+    from headrace.training.running.source import open_origin  # noqa: PLC0415 - as above
 
     _check(options)
     logs.set_up("text", "info")
@@ -189,7 +192,7 @@ class _Going:
         Returns:
             The exit code.
         """
-        from headrace.training.running.interruptions import Interrupted  # noqa: PLC0415 - as above
+        from headrace.training.running.loop import Interrupted  # noqa: PLC0415 - as above
 
         with self._interruptions:
             try:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.model_inputs.stream_join import Join, Joined, JoinSettings
     from headrace.config import InputSource
-    from headrace.stream.row_batches import StreamRows
     from headrace.stream.schema import Schema
+    from headrace.stream.stream_io import StreamRows
 
 _EXAMPLES = """examples:
   headrace archive join --inputs models/ctr/headrace.toml < rows.arrows | headrace train --model deepfm
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
     from headrace.archive.model_inputs.stream_join import JoinSettings  # noqa: PLC0415 - needs an extra
     from headrace.config.headrace_toml import model_config  # noqa: PLC0415 - not needed to list the verbs
     from headrace.config.toml_reader import read_table  # noqa: PLC0415 - as above
-    from headrace.stream.row_batches import StreamRows  # noqa: PLC0415 - needs an extra
+    from headrace.stream.stream_io import StreamRows  # noqa: PLC0415 - needs an extra
 
     if options.json and options.out in (None, Path("-")):
         raise ConfigError("json: standard output is the stream; add --out FILE")
@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _join(options: argparse.Namespace, archive: Archive, settings: JoinSettings, rows: StreamRows) -> Join:
     from headrace.archive.model_inputs.stream_join import Join  # noqa: PLC0415 - needs an extra
-    from headrace.stream.stream_output import ProgressLine, open_output, write_stream  # noqa: PLC0415 - as above
+    from headrace.stream.stream_io import ProgressLine, open_output, write_stream  # noqa: PLC0415 - as above
 
     join = Join(archive, settings, rows.columns, rows.schema)
     progress = ProgressLine(sys.stderr, shown=None if options.out is not None else False)

@@ -22,21 +22,36 @@ import numpy as np
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.interfaces import LearningModel, Weights
-from headrace.ctr.kernels.memory import aligned_zeros, fixed
 from headrace.ctr.learning import batched_kernels
-from headrace.ctr.learning.batched_kernels import Gathered
-from headrace.ctr.learning.density_head import Counts, DensityHead
+from headrace.ctr.learning.adagrad_decay import HalfLife, shared
+from headrace.ctr.learning.batched_kernels import Counts, DensityHead, Gathered
 from headrace.ctr.learning.first_layer import Distinct
-from headrace.ctr.learning.half_life import HalfLife
-from headrace.ctr.learning.learning_rate_scaling import shared
 from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
-from headrace.ctr.learning.optimizers import all_mover, code_of, flat_mover, step_of, touched_mover
+from headrace.ctr.learning.optimizers import (
+    Coalescer,
+    Touched,
+    all_mover,
+    code_of,
+    flat_mover,
+    step_of,
+    touched_mover,
+)
 from headrace.ctr.learning.parameter_groups import Groups, network_widths, pair_inputs
-from headrace.ctr.learning.touched_rows import Coalescer, Touched
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, POOLED, ModelSettings
-from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.missing import Missing, flagged
+from headrace.ctr.models.model_arrays import (
+    NOTHING,
+    BlockRows,
+    Room,
+    Served,
+    Shape,
+    Slots,
+    Work,
+    aligned_zeros,
+    fixed,
+    shape_of,
+)
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.stream.block import Block
 from headrace.stream.features import Features

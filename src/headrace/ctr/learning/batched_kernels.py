@@ -3,10 +3,10 @@
 Rows are processed one at a time, with the same parts as in online learning. Kinds without a network need one
 pass: ``learner`` predicts a row and adds its gradients to those of the batch. Kinds with a network need two
 passes, with the network's products in between: ``forward`` writes the network's inputs, and ``backward``
-takes their gradients.
+takes their gradients. The output layer of a mixture density network has kernels of its own (``DensityHead``).
 
 Gradients of a table's row are summed at the row's number among those that the batch touches (see
-``touched_rows``). Number 0 collects the gradients of empty slots, which are discarded.
+``optimizers.Coalescer``). Number 0 collects the gradients of empty slots, which are discarded.
 """
 
 from __future__ import annotations
@@ -20,12 +20,23 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.learning.network import Exchange
-from headrace.ctr.models import deepffm, deepfm, ffm, fm, fwfm
-from headrace.ctr.models.arguments import FM, FWFM, LR, Served, Shape, Work
-from headrace.ctr.models.embeddings import count_values, half_dot, pool, prefetch_rows
-from headrace.ctr.models.linear import dense_sum, linear_sum, sigmoid
-from headrace.ctr.models.logit import AHEAD, AHEAD_WIDE
+from headrace.ctr.learning.network import CHUNK_ROWS, Exchange, Passage
+from headrace.ctr.models.density import heads_of, learn_heads, scratch_of
+from headrace.ctr.models.factorization_machines import (
+    add_network,
+    count_values,
+    half_dot,
+    pool,
+    prefetch_rows,
+    read_pooled,
+    towards_ffm,
+    towards_fm,
+    towards_fwfm,
+    weigh_products,
+    write_products,
+)
+from headrace.ctr.models.logit import AHEAD, AHEAD_WIDE, dense_sum, linear_sum, sigmoid
+from headrace.ctr.models.model_arrays import FM, FWFM, LR, Served, Shape, Work
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
 from headrace.jit.kernel_cache import cached
 
@@ -72,11 +83,11 @@ def _prefetch(shape, work, served, row):  # type: ignore[no-untyped-def]
 @numba.njit(**PART)
 def _towards(shape, work, served):  # type: ignore[no-untyped-def]
     if shape.kind == FM:
-        fm.towards(shape, work.room)
+        towards_fm(shape, work.room)
     elif shape.kind == FWFM:
-        fwfm.towards(shape, work.room, served.pairs)
+        towards_fwfm(shape, work.room, served.pairs)
     elif shape.kind != LR:
-        ffm.towards(shape, work.room)
+        towards_ffm(shape, work.room)
 
 
 @numba.njit(**PART)
@@ -189,7 +200,7 @@ def forward(shape: Shape) -> NetworkKernel:
                     for factor in range(shape.width):
                         write(inputs, (row, column + factor), read(pooled, place + factor))
             else:
-                deepffm.write_products(shape, work.room, inputs, row)
+                write_products(shape, work.room, inputs, row)
             for column in range(dense.shape[1]):
                 write(inputs, (row, first + column), read(dense, (row, column)))
 
@@ -210,15 +221,95 @@ def backward(shape: Shape) -> BackwardKernel:
                 count_values(shape, work, row)
             _add_linear(shape, work, gathered, row, error)
             if shape.kind == FM:
-                deepfm.read_pooled(shape, work.room, network, row)
+                read_pooled(shape, work.room, network, row)
                 _towards(shape, work, served)
-                deepfm.add_network(shape, work.room, network, (row, error))
+                add_network(shape, work.room, network, (row, error))
             else:
                 _prefetch(shape, work, served, row)
                 pool(shape, served.embeddings, work, row)
                 _towards(shape, work, served)
-                deepffm.weigh_products(shape, work.room, network.gradients, (row, error))
+                weigh_products(shape, work.room, network.gradients, (row, error))
             _add_rows(shape, work, gathered, row, np.float32(1))
 
     made: BackwardKernel = after
     return made
+
+
+class Counts(NamedTuple):
+    """Observations of rows: float32 ``[rows]`` each.
+
+    Attributes:
+        clicks: Number of clicks.
+        views: Number of views.
+        weights: Weights of the rows; empty for 1 each.
+    """
+
+    clicks: Array
+    views: Array
+    weights: Array
+
+
+class DensityHead:
+    """One thread's memory for the heads of a chunk of rows, and their gradients."""
+
+    def __init__(self, components: int) -> None:
+        """Allocate memory.
+
+        Args:
+            components: Number of Beta distributions in the mixture.
+        """
+        self._heads = np.zeros((CHUNK_ROWS, heads_of(components)), np.float32)
+        self._gradients = np.zeros_like(self._heads)
+        self._scratch = scratch_of(components)
+
+    def finish(self, passage: Passage, counts: Counts, means: Array) -> None:
+        """Predict rows, and compute the errors and the gradients of the output and last hidden layer.
+
+        Args:
+            passage: The pass through the network, after its ``forward``.
+            counts: Observations of the rows.
+            means: Output for the mean rates: float32 ``[rows]``.
+        """
+        heads, gradients = self._heads[: len(means)], self._gradients[: len(means)]
+        (weights, bias), exchange = passage.output, passage.exchange
+        _forward(passage.last[0], weights, bias, exchange.logits, heads)
+        learn_heads(heads, tuple(counts), self._scratch, gradients, means)
+        sums = passage.weights[-1], passage.biases[-1]
+        _backward(passage.last, weights, sums, exchange.errors, gradients)
+
+
+@cached(**KERNEL)
+def _forward(active, weights, bias, logits, heads):  # type: ignore[no-untyped-def]
+    count = heads.shape[1]
+    units = weights.shape[0] // count
+    for row in range(heads.shape[0]):
+        one_by_one()
+        for head in range(count):
+            write(heads, (row, head), read(bias, head))
+        for unit in range(units):
+            value = read(active, (row, unit))
+            for head in range(count):
+                sum_ = read(heads, (row, head)) + value * read(weights, unit * count + head)
+                write(heads, (row, head), sum_)
+        write(heads, (row, 0), read(heads, (row, 0)) + read(logits, row))
+
+
+@cached(**KERNEL)
+def _backward(last, weights, sums, errors, gradients):  # type: ignore[no-untyped-def]
+    (active, towards, hidden_bias), (weight_sums, bias_sums) = last, sums
+    count = gradients.shape[1]
+    units = weights.shape[0] // count
+    for row in range(gradients.shape[0]):
+        one_by_one()
+        write(errors, row, read(gradients, (row, 0)))
+        for head in range(count):
+            write(bias_sums, head, read(bias_sums, head) + read(gradients, (row, head)))
+        for unit in range(units):
+            value, gradient = read(active, (row, unit)), np.float32(0)
+            for head in range(count):
+                error = read(gradients, (row, head))
+                gradient += error * read(weights, unit * count + head)
+                write(weight_sums, (unit, head), read(weight_sums, (unit, head)) + error * value)
+            gradient = gradient if value > 0 else np.float32(0)
+            write(towards, (row, unit), gradient)
+            write(hidden_bias, unit, read(hidden_bias, unit) + gradient)

@@ -18,13 +18,13 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.kernels.matrix_product import LANES, PANEL, padded
-from headrace.ctr.kernels.memory import LINE_FLOATS, aligned_zeros
 from headrace.ctr.learning import first_layer_kernels as kernels
 from headrace.ctr.learning.first_layer_kernels import TALL, DistinctValues, Found, Memory, Sizes
 from headrace.ctr.learning.network import Beside, First
+from headrace.ctr.learning.optimizers import Touched
 from headrace.ctr.learning.parameter_groups import network_widths
-from headrace.ctr.learning.touched_rows import Touched
 from headrace.ctr.model_settings import ModelSettings
+from headrace.ctr.models.model_arrays import LINE_FLOATS, aligned_zeros
 from headrace.stream.features import Features
 
 MOST_DISTINCT = 0.5

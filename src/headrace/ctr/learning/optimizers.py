@@ -1,9 +1,14 @@
-"""Updates of groups of weights by a whole batch's gradient: every optimizer, over rows or flat arrays.
+"""Optimizers: update rules of one weight, and updates of groups of weights by a whole batch's gradient.
 
-A group is a LearningTable: a row's weights, then its optimizer's state. ``touched_mover`` updates the rows of
-a table that a batch touched. ``all_mover`` is for Adam, which moves every row's moments and weights, as in
-Keras and PyTorch. ``flat_mover`` updates one long row, such as a layer. Lazy Adam leaves untouched rows and
-their moments unchanged; its bias correction counts all batches, as LazyAdam of TensorFlow Addons does.
+The rules (SGD, Adagrad with or without decay, FTRL) are parts of kernels. A rule's code is a compile-time
+constant of a kernel, so only its own branch is left in the machine code. A row of a learning table is its
+weights, then the optimizer's state: see ``headrace.ctr.tables``.
+
+A group of weights is a LearningTable. ``touched_mover`` updates the rows of a table that a batch touched,
+which a ``Coalescer`` finds, so that each moves once. ``all_mover`` is for Adam, which moves every row's
+moments and weights, as in Keras and PyTorch. ``flat_mover`` updates one long row, such as a layer. Lazy Adam
+leaves untouched rows and their moments unchanged; its bias correction counts all batches, as LazyAdam of
+TensorFlow Addons does.
 
 SGD and Adam use the gradient of the mean over a batch, as is usual. The others use the sum: their steps are
 divided by accumulated sums of squares, so one learning rate fits both single rows and thousands.
@@ -21,19 +26,143 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.kernels.compiling import KERNEL, PART
-from headrace.ctr.learning import update_rules
-from headrace.ctr.learning.update_rules import Rule, bounded, move, rule_of, weighed
 from headrace.ctr.model_settings import Optimizer
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
 from headrace.jit.kernel_cache import cached
 
+SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
+"""Codes of the rules of one weight. The power 0.5, a square root, has codes of its own."""
+
 ADAM = 8
-"""Code of Adam, lazy or not; lower codes are those of ``headrace.ctr.learning.update_rules``."""
+"""Code of Adam, lazy or not, which only moves groups."""
+
+FORGETTING_CODES = (FORGETTING, FORGETTING_POWER)
+
+_STEEPEST = np.float32(2**20)
+"""Largest gradient where sums of squares decay. Its square is weighted by up to 2**64, and a float32 has
+room for 2**24 of those. (An infinite sum would make the weight NaN, and then all others.) Only a feature or a
+row weight above a million yields a larger gradient."""
+
+_TINY = np.float32(1e-20)  # makes 0 / sqrt(0) 0; negligible in any other sum
+_ZERO = np.float32(0)
+
+_MOMENTS = ("adam", "lazy_adam")
 
 _AHEAD = 8
 """Prefetch distance, in touched rows."""
 
-_MOMENTS = ("adam", "lazy_adam")
+_POSITIONS_AHEAD = 4
+"""Prefetch distance of positions, in rows of the block."""
+
+
+class Rule(NamedTuple):
+    """An optimizer's parameters in the form that kernels take: float32 each.
+
+    ``weight`` is the weight of a new square where sums of squares decay (see
+    ``headrace.ctr.learning.adagrad_decay``), and ``scale`` its reciprocal.
+    """
+
+    learning_rate: np.float32
+    power: np.float32
+    l1: np.float32
+    l2: np.float32
+    initial: np.float32
+    weight: np.float32
+    scale: np.float32
+
+
+def rule_of(optimizer: Optimizer, *, pulled: bool = True) -> Rule:
+    """Return an optimizer's parameters for kernels.
+
+    Args:
+        optimizer: Settings of the optimizer.
+        pulled: Whether the L1 and L2 penalties apply to these weights; they never apply to biases.
+    """
+    own = optimizer
+    numbers = (own.learning_rate, own.power, own.l1 * pulled, own.l2 * pulled, own.initial, 1.0, 1.0)
+    return Rule(*map(np.float32, numbers))
+
+
+def weighed(rule: Rule, weight: float) -> Rule:
+    """Return the rule with another weight of new squares."""
+    return rule._replace(weight=np.float32(weight), scale=np.float32(1 / weight))
+
+
+def code_of(optimizer: Optimizer) -> int:
+    """Return the code of an optimizer."""
+    if optimizer.kind in _MOMENTS:
+        return ADAM
+    if optimizer.kind == "adagrad":
+        return ADAGRAD if optimizer.power == 0.5 else ADAGRAD_POWER
+    if optimizer.kind == "forgetting":
+        return FORGETTING if optimizer.power == 0.5 else FORGETTING_POWER
+    return {"sgd": SGD, "ftrl": FTRL}[optimizer.kind]
+
+
+def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
+    """Return the initial state of an optimizer for one weight."""
+    if optimizer.kind in _MOMENTS:
+        return 0.0, 0.0
+    initial = optimizer.initial
+    return {"sgd": (), "adagrad": (initial,), "forgetting": (0.0,), "ftrl": (0.0, initial)}[optimizer.kind]
+
+
+@numba.njit(**PART)
+def bounded(code, gradient):  # type: ignore[no-untyped-def]
+    """Clip a gradient, or a factor of it, where sums of squares decay; return others unchanged."""
+    if code in FORGETTING_CODES:
+        return min(max(gradient, -_STEEPEST), _STEEPEST)
+    return gradient
+
+
+@numba.njit(**PART)
+def move(code, rule, values, place, gradient):  # type: ignore[no-untyped-def]
+    """Move one weight of a learning table against its gradient.
+
+    Args:
+        code: Code of the rule.
+        rule: The optimizer's parameters.
+        values: The learning table: float32 ``[rows, width * (1 + state per weight)]``.
+        place: The weight's row, the width (the number of weights in a row), and the weight's column.
+        gradient: The loss's derivative with respect to the weight: float32.
+    """
+    row, width, column = place
+    if code == FTRL:
+        _move_ftrl(rule, values, place, gradient)
+        return
+    weight = read(values, (row, column))
+    gradient += rule.l2 * weight
+    if code == SGD:
+        step = gradient
+    else:
+        if code in FORGETTING_CODES:
+            total = read(values, (row, width + column)) + rule.weight * gradient * gradient
+            write(values, (row, width + column), total)
+            total = total * rule.scale + rule.initial
+        else:
+            total = read(values, (row, width + column)) + gradient * gradient
+            write(values, (row, width + column), total)
+        if code in (ADAGRAD, FORGETTING):
+            step = gradient / np.float32(math.sqrt(total + _TINY))
+        else:
+            step = gradient / (total + _TINY) ** rule.power
+    write(values, (row, column), weight - rule.learning_rate * step)
+
+
+@numba.njit(**PART)
+def _move_ftrl(rule, values, place, gradient):  # type: ignore[no-untyped-def]
+    """Move one weight by McMahan's per-coordinate FTRL-Proximal; its state is z, then sum of squares n."""
+    row, width, column = place
+    before = read(values, (row, 2 * width + column))
+    after = before + gradient * gradient
+    root = np.float32(math.sqrt(after))
+    sigma = (root - np.float32(math.sqrt(before))) / rule.learning_rate
+    pull = read(values, (row, width + column)) + gradient - sigma * read(values, (row, column))
+    write(values, (row, 2 * width + column), after)
+    write(values, (row, width + column), pull)
+    beyond = max(abs(pull) - rule.l1, _ZERO)
+    stiffness = root / rule.learning_rate + rule.l2
+    write(values, (row, column), -math.copysign(beyond, pull) / (stiffness + _TINY))
 
 
 class Step(NamedTuple):
@@ -54,16 +183,6 @@ class Step(NamedTuple):
     fresh1: np.float32
     fresh2: np.float32
     epsilon: np.float32
-
-
-def code_of(optimizer: Optimizer) -> int:
-    """Return the code of an optimizer's branch in the kernels."""
-    return ADAM if optimizer.kind in _MOMENTS else update_rules.code_of(optimizer)
-
-
-def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
-    """Return the initial state of an optimizer for one weight."""
-    return (0.0, 0.0) if optimizer.kind in _MOMENTS else update_rules.fresh_state(optimizer)
 
 
 def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True, weight: float = 1.0) -> Step:
@@ -90,7 +209,7 @@ def step_of(optimizer: Optimizer, step: int, rows: int, *, pulled: bool = True, 
 
 @numba.njit(**PART)
 def _move(code, step, values, place, gradient):  # type: ignore[no-untyped-def]
-    """Move one weight; see ``headrace.ctr.learning.update_rules.move``."""
+    """Move one weight by its gradient of a batch; see ``move``."""
     gradient *= step.scale
     if code != ADAM:
         move(code, step.rule, values, place, bounded(code, gradient))
@@ -195,3 +314,85 @@ def flat_mover(code: int) -> FlatMover:
 
     made: FlatMover = move_flat
     return made
+
+
+class Touched(NamedTuple):
+    """The rows that a batch touches.
+
+    Attributes:
+        rows: Touched rows: uint32 ``[touched]``; first row 0, which stands for no value and is never learnt,
+            then those of the tables, then those of interactions.
+        embedded: Number of them that belong to tables, including row 0.
+        places: Index in ``rows`` of each value's row: uint32 ``[rows, slots]``.
+        crossed: Index in ``rows`` of each interaction's row: uint32 ``[rows, interactions]``.
+    """
+
+    rows: Array
+    embedded: int
+    places: Array
+    crossed: Array
+
+
+class Coalescer:
+    """Numbering of the rows that a batch touches; its arrays are reused for the next batch.
+
+    Rows are numbered in the order in which a batch touches them, and gradients are summed under these
+    numbers. A row's number is looked up in ``positions``, which is never cleared: an entry is valid only if
+    that number belongs to the same row in this batch.
+
+    Attributes:
+        positions: Candidate for each row's index in ``Touched.rows``: uint32 ``[rows]``.
+    """
+
+    def __init__(self, rows: int) -> None:
+        """Allocate memory.
+
+        Args:
+            rows: Number of rows of the linear table.
+        """
+        self.positions = np.zeros(rows, np.uint32)
+        self._found = np.zeros(1, np.uint32)
+
+    def touched_by(self, indices: Array, crossed: Array) -> Touched:
+        """Return the rows that a batch touches; valid until the next call.
+
+        Args:
+            indices: Rows of the tables: uint32 ``[rows, slots]``.
+            crossed: Rows of the interactions: uint32 ``[rows, interactions]``.
+        """
+        most = 1 + indices.size + crossed.size
+        if len(self._found) < most:
+            self._found = np.zeros(most, np.uint32)
+        places, crossed_places = np.empty(indices.shape, np.uint32), np.empty(crossed.shape, np.uint32)
+        positions = self.positions.reshape(-1, 1)
+        embedded = _number(indices, positions, self._found, places, 1)
+        count = _number(crossed, positions, self._found, crossed_places, embedded)
+        return Touched(self._found[:count], embedded, places, crossed_places)
+
+
+@cached(**KERNEL)
+def _number(indices, positions, found, places, count):  # type: ignore[no-untyped-def]
+    """Number the rows that were not touched before; return the total number of touched rows."""
+    for row in range(indices.shape[0]):
+        coming = min(row + _POSITIONS_AHEAD, indices.shape[0] - 1)
+        for slot in range(indices.shape[1]):
+            prefetch(positions, (np.uintp(read(indices, (coming, slot))), 0))
+        for slot in range(indices.shape[1]):
+            count = _number_one(indices, positions, found, places, (row, slot, count))
+    return count
+
+
+@numba.njit(**PART)
+def _number_one(indices, positions, found, places, which):  # type: ignore[no-untyped-def]
+    row, slot, count = which
+    index = read(indices, (row, slot))
+    place = np.uint32(0)
+    if index != 0:
+        place = read(positions, (np.uintp(index), 0))
+        if place == 0 or place >= count or read(found, np.uintp(place)) != index:
+            place = np.uint32(count)
+            write(positions, (np.uintp(index), 0), place)
+            write(found, count, index)
+            count += 1
+    write(places, (row, slot), place)
+    return count

@@ -1,1 +1,1 @@
-"""The computation of each kind, as parts of kernels: one file per kind, and shared parts."""
+"""The computation of each kind, as parts of kernels: factorization machines, densities, and shared parts."""

@@ -1,9 +1,11 @@
-"""Tables without collisions: each value that occurs often enough has a row of its own until it expires.
+"""Exact fields: tables without collisions, where a value that occurs often enough has a row of its own.
 
-The table is its own hash table with linear probing: a key's position is its row. So a lookup needs only an
-array of keys beside the weights, and nothing moves when values come and go. A row is never freed, only
-reassigned to another value, so a probe may stop at the first unassigned row. Row 0 of a table is shared by
-all values that are missing or not admitted.
+The row is the value's until it expires. The table is its own hash table with linear probing: a key's position
+is its row. So a lookup needs only an array of keys beside the weights, and nothing moves when values come and
+go. A row is never freed, only reassigned to another value, so a probe may stop at the first unassigned row.
+Row 0 of a table is shared by all values that are missing or not admitted.
+
+While learning, a ``Vocabulary`` admits values and assigns rows to them; another model learns from the rows.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.jit.kernel_cache import cached
 from headrace.stream.block import Block
 from headrace.stream.features import ExactColumn, Features
@@ -25,6 +28,8 @@ LONGEST_PROBE = 64
 """Number of rows probed before a value counts as absent, or a table as full."""
 
 _COUNTERS_PER_ROW = 8
+
+
 GONE = np.uint64(2**64 - 1)
 """Key of published rows whose value has expired, a tombstone: probes pass over it."""
 
@@ -140,6 +145,61 @@ class Vocabulary:
             if name not in state or state[name].shape != own.shape:
                 raise ConfigError(f"{name}: expected an array of shape {list(own.shape)} in the state")
             own[:] = state[name]
+
+
+class AdmittingModel(LearningModel):
+    """A model with exact fields: a vocabulary in front of another model."""
+
+    def __init__(self, inner: LearningModel) -> None:
+        """Wrap a model.
+
+        Args:
+            inner: An untrained model with exact fields.
+        """
+        self.settings, self.features = inner.settings, inner.features
+        self._inner = inner
+        self._vocabulary = Vocabulary(inner.features)
+        self._position = np.zeros(1, np.int64)
+
+    def learn(self, block: Block) -> Array:
+        """Admit new values, predict the rows, then learn from them."""
+        filled, taken = self._vocabulary.admit(block)
+        if len(taken):
+            self._inner.forget(taken)
+        self._position[0] = block.first_row + len(block)
+        return self._inner.learn(filled)
+
+    def predict(self, block: Block) -> Array:
+        """Return the probabilities of a click: float32 ``[rows]``."""
+        return self._inner.predict(self._vocabulary.look_up(block, int(self._position[0])))
+
+    def forget(self, rows: Array) -> None:
+        """Reinitialise rows of the tables."""
+        self._inner.forget(rows)
+
+    def state(self) -> dict[str, Array]:
+        """Return the arrays needed to resume learning, including the vocabulary's."""
+        return {**self._inner.state(), **self._vocabulary.state(), "vocabulary.position": self._position}
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Restore a state.
+
+        Raises:
+            ConfigError: An array is missing or has another shape.
+        """
+        if "vocabulary.position" not in state:
+            raise ConfigError(
+                "vocabulary.position is missing from the state, which is that of a model without exact fields"
+            )
+        self._vocabulary.restore(state)
+        self._inner.restore(
+            {name: array for name, array in state.items() if not name.startswith("vocabulary.")}
+        )
+        self._position[:] = state["vocabulary.position"]
+
+    def strip(self) -> Weights:
+        """Return a copy of the weights, with the keys of values that have not expired."""
+        return replace(self._inner.strip(), keys=self._vocabulary.living_keys(int(self._position[0])))
 
 
 def look_up(features: Features, keys: Mapping[str, Array], wanted: Array, indices: Array) -> None:

@@ -1,4 +1,4 @@
-"""Parts of ``context_kernels``: the terms of one row's context, and those that a candidate adds."""
+"""Parts of the kernels of ``context``: the terms of one row's context, and those that a candidate adds."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import DEEP, POOLED, ModelSettings
 from headrace.ctr.models.interactions import crossing
 from headrace.ctr.models.missing import Missing, flagged
-from headrace.ctr.serving.deep_scoring import network
-from headrace.ctr.serving.density_scoring import slopes_of
+from headrace.ctr.serving.deep_scoring import network, slopes_of
 from headrace.ctr.serving.explanations import (
     field_shares,
     pair_products,

@@ -1,7 +1,7 @@
 """Predictions and explanations from the weights of any kind, without learning.
 
 The kinds without a network are here; those with one are in ``headrace.ctr.serving.deep_scoring`` and
-``headrace.ctr.serving.density_scoring``.
+``headrace.ctr.serving.deep_scoring``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,21 @@ from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.kernels.memory import fixed
 from headrace.ctr.model_settings import DEEP, ModelSettings
-from headrace.ctr.models.arguments import NOTHING, BlockRows, Room, Served, Shape, Slots, Work, shape_of
-from headrace.ctr.models.array_shapes import expected_shapes
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.models.linear import sigmoid
-from headrace.ctr.models.logit import logit, prefetch_coming
+from headrace.ctr.models.logit import logit, prefetch_coming, sigmoid
+from headrace.ctr.models.model_arrays import (
+    NOTHING,
+    BlockRows,
+    Room,
+    Served,
+    Shape,
+    Slots,
+    Work,
+    expected_shapes,
+    fixed,
+    shape_of,
+)
 from headrace.ctr.serving.explanations import explain_linear, explain_pairs
 from headrace.ctr.tables import Table
 from headrace.jit.kernel_cache import cached
@@ -76,7 +84,7 @@ class WeightsScorer:
 def form_of(settings: ModelSettings, features: Features, weights: Weights) -> Form:
     """Create the form of a kind."""
     if settings.kind == "mdn":
-        from headrace.ctr.serving.density_scoring import DensityForm  # noqa: PLC0415 - compiled kernels, only when used
+        from headrace.ctr.serving.deep_scoring import DensityForm  # noqa: PLC0415 - compiled kernels, only when used
 
         return DensityForm(settings, features, weights)
     if settings.kind in DEEP:

@@ -15,8 +15,7 @@ import msgspec
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream.byte_sources import Pieces, Streams, Woken
-from headrace.stream.kafka.message_order import OrderLog
-from headrace.stream.kafka.partition_merge import Merge, Message, Picked
+from headrace.stream.kafka.message_order import Merge, Message, OrderLog, Picked
 from headrace.stream.kafka.topic_address import Topic, make_client, partitions_of, reason
 
 SILENT_SECONDS = 1.0

@@ -18,8 +18,16 @@ import numpy as np
 from headrace.base.errors import LoadError
 from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.description import Base, FileDescription, StoredArray, arrays_of, file_name
-from headrace.ctr.files.model_files import read_description, read_model, write_description
+from headrace.ctr.files.model_files import (
+    Base,
+    FileDescription,
+    StoredArray,
+    arrays_of,
+    file_name,
+    read_description,
+    read_model,
+    write_description,
+)
 from headrace.ctr.interfaces import Weights
 from headrace.versions.manifest import check_manifest
 

@@ -2,6 +2,9 @@
 
 A failed publication leaves the served versions unchanged, and learning can go on: ``Publisher.publish``
 raises an error with the reason, and the next publication may succeed.
+
+A server loads the newest version in a directory, whatever its model. So ``check_destination`` checks, before
+anything is learnt, that the directory holds neither another model's versions nor several models.
 """
 
 from __future__ import annotations
@@ -16,17 +19,17 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headrace.base.errors import ConfigError, HeadraceError, ModelError
+from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, listed
 from headrace.base.files import saying
-from headrace.ctr.files.description import arrays_of, describe
-from headrace.ctr.files.model_files import write_model
+from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, describe, read_description, write_model
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.features import Features
+from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
-from headrace.versions.layout import version_directories
-from headrace.versions.manifest import SPACES_KEY, Signer, Writer, publish
+from headrace.versions.layout import model_directories, version_directories
+from headrace.versions.manifest import SPACES_KEY, Signer, Writer, publish, read_manifest
 from headrace.versions.pins_and_holds import read_control, undisturbed
 from headrace.versions.protected_versions import read_named_versions
 from headrace.versions.retention import (
@@ -37,6 +40,8 @@ from headrace.versions.retention import (
     versions_to_delete,
 )
 
+_log = logging.getLogger(__name__)
+
 DEFAULT_KEEP = 5
 """Default number of versions to keep."""
 
@@ -44,8 +49,6 @@ WHOLE_EVERY = 24
 """Default of ``whole_every``: at least one of this many consecutive versions is whole."""
 
 _CHUNK_ROWS = 2**18
-
-_log = logging.getLogger(__name__)
 
 _Patched = tuple[Weights, Patch]
 
@@ -286,3 +289,95 @@ def _signature(settings: ModelSettings, features: Features) -> str:
         f"{settings.kind}: {len(features.categorical)} categorical fields, {features.dense_width} dense "
         "numbers -> probability"
     )
+
+
+SCHEMA_KEY = "schema"
+"""Manifest key of the rows' schema, for models whose own files do not contain it."""
+
+_SAVED_MODEL = "saved_model.pb"
+_MOST_NAMED = 5
+
+
+def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_replaced: bool) -> None:
+    """Check that a directory is one model's, and that its newest readable version is of the model to publish.
+
+    Args:
+        directory: The model's directory; it need not exist.
+        schema: Schema of the rows that the run learns from.
+        is_keras: Whether the run publishes SavedModels; otherwise click models.
+        is_replaced: Whether the versions may follow those of another model.
+
+    Raises:
+        ConfigError: The directory holds models' directories, or its newest readable version is of another
+            model.
+        FailedPrecondition: The directory cannot be listed.
+    """
+    with saying(f"no version can be published in {directory}"):
+        if not directory.is_dir():
+            return
+        versions = version_directories(directory)
+        models = model_directories(directory)
+    if models:
+        raise ConfigError(
+            f"publish: {directory} holds the directories of models ({listed(models, _MOST_NAMED)}), but "
+            f"versions belong in the directory of one model; name it, such as --publish {directory / 'NAME'}"
+        )
+    if is_replaced:
+        return
+    for number, path in reversed(versions.items()):
+        why = _why_another(path, schema, is_keras)
+        if why is not None:
+            if why:
+                raise ConfigError(
+                    f"publish: version {number} in {directory} is of another model: {why}. A server would "
+                    "serve the new one in its place; publish into another directory, or set --replace"
+                )
+            return
+
+
+def _why_another(version: Path, schema: Schema, is_keras: bool) -> str | None:
+    """Return why a version is of another model; "" if not, None if empty, damaged or of a newer format."""
+    wanted = _SAVED_MODEL if is_keras else MODEL_FILE
+    with saying(f"{version} cannot be read"):
+        names = sorted(path.name for path in version.iterdir())
+    if not names:
+        return None
+    if wanted not in names:
+        kind = "Keras model" if is_keras else "click model"
+        return f"it is not a {kind}, but holds {listed(names, _MOST_NAMED)}"
+    try:
+        there = _schema_of(version) if is_keras else read_description(version).schema
+    except LoadError:  # damaged or of a newer format: earlier versions decide
+        return None
+    if there is None:
+        return "it does not contain the schema of its rows"
+    return _difference(there, schema)
+
+
+def _schema_of(version: Path) -> Schema | None:
+    manifest = read_manifest(version)
+    said = manifest.metadata.get(SCHEMA_KEY) if manifest is not None else None
+    try:
+        return None if said is None else msgspec.convert(said, Schema)
+    except (msgspec.ValidationError, ConfigError):
+        return None
+
+
+def _difference(there: Schema, new: Schema) -> str:
+    """Describe how the inputs of requests differ, or return ""; the layout of tables does not count."""
+    before, after = _inputs(there), _inputs(new)
+    gone, more = before.keys() - after.keys(), after.keys() - before.keys()
+    others = {name for name in before.keys() & after.keys() if before[name] != after[name]}
+    said = (("it has", gone), ("it does not have", more), ("it takes other values for", others))
+    return ", ".join(f"{words} {listed(sorted(names), _MOST_NAMED)}" for words, names in said if names)
+
+
+def _inputs(schema: Schema) -> dict[str, object]:
+    return {one.name: _asked(one) for one in schema.of("categorical", "dense", "vector")}
+
+
+def _asked(field: Field) -> object:
+    """Return the properties of a field that determine its input in requests."""
+    if field.role == "categorical":
+        return field.role, field.keys == "bucket", field.text, field.values, field.context
+    return field.role, field.size if field.role == "vector" else 1, field.context

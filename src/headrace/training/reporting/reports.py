@@ -10,9 +10,8 @@ from typing import TextIO
 from numba.core import event
 
 from headrace.base.errors import HeadraceError
-from headrace.training.reporting.lines import JsonReport, TerminalReport, Warnings
 from headrace.training.reporting.plot import Plot
-from headrace.training.reporting.progress import Observer, Progress
+from headrace.training.reporting.progress import JsonReport, Observer, Progress, TerminalReport, Warnings
 
 
 @contextmanager

@@ -1,18 +1,20 @@
 """The loop over the blocks of a stream, until the stream ends or the run is stopped.
 
-Runs and searches share this loop; they differ in the object that takes the blocks.
+Runs and searches share this loop; they differ in the object that takes the blocks. Ctrl-C and SIGTERM
+(``Interruptions``) end a run between two blocks, so that its progress is saved.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple, Protocol
+from types import FrameType
+from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.base.errors import HeadraceError, ModelError
+from headrace.base.stop_signals import StopSignals
 from headrace.stream.block import Block
-from headrace.training.running.interruptions import Interrupted, Interruptions
 
 _log = logging.getLogger(__name__)
 
@@ -116,3 +118,38 @@ def error_text(error: Exception) -> str:
         return error.message
     _log.error("an unexpected error in training", exc_info=error)
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+Result = TypeVar("Result")
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to end."""
+
+
+class Interruptions(StopSignals):
+    """Signal handlers of which the first also abandons a step that blocks."""
+
+    def __init__(self) -> None:
+        """Create the handlers without installing them."""
+        super().__init__()
+        self._waiting = False
+
+    def wait_for(self, step: Callable[[], Result]) -> Result:
+        """Run a step that may block, and that can be abandoned at any point.
+
+        Raises:
+            Interrupted: A signal was received before or during the step.
+        """
+        try:
+            self._waiting = True
+            if self.number is not None:
+                raise Interrupted
+            return step()
+        finally:
+            self._waiting = False
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        super()._note(number, frame)
+        if self._waiting:
+            raise Interrupted

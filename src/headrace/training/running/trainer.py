@@ -21,13 +21,10 @@ from headrace.base.errors import ConfigError, HeadraceError, ModelError
 from headrace.evaluation.windows import Window
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Release, Training
-from headrace.training.reporting.lines import described, summary
-from headrace.training.reporting.progress import Observer, Pace, Progress
-from headrace.training.running.checkpoint import Checkpoint, save_checkpoint
-from headrace.training.running.interruptions import Interruptions
+from headrace.training.reporting.progress import Observer, Pace, Progress, described, summary
+from headrace.training.running.checkpoint import Checkpoint, difference, save_checkpoint
 from headrace.training.running.learner import Learner
-from headrace.training.running.loop import EXIT_CODES, Blocks, error_text, run_loop
-from headrace.training.running.resumption import difference
+from headrace.training.running.loop import EXIT_CODES, Blocks, Interruptions, error_text, run_loop
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
 
 _VERSIONS_SAVED = 10_000

@@ -23,8 +23,8 @@ from headrace.base.errors import ConfigError, StreamError
 from headrace.config import InputSource
 from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.stores.open_store import open_store
-from headrace.stream.row_batches import StreamRows
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
+from headrace.stream.stream_io import StreamRows
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.unit.archive.model_inputs.lookups import fill
 from tests.waiting import until

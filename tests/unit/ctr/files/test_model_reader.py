@@ -13,8 +13,7 @@ import pytest
 from headrace.base.errors import ConfigError, LoadError
 from headrace.base.tensors import Array
 from headrace.ctr.files.arrays import write_array
-from headrace.ctr.files.description import MODEL_FILE, arrays_of
-from headrace.ctr.files.model_files import read_description, read_model
+from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, read_description, read_model
 from headrace.ctr.files.model_files import write_model as write
 from headrace.ctr.files.quantization import quantize
 from headrace.ctr.interfaces import Weights

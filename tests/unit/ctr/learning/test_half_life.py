@@ -7,9 +7,8 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.ctr.learning.adagrad_decay import HalfLife, share_of
 from headrace.ctr.learning.batched import BatchedModel
-from headrace.ctr.learning.half_life import HalfLife
-from headrace.ctr.learning.learning_rate_scaling import share_of
 from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
 from headrace.stream.features import Features
 from tests.click_blocks import SINGLE, block_of

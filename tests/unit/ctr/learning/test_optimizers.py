@@ -1,13 +1,16 @@
-"""Optimizers over rows and flat arrays, against NumPy in float64."""
+"""Optimizers over rows and flat arrays, against NumPy in float64, and the rows that batches touch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.learning.optimizers import (
+    Coalescer,
     all_mover,
     code_of,
     flat_mover,
@@ -16,6 +19,7 @@ from headrace.ctr.learning.optimizers import (
     touched_mover,
 )
 from headrace.ctr.model_settings import OPTIMIZERS, Optimizer, OptimizerKind
+from headrace.ctr.models.model_arrays import fixed
 
 ROWS, WIDTH, BATCH = 30, 8, 100
 WEIGHT = 3.0
@@ -166,3 +170,33 @@ def test_nothing_pulls_a_bias_to_zero() -> None:
 def test_moments_that_never_forget_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"optimizer.{name}: expected .* less than 1, got 1.0"):
         Optimizer(**{name: 1.0})  # type: ignore[arg-type]
+
+
+TABLE_ROWS = 40
+
+
+@given(
+    some.lists(some.tuples(some.integers(0, 30), some.integers(1, 4), some.integers(0, 2**32)), min_size=1)
+)
+@settings(deadline=None, max_examples=60)
+def test_every_value_has_the_number_of_its_row_whatever_batches_came_before(
+    batches: list[tuple[int, int, int]],
+) -> None:
+    coalescer = Coalescer(TABLE_ROWS)
+    for rows, slots, seed in batches:
+        random = np.random.default_rng(seed)
+        indices = fixed(random.integers(0, 30, (rows, slots)).astype(np.uint32))
+        crossed = fixed(
+            np.where(random.random((rows, 2)) < 0.3, 0, random.integers(30, TABLE_ROWS, (rows, 2)))
+        )
+        crossed = fixed(crossed.astype(np.uint32))
+        touched = coalescer.touched_by(indices, crossed)
+        np.testing.assert_array_equal(touched.rows[touched.places], indices)
+        np.testing.assert_array_equal(touched.rows[touched.crossed], crossed)
+        assert touched.rows[0] == 0
+        np.testing.assert_array_equal(
+            np.sort(touched.rows[1 : touched.embedded]), np.unique(indices[indices > 0])
+        )
+        np.testing.assert_array_equal(
+            np.sort(touched.rows[touched.embedded :]), np.unique(crossed[crossed > 0])
+        )

@@ -11,9 +11,8 @@ from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.interfaces import LearningModel, Weights
-from headrace.ctr.learning.field_admission import AdmittingModel
 from headrace.ctr.model_settings import Kind, ModelSettings
-from headrace.ctr.models.vocabulary import GONE, Vocabulary, look_up
+from headrace.ctr.models.vocabulary import GONE, AdmittingModel, Vocabulary, look_up
 from headrace.stream.block import Block
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema

@@ -10,7 +10,7 @@ from confluent_kafka import Producer
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.queue_settings import KafkaQueue
-from headrace.testing.queue_tools import messages
+from headrace.testing.queue_process import messages
 
 
 def test_messages_that_find_no_room_in_the_producer_are_not_accepted() -> None:

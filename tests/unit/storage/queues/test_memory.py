@@ -13,7 +13,7 @@ from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue import Message
 from headrace.storage.queues.queue_settings import KafkaQueue, LmdbQueue, MemoryQueue
-from headrace.testing.queue_tools import messages
+from headrace.testing.queue_process import messages
 
 
 def test_nothing_is_kept_of_messages_that_were_removed() -> None:

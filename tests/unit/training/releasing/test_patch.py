@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.errors import LoadError
-from headrace.ctr.files.description import arrays_of, describe
-from headrace.ctr.files.model_files import read_description, read_model, write_model
+from headrace.ctr.files.model_files import arrays_of, describe, read_description, read_model, write_model
 from headrace.ctr.files.quantization import quantize
 from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import Kind

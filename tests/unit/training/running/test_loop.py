@@ -10,8 +10,7 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, StreamError
 from headrace.stream.block import Block
-from headrace.training.running.interruptions import Interruptions
-from headrace.training.running.loop import EXIT_CODES, LoopResult, error_text, run_loop
+from headrace.training.running.loop import EXIT_CODES, Interruptions, LoopResult, error_text, run_loop
 from tests.unit.training.running.small_models import make_blocks
 
 

@@ -19,8 +19,7 @@ from headrace.base.tensors import Array
 from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Training
-from headrace.training.reporting.lines import JsonReport
-from headrace.training.reporting.progress import Observer, Pace, Progress
+from headrace.training.reporting.progress import JsonReport, Observer, Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.delayed_labels import Pending
 from headrace.training.running.learner import Learner
