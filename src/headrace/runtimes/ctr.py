@@ -23,7 +23,7 @@ from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.serving.field_effects import FieldEffects
+from headrace.ctr.serving.explanations import FieldEffects
 from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
 from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import PackedTensors

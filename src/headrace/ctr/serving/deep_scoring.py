@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from headrace.base.tensors import Array
@@ -15,9 +13,11 @@ from headrace.ctr.serving.explanations import (
     BIAS,
     explain_linear,
     field_shares,
+    network,
     pair_products,
     pairs_of,
     pooled_embeddings,
+    slopes_of,
     table_rows,
 )
 from headrace.stream.features import Features
@@ -107,30 +107,6 @@ class DeepForm:
         return made
 
 
-def network(weights: Weights, layers: Sequence[Array], inputs: Array, slopes: Array) -> tuple[Array, Array]:
-    """Compute a network of ReLU units, and the gradient of a weighted sum of its outputs.
-
-    Args:
-        weights: The model's weights, for the biases.
-        layers: The weights of each layer: ``[inputs, units]``.
-        inputs: float64 ``[rows, inputs]``.
-        slopes: The weights of the outputs in the sum: float64 ``[rows, outputs]``.
-
-    Returns:
-        The outputs ``[rows, outputs]``, and the gradients with respect to the inputs, both float64.
-    """
-    values, active = inputs, []
-    for number, layer in enumerate(layers):
-        values = values @ layer.astype(np.float64) + weights.dense[f"layer{number}.bias"][: layer.shape[1]]
-        active.append(values > 0)
-        values = np.where(active[-1], values, 0) if number < len(layers) - 1 else values
-    gradients = slopes
-    for number, layer in reversed(list(enumerate(layers))):
-        gradients = gradients @ layer.astype(np.float64).T
-        gradients = gradients * active[number - 1] if number else gradients
-    return values, gradients
-
-
 def _raised(one: Contribution, more: float) -> Contribution:
     """Return a contribution with the network's part added."""
     whole = one.contribution + more
@@ -162,27 +138,6 @@ class DensityForm(DeepForm):
         bias, *others = (_scaled(one, float(slopes[0])) for one in found)
         rest = float(logit) - sum(one.contribution for one in others)
         return [Contribution(bias.field, bias.index, bias.value, rest, rest), *others]
-
-
-def slopes_of(heads: Array, components: int) -> tuple[Array, Array]:
-    """Return the logits of rows' mean rates, and their derivatives with respect to the heads.
-
-    Args:
-        heads: float64 ``[rows, heads]``.
-        components: Number of components of a row's distribution.
-
-    Returns:
-        float64 ``[rows]`` and ``[rows, heads]``.
-    """
-    weights = np.exp(heads[:, 1 : 1 + components] - heads[:, 1 : 1 + components].max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
-    logits = np.clip(heads[:, :1] + heads[:, 1 + components : 1 + 2 * components], -30, 30)
-    means, rests = 1 / (1 + np.exp(-logits)), 1 / (1 + np.exp(logits))
-    mean, rest = ((weights * one).sum(axis=1, keepdims=True) for one in (means, rests))
-    by_offset = weights * means * rests / (mean * rest)
-    by_weight = weights * (means - mean) / (mean * rest)
-    by_first, none = by_offset.sum(axis=1, keepdims=True), np.zeros((len(heads), components))
-    return np.log(mean / rest)[:, 0], np.concatenate([by_first, by_weight, by_offset, none], axis=1)
 
 
 def _scaled(one: Contribution, factor: float) -> Contribution:
