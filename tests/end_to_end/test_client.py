@@ -19,7 +19,9 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import headrace
-from headrace.base.errors import InvalidRequest
+from headrace import example
+from headrace.base.errors import InvalidRequest, Unauthenticated
+from headrace.cli.main import main
 from tests.running_server import RunningServer
 
 FRAME = pd.DataFrame(
@@ -63,3 +65,16 @@ def test_a_pipeline_answers_mixed_columns_with_missing_values(server: RunningSer
         with pytest.raises(InvalidRequest) as caught:
             client.predict("likes", wrong)
     assert caught.value.field.startswith("visits")
+
+
+def test_a_token_is_sent_with_each_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example.write(tmp_path / "models")
+    file = tmp_path / "keys.toml"
+    assert main(["key", "new", "caller", "--file", str(file), "--verbs", "predict"]) == 0
+    key = capsys.readouterr().out.strip()
+    with RunningServer(tmp_path / "models", "--access-file", str(file)) as running:
+        url = f"http://127.0.0.1:{running.http_port}"
+        with headrace.Client(url, token=key) as client:
+            assert client.predict("half_plus_two", {"x": [1.0, 5.0]})["y"].tolist() == [2.5, 4.5]
+        with headrace.Client(url) as client, pytest.raises(Unauthenticated):
+            client.predict("half_plus_two", {"x": [1.0]})

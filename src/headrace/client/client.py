@@ -82,7 +82,7 @@ class Client:
                 stands for a missing value.
             version: The version's number; None for the default one.
             outputs: Names of the outputs to return; all if empty.
-            timeout_seconds: Timeout in seconds, which the server is told; None for the client's.
+            timeout_seconds: Timeout in seconds, also sent to the server; None for the client's.
 
         Returns:
             Arrays by output name, whose first axis is rows. Texts are ``bytes`` in arrays of objects.
