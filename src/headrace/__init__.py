@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.base.errors import HeadraceError, InvalidRequest
+    from headrace.client.client import Client
     from headrace.config import BatchingPolicy, ServerConfig
     from headrace.endpoints import endpoint
     from headrace.model.servable import Servable, Signature, TensorSpec
@@ -18,6 +19,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BatchingPolicy",
+    "Client",
     "Engine",
     "HeadraceError",
     "InvalidRequest",
@@ -34,6 +36,7 @@ __all__ = [
 
 _HOMES = {
     "BatchingPolicy": "headrace.config",
+    "Client": "headrace.client.client",
     "Engine": "headrace.serving.engine",
     "HeadraceError": "headrace.base.errors",
     "InvalidRequest": "headrace.base.errors",
