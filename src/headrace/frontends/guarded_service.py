@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from headrace.access.caller import ASKING, Caller
 from headrace.base.errors import InvalidRequest, NotFound
+from headrace.batching.part_streams import OnePart, PartStream
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.frontends.calls import Call as ReceivedCall
 from headrace.telemetry.outcomes import Call
@@ -42,7 +43,7 @@ def guard(service: Service, gate: Gate) -> None:
     for name in questions(type(service)):
         ask = getattr(service, name)
         setattr(service, name, _awaited_first(ask) if iscoroutinefunction(ask) else _asked_first(ask))
-    predict, models, loaded_of = service.predict, service.models, service.loaded
+    predict, parts, models, loaded_of = service.predict, service.parts, service.models, service.loaded
 
     def his_loaded(model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
         caller = ASKING.get()
@@ -70,12 +71,27 @@ def guard(service: Service, gate: Gate) -> None:
             gate.take_rows(caller, inputs.rows)
         return predict(loaded, inputs, deadline, call)
 
+    def parts_his(
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
+    ) -> PartStream | OnePart:
+        if loaded.streams is None:
+            return OnePart(predict_his(loaded, inputs, deadline, call))
+        caller = ASKING.get()
+        caller.check_model(loaded.name)
+        if caller.limits is not None:
+            gate.take_rows(caller, inputs.rows)
+        return parts(loaded, inputs, deadline, call)
+
     def his_models() -> list[str]:
         his = ASKING.get().models
         return [model for model in models() if his.match(model)]
 
     service.loaded = his_loaded
     service.predict = predict_his
+    service.parts = parts_his
     service.models = his_models  # type: ignore[method-assign]  # set on the instance, of any class
     service.guarded = True
 

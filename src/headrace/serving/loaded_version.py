@@ -12,11 +12,13 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.calling_threads import Callers
 from headrace.batching.capacity import Fit
 from headrace.batching.lone_call import AtOnce
-from headrace.batching.policy_defaults import inline_seconds, instances
+from headrace.batching.part_streams import PartStreams
+from headrace.batching.policy_defaults import for_streams, inline_seconds, instances
 from headrace.batching.request import Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import ModelConfig
 from headrace.model.servable import Servable, Signature
+from headrace.model.streaming_servable import is_streaming
 from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.predictor import Predictor
 from headrace.versions.manifest import published
@@ -56,12 +58,14 @@ class LoadedVersion:
         answers: Whether it answered generated requests at warm-up.
         isolated: The Servable in processes of its own; None if it runs in this process.
         runs_code: Whether it runs code unknown to headrace in this process.
+        streams: The open streams of a model that answers in parts, which is also its ``predictor``; None for
+            any other model.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_leases", "_on_idle", "answers", "at_once", "bare", "batcher", "cache",
         "callers", "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
-        "predictor", "published", "runs_code", "servable", "signatures", "version", "warmed",
+        "predictor", "published", "runs_code", "servable", "signatures", "streams", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +92,7 @@ class LoadedVersion:
         self.load_seconds, self.answers = 0.0, False
         self.signatures: Mapping[str, Signature] = servable.signatures
         self.platform = servable.platform
-        self.config = config
+        self.config = config = for_streams(config) if is_streaming(servable) else config
         self.path = path
         self.published = None if path is None else published(path)
         self.codec_cache: dict[object, object] = {}
@@ -121,6 +125,11 @@ class LoadedVersion:
                 origin=self.origin,
             )
         self._count_objective(config.objective.latency_seconds)
+        self.streams: PartStreams | None = None
+        if is_streaming(servable):
+            statistics = self.batcher.statistics
+            self.predictor = self.streams = PartStreams(servable, policy, clock, self.origin, statistics)
+            self.callers = self.at_once = None
         self._clock = clock
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
@@ -154,7 +163,8 @@ class LoadedVersion:
     def outstanding(self) -> int:
         """Number of requests and Leases that still need it; it is unloaded only at zero."""
         inside = self.callers.outstanding if self.callers is not None else 0
-        return self.batcher.outstanding + self._leases + inside
+        open_streams = self.streams.outstanding if self.streams is not None else 0
+        return self.batcher.outstanding + self._leases + inside + open_streams
 
     @property
     def queued_rows(self) -> int:
@@ -170,6 +180,9 @@ class LoadedVersion:
     def on_idle(self, callback: Callable[[], object] | None) -> None:
         self._on_idle = callback
         self.batcher.on_idle = self._look_whether_idle
+        if self.streams is not None:
+            self.streams.on_idle = self._look_whether_idle
+            self.streams.drain()
         if self.callers is not None:
             self.callers.on_idle = self._look_soon
             self._clock.call_soon(self._look_whether_idle)  # the last request may have ended just before
@@ -195,6 +208,8 @@ class LoadedVersion:
             return
         if self.outstanding:
             self.batcher.on_idle = self._look_whether_idle
+            if self.streams is not None:
+                self.streams.on_idle = self._look_whether_idle
             return
         self._on_idle = self.batcher.on_idle = None
         if self.callers is not None:
