@@ -224,7 +224,7 @@ class PartStream:
             self._steps.next(self._settle)
         except HeadraceError as error:
             self.fail(error)
-        answer = await waiting
+        answer: Answer | None = await waiting
         if answer is None:
             raise StopAsyncIteration
         return answer

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from typing import Protocol
 
 from headrace.base import event_loop
-from headrace.base.clock import Clock
+from headrace.base.clock import LoopClock
 from headrace.base.errors import FailedPrecondition
 from headrace.base.tensors import Array
 from headrace.batching.part_streams import OnePart, PartStream
@@ -24,7 +24,7 @@ class _Engine(Protocol):
     """The parts of an ``Engine`` that streams need."""
 
     outcomes: Outcomes
-    _clock: Clock
+    _clock: LoopClock
     _forks: int
 
     def loaded(self, model: str, version: int | None = None, label: str | None = None) -> LoadedVersion: ...
@@ -91,7 +91,7 @@ class Streaming:
         *,
         outputs: Iterable[str] = (),
         timeout_seconds: float | None = None,
-    ) -> AsyncIterator[dict[str, Array]]:
+    ) -> AsyncGenerator[dict[str, Array], None]:
         """Answer one request in parts, each computed when the caller asks for it.
 
         A caller that stops before the end closes the iterator (``contextlib.aclosing``), which ends the

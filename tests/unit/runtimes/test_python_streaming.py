@@ -142,7 +142,7 @@ def test_a_stream_that_is_left_is_closed_and_counted(tmp_path: Path, kind: str) 
             stream = serving.stream("m", COUNT)
             await anext(stream)
             assert loaded.outstanding == 1
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
             await all_of(serving.stream("m", COUNT))
             await until_in_loop(lambda: loaded.outstanding == 0)
             counted = loaded.statistics
@@ -290,7 +290,7 @@ def test_no_more_streams_are_open_than_may_be(tmp_path: Path, kind: str) -> None
             await all_of(streams[0])
             await until_in_loop(lambda: serving.loaded("m").outstanding == 1)
             assert words(await all_of(serving.stream("m", COUNT))) == ["0", "1", "2"]
-            await streams[1].aclose()  # type: ignore[attr-defined]
+            await streams[1].aclose()
 
     run(scenario())
 
@@ -336,7 +336,7 @@ def test_a_model_that_does_not_yield_answers_in_one_part(tmp_path: Path) -> None
 
     async def scenario() -> None:
         async with engine(tmp_path) as serving:
-            (part,) = await all_of(serving.stream("plain", {"x": np.float32([1.0, 2.0])}))
+            (part,) = await all_of(serving.stream("plain", {"x": np.array([1.0, 2.0], np.float32)}))
             assert part["y"].tolist() == [3.0, 5.0]
 
     run(scenario())

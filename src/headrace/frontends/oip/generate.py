@@ -143,7 +143,8 @@ def _whole(value: Json) -> int:
 
 def _check_size(document: dict[str, Json]) -> None:
     """Check the number of values, before any is converted."""
-    found, left = 0, [document]
+    found = 0
+    left: list[Json] = [document]
     while left:
         one = left.pop()
         if isinstance(one, dict | list):

@@ -43,6 +43,8 @@ class _Application(Protocol):
 
     async def _read_body(self, call: HttpCall, receive: Receive) -> int: ...
 
+    async def _begin_events(self, call: HttpCall, response: _Response) -> None: ...
+
 
 class EventStreams:
     """The methods of ``Application`` that answer with events."""
@@ -70,10 +72,10 @@ class EventStreams:
             async with _while_connected(receive), aclosing(handler(call)) as events:
                 async for said in events:
                     if not response.has_begun:
-                        if self._holding is not None:
-                            await self._holding.wait()
-                        await response.begin((*_HEADERS, *call.notes, *self.load.headers, *self._closing))
+                        await self._begin_events(call, response)
                     await response.event(said)
+            if not response.has_begun:
+                await self._begin_events(call, response)
             if call.outcome is not None:
                 call.outcome.weighed(len(call.body), response.size)
             self.outcomes.answered(call)
@@ -92,6 +94,12 @@ class EventStreams:
         else:
             last = b"" if refusal is None else _framed(refusal.body)
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _begin_events(self: _Application, call: HttpCall, response: _Response) -> None:
+        """Send the head of a response."""
+        if self._holding is not None:
+            await self._holding.wait()
+        await response.begin((*_HEADERS, *call.notes, *self.load.headers, *self._closing))
 
     async def _read_body(self: _Application, call: HttpCall, receive: Receive) -> int:
         """Read the headers and the body of a request; return the bytes held for it outside its account."""
