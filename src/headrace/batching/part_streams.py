@@ -82,6 +82,7 @@ class PartStreams:
         self._pool: Threads[Work] = Threads(f"{origin.model}/{origin.version}", instances(policy), _run)
         self._open: set[PartStream] = set()
         self._ending: Timer | None = None
+        self._has_drained = False
 
     @property
     def outstanding(self) -> int:
@@ -105,7 +106,10 @@ class PartStreams:
         Raises:
             DeadlineExceeded: The deadline has passed.
             Overloaded: As many streams are open as may be.
+            Unavailable: The version has been drained.
         """
+        if self._has_drained:
+            raise Unavailable(_UNLOADED)
         if deadline <= self.clock.now():
             self.statistics.refused += 1
             raise DeadlineExceeded(EXPIRED)
@@ -161,10 +165,17 @@ class PartStreams:
 
     def drain(self) -> None:
         """End the streams that are still open after ``drain_seconds``, as the version is to be unloaded."""
-        if self._ending is None and self._open:
+        if self._ending is None:
             self._ending = self.clock.call_later(self.drain_seconds, self._end_all)
 
+    def drained(self) -> None:
+        """Open no more streams: the version is about to be closed."""
+        self._has_drained = True
+        if self._ending is not None:
+            self._ending.cancel()
+
     def _end_all(self) -> None:
+        self._has_drained = True
         for stream in [*self._open]:
             stream.fail(Unavailable(_UNLOADED))
 

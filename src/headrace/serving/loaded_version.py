@@ -214,4 +214,6 @@ class LoadedVersion:
         self._on_idle = self.batcher.on_idle = None
         if self.callers is not None:
             self.callers.on_idle = None
+        if self.streams is not None:
+            self.streams.drained()
         callback()

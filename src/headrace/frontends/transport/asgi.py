@@ -28,7 +28,7 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.chunks import Pieces, joined, slices
+from headrace.frontends.chunks import Following, Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
 from headrace.frontends.transport.event_streams import EventStreams
 from headrace.frontends.transport.grpc_framing import (
@@ -263,7 +263,7 @@ class Application(EventStreams):
         try:
             messages = self._messages(receive, read_grpc(call), unanswered)
             async for reply in handler(messages, call):
-                if unanswered:
+                if unanswered and type(reply) is not Following:
                     self.bodies.release(unanswered.popleft().held)
                 if not started:
                     await send(_GRPC_START)
