@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -147,8 +147,9 @@ def _flagged(written: bytes, answer: Answer) -> bytes:
 
 
 def _streaming(infer: _InferringInStream, outcomes: Outcomes) -> StreamHandler:
-    answer: Callable[[bytes, GrpcCall], Coroutine[None, None, bytes | Parts]]
-    answer = answering(infer, outcomes, in_stream, stream_error)
+    # Only bytes reach ``in_stream``, as Parts are Streamed.
+    respond = cast("Callable[[bytes | Parts], bytes | Parts]", in_stream)
+    answer = answering(infer, outcomes, respond, stream_error)
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
         under_way: asyncio.Queue[asyncio.Task[bytes | Parts] | None] = asyncio.Queue()
