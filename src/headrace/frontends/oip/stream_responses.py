@@ -6,7 +6,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, closing
 from typing import TYPE_CHECKING, final
 
+import numpy as np
+
 from headrace.base.errors import HeadraceError
+from headrace.base.tensors import Buffer, held_bytes
 from headrace.batching.request import Answer
 from headrace.frontends.calls import GrpcCall, told
 from headrace.frontends.chunks import Following
@@ -15,6 +18,7 @@ from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.stream_messages import Streamed
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
+from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensor_templates import MOST_FIELDS
 from headrace.telemetry.outcomes import LEFT
 
@@ -71,6 +75,10 @@ def _error_response(request_id: str, error: HeadraceError) -> bytes:
     )
     written: bytes = response.SerializeToString()
     return written
+
+
+def _size(column: Buffer) -> int:
+    return held_bytes(column) if isinstance(column, np.ndarray) else len(column)
 
 
 @final
@@ -134,10 +142,13 @@ class Parts(Streamed):
 
     async def _infer_responses(self) -> AsyncGenerator[bytes, None]:
         found, loaded, has_parts = self._found, self._lease.loaded, False
-        with closing(self._service.parts(loaded, found.inputs, found.deadline, self._call)) as parts:
-            async for answer in parts:
-                yield await self._write(answer) + _NOT_FINAL
-                has_parts = True
+        # The transport releases the message at the first response, and the generator keeps its inputs.
+        with RequestBudget.of(self._service.limits, self._call) as budget:
+            budget.hold(sum(map(_size, found.inputs.columns)))
+            with closing(self._service.parts(loaded, found.inputs, found.deadline, self._call)) as parts:
+                async for answer in parts:
+                    yield await self._write(answer) + _NOT_FINAL
+                    has_parts = True
         if found.wants_final or not has_parts:
             ending = InferResponse(
                 id=found.request_id, model_name=loaded.name, model_version=str(loaded.version)

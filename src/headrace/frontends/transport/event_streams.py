@@ -20,7 +20,11 @@ from headrace.telemetry.outcomes import Outcomes
 
 _log = logging.getLogger(__name__)
 
-_HEADERS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"))
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # NGINX would hold events back
+)
 
 
 class _Application(Protocol):

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import FailedPrecondition
-from headrace.config import ServerConfig
+from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import GrpcCall
 from headrace.frontends.chunks import Following
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.service import Service
+from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.wire import protos
 from headrace.serving.engine import Engine
 from headrace.telemetry.outcomes import Channel
@@ -62,11 +63,10 @@ class Server:
         self._stream, self._unary = methods["ModelStreamInfer"].stream, methods["ModelInfer"].unary
 
     def stream(
-        self, messages: AsyncIterator[bytes], deadline: float | None = None
+        self, messages: AsyncIterator[bytes], call: GrpcCall | None = None
     ) -> AsyncGenerator[bytes, None]:
         assert self._stream is not None
-        call = GrpcCall() if deadline is None else GrpcCall(deadline)
-        return self._stream(messages, call)  # type: ignore[return-value]
+        return self._stream(messages, call or GrpcCall())  # type: ignore[return-value]
 
     async def answers(self, *messages: bytes) -> list[Any]:
         """What is answered to these messages."""
@@ -265,7 +265,7 @@ def test_a_client_that_leaves_closes_the_generator_and_drops_those_behind_it(tmp
 def test_the_deadline_of_the_call_holds_for_each_answer(tmp_path: Path) -> None:
     async def scenario(server: Server) -> None:
         (late,) = [
-            StreamResponse.FromString(one) async for one in server.stream(given(message(5)), deadline=0.0)
+            StreamResponse.FromString(one) async for one in server.stream(given(message(5)), GrpcCall(0.0))
         ]
         assert late.error_message == "the deadline passed before the model had answered"
 
@@ -277,5 +277,20 @@ def test_one_answer_is_refused_with_the_way_out(tmp_path: Path) -> None:
         for _ in range(2):
             with pytest.raises(FailedPrecondition, match="with ModelStreamInfer"):
                 await server.infer(message(1))
+
+    run(tmp_path, scenario)
+
+
+def test_the_inputs_of_a_stream_count_until_it_ends(tmp_path: Path) -> None:
+    async def scenario(server: Server) -> None:
+        bodies = Bodies(Limits())
+        stream = server.stream(given(message(2)), GrpcCall(budget=bodies))
+        await anext(stream)
+        assert bodies.held_bytes == 4
+        assert len([one async for one in stream]) == 1
+        assert bodies.held_bytes == 0
+        bodies.taken_bytes = Limits().max_inflight_bytes
+        (refused,) = [one async for one in server.stream(given(message(2)), GrpcCall(budget=bodies))]
+        assert "max_inflight_bytes" in StreamResponse.FromString(refused).error_message
 
     run(tmp_path, scenario)

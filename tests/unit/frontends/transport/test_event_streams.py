@@ -52,6 +52,7 @@ def test_each_item_is_an_event(caplog: pytest.LogCaptureFixture) -> None:
     assert response.status == 200
     assert response.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
     assert response.headers[b"cache-control"] == b"no-cache"
+    assert response.headers[b"x-accel-buffering"] == b"no"
     assert response.headers[b"x-request-id"] == b"mine"
     assert b"content-length" not in response.headers
     said = b'data: {"number": 0, "body": "hello"}\n\ndata: {"number": 1, "body": "hello"}\n\n'
