@@ -382,3 +382,18 @@ def test_what_needs_whole_answers_is_refused_when_it_is_loaded(
                 serving.loaded("m")
 
     run(scenario())
+
+
+def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs/runtimes.md").read_text("utf-8")
+    _, _, section = guide.partition("### Streaming answers")
+    source, _, _ = section.partition("```python\n")[2].partition("```")
+    path = publish(tmp_path, "words", "def")
+    (path / "model.py").write_text(source)
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as serving:
+            parts = await all_of(serving.stream("words", {"text": ["one two three"], "most": [2]}))
+            assert words(parts) == ["one", "two"]
+
+    run(scenario())
