@@ -43,7 +43,7 @@ def guard(service: Service, gate: Gate) -> None:
     for name in questions(type(service)):
         ask = getattr(service, name)
         setattr(service, name, _awaited_first(ask) if iscoroutinefunction(ask) else _asked_first(ask))
-    predict, parts, models, loaded_of = service.predict, service.parts, service.models, service.loaded
+    predict, models, loaded_of = service.predict, service.models, service.loaded
 
     def his_loaded(model: str, version: int | None = None, label: str | None = None) -> LoadedVersion:
         caller = ASKING.get()
@@ -71,6 +71,20 @@ def guard(service: Service, gate: Gate) -> None:
             gate.take_rows(caller, inputs.rows)
         return predict(loaded, inputs, deadline, call)
 
+    def his_models() -> list[str]:
+        his = ASKING.get().models
+        return [model for model in models() if his.match(model)]
+
+    service.loaded = his_loaded
+    service.predict = predict_his
+    service.parts = _his_parts(service.parts, predict_his, gate)
+    service.models = his_models  # type: ignore[method-assign]  # set on the instance, of any class
+    service.guarded = True
+
+
+def _his_parts(
+    parts: Callable[..., PartStream | OnePart], predict_his: Callable[..., asyncio.Future[Answer]], gate: Gate
+) -> Callable[..., PartStream | OnePart]:
     def parts_his(
         loaded: LoadedVersion,
         inputs: CheckedInputs,
@@ -85,15 +99,7 @@ def guard(service: Service, gate: Gate) -> None:
             gate.take_rows(caller, inputs.rows)
         return parts(loaded, inputs, deadline, call)
 
-    def his_models() -> list[str]:
-        his = ASKING.get().models
-        return [model for model in models() if his.match(model)]
-
-    service.loaded = his_loaded
-    service.predict = predict_his
-    service.parts = parts_his
-    service.models = his_models  # type: ignore[method-assign]  # set on the instance, of any class
-    service.guarded = True
+    return parts_his
 
 
 def _checked_priority(text: bytes, caller: Caller) -> int:

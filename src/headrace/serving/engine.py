@@ -98,8 +98,7 @@ class Engine(Streaming):
         self._models = None if models is None else Path(models).absolute()
         self._objects = dict(objects or {})
         self._object_config = config_of_objects(batching or BatchingPolicy())
-        self.archive = archive
-        self._make_source = source
+        self.archive, self._make_source = archive, source
         self.awaits_archive = self._started = False
         self.on_change: Callable[[str], object] | None = None
         self._forks, self._clock = event_loop.NOT_STARTED, LoopClock()

@@ -116,14 +116,7 @@ class LoadedVersion:
         # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not (policy.max_wait_seconds or one_at_a_time or getattr(servable, "loop", None)):
-            self.callers = Callers(
-                servable,
-                policy,
-                self.batcher.cost,
-                instances=instances(policy),
-                inline_seconds=inline_seconds(policy, servable),
-                origin=self.origin,
-            )
+            self.callers = self._made_callers()
         self._count_objective(config.objective.latency_seconds)
         self.streams: PartStreams | None = None
         if is_streaming(servable):
@@ -133,6 +126,17 @@ class LoadedVersion:
         self._clock = clock
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
+
+    def _made_callers(self) -> Callers:
+        policy = self.config.batching
+        return Callers(
+            self.servable,
+            policy,
+            self.batcher.cost,
+            instances=instances(policy),
+            inline_seconds=inline_seconds(policy, self.servable),
+            origin=self.origin,
+        )
 
     def _count_objective(self, seconds: float) -> None:
         if not seconds:

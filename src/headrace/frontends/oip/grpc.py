@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.base.errors import NotFound
@@ -47,7 +47,9 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     Args:
         service: The Service.
     """
-    infer, infer_in_stream = _inferring(service)
+    decoder = InferDecoder(service.loaded)
+    infer = _inferring(service, decoder, _inferring_new(service, decoder))
+    infer_in_stream = _inferring(service, decoder, _inferring_new_in_stream(service, decoder))
     return [
         GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer, takes_views=True, verbs=PREDICT),
         GrpcMethod(
@@ -61,82 +63,92 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     ]
 
 
-_Inferring = Callable[[Serialized, GrpcCall], Awaitable[bytes]]
-_InferringInStream = Callable[[bytes, GrpcCall], Awaitable[bytes | Parts]]
+_NewT = TypeVar("_NewT")
+_InferNew = Callable[[bytes, GrpcCall, RequestBudget], Awaitable[_NewT]]
+"""Answers a message that matches no template."""
 
 
-def _inferring(service: Service) -> tuple[_Inferring, _InferringInStream]:
-    """Return the handlers of ModelInfer and of a message of ModelStreamInfer."""
-    decoder = InferDecoder(service.loaded)
-    recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
-    form = form_of(InferRequest)
+def _inferring(
+    service: Service, decoder: InferDecoder, infer_new: _InferNew[_NewT]
+) -> Callable[[Serialized, GrpcCall], Coroutine[None, None, bytes | _NewT]]:
+    recognise, predict = decoder.recognise, service.predict
 
-    async def infer(message: Serialized, call: GrpcCall) -> bytes:
+    async def infer(message: Serialized, call: GrpcCall) -> bytes | _NewT:
         found = recognise(message)
         if found is None:
             with RequestBudget.of(service.limits, call) as budget:
                 return await infer_new(bytes(message), call, budget)
         loaded, inputs, writer, request_id = found
         answer = await predict(loaded, inputs, call.deadline, call)
-        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
+        written = writer.write(answer, request_id)
+        written = written or await _write_large(service, writer, request_id, call, answer)
         return _flagged(written, answer) if call.notes else written
+
+    return infer
+
+
+def _inferring_new(service: Service, decoder: InferDecoder) -> _InferNew[bytes]:
+    predict, form = service.predict, form_of(InferRequest)
 
     async def infer_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
         def ask(found: Inference) -> Awaitable[Answer]:
             return predict(found.loaded, found.inputs, found.deadline, call)
 
-        steps = parse(message, call.deadline, budget)
+        steps = decoder.parse(message, call.deadline, budget)
         found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
-        writer, request_id = found.writer, found.request_id
-        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
+        written = await _write(service, found.writer, found.request_id, call, answer)
         return _flagged(written, answer) if call.notes else written
 
-    async def infer_in_stream(message: bytes, call: GrpcCall) -> bytes | Parts:
-        found = recognise(message)
-        if found is None:
-            with RequestBudget.of(service.limits, call) as budget:
-                return await infer_new_in_stream(message, call, budget)
-        loaded, inputs, writer, request_id = found
-        answer = await predict(loaded, inputs, call.deadline, call)
-        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
-        return _flagged(written, answer) if call.notes else written
+    return infer_new
 
-    async def infer_new_in_stream(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes | Parts:
+
+def _inferring_new_in_stream(service: Service, decoder: InferDecoder) -> _InferNew[bytes | Parts]:
+    predict, form = service.predict, form_of(InferRequest)
+
+    async def infer_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes | Parts:
         lease: Lease[LoadedVersion] | None = None
 
         def ask(found: Inference) -> Awaitable[Answer | None]:
             nonlocal lease
             if found.loaded.streams is None:
                 return predict(found.loaded, found.inputs, found.deadline, call)
-            lease = Lease(found.loaded)
-            return nothing()
+            lease = Lease(found.loaded)  # until the request's turn in the stream comes
+            return _nothing()
 
         try:
-            steps = parse(message, call.deadline, budget)
+            steps = decoder.parse(message, call.deadline, budget)
             found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
         except BaseException:
             if lease is not None:
                 lease.release()
             raise
-        writer, request_id = found.writer, found.request_id
+        write = partial(_write, service, found.writer, found.request_id, call)
         if lease is not None:
-            return Parts(service, found, lease, call, partial(write, writer, request_id, call))
-        written = await write(writer, request_id, call, cast("Answer", answer))
-        written = _flagged(written, cast("Answer", answer)) if call.notes else written
+            return Parts(service, found, lease, call, write)
+        whole = cast("Answer", answer)
+        written = await write(whole)
+        written = _flagged(written, whole) if call.notes else written
         return written + FINAL if found.wants_final else written
 
-    async def write(writer: AnswerWriter, request_id: str, call: GrpcCall, answer: Answer) -> bytes:
-        return writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
+    return infer_new
 
-    async def nothing() -> None:
-        """Answer nothing yet."""
 
-    async def write_large(writer: AnswerWriter, answer: Answer, request_id: str, call: GrpcCall) -> bytes:
-        with RequestBudget.of(service.limits, call) as budget:
-            async with service.slicer as slicer:
-                return await in_steps(writer.writing(answer, request_id, budget), slicer)
+async def _nothing() -> None:
+    """Answer nothing yet."""
 
-    return infer, infer_in_stream
+
+async def _write(
+    service: Service, writer: AnswerWriter, request_id: str, call: GrpcCall, answer: Answer
+) -> bytes:
+    return writer.write(answer, request_id) or await _write_large(service, writer, request_id, call, answer)
+
+
+async def _write_large(
+    service: Service, writer: AnswerWriter, request_id: str, call: GrpcCall, answer: Answer
+) -> bytes:
+    with RequestBudget.of(service.limits, call) as budget:
+        async with service.slicer as slicer:
+            return await in_steps(writer.writing(answer, request_id, budget), slicer)
 
 
 def _flagged(written: bytes, answer: Answer) -> bytes:
@@ -146,13 +158,19 @@ def _flagged(written: bytes, answer: Answer) -> bytes:
 # ---- Streams ----
 
 
-def _streaming(infer: _InferringInStream, outcomes: Outcomes) -> StreamHandler:
+_Message = asyncio.Task[bytes | Parts]
+"""Answers one message of a stream."""
+
+
+def _streaming(
+    infer: Callable[[bytes, GrpcCall], Awaitable[bytes | Parts]], outcomes: Outcomes
+) -> StreamHandler:
     # Only bytes reach ``in_stream``, as Parts are Streamed.
     respond = cast("Callable[[bytes | Parts], bytes | Parts]", in_stream)
     answer = answering(infer, outcomes, respond, stream_error)
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        under_way: asyncio.Queue[asyncio.Task[bytes | Parts] | None] = asyncio.Queue()
+        under_way: asyncio.Queue[_Message | None] = asyncio.Queue()
         free = asyncio.Semaphore(_STREAM_REQUESTS)
 
         async def read() -> None:
@@ -164,7 +182,7 @@ def _streaming(infer: _InferringInStream, outcomes: Outcomes) -> StreamHandler:
                 under_way.put_nowait(None)
 
         reader = asyncio.create_task(read())
-        task: asyncio.Task[bytes | Parts] | None = None
+        task: _Message | None = None
         try:
             while (task := await under_way.get()) is not None:
                 reply = await task  # in the order of the requests
@@ -185,9 +203,6 @@ def _streaming(infer: _InferringInStream, outcomes: Outcomes) -> StreamHandler:
                 del reader
 
     return stream
-
-
-_Message = asyncio.Task[bytes | Parts]
 
 
 def _left(under_way: asyncio.Queue[_Message | None], task: _Message | None) -> Iterable[_Message]:
