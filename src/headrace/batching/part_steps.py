@@ -139,6 +139,7 @@ class TaskSteps:
         self._clock = clock
         self._asked: asyncio.Queue[Settle] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._early: list[Step] = []  # a step that nobody has asked for: its end by a timeout or a task group
         self._ends = False
 
     def next(self, settle: Settle) -> None:
@@ -166,10 +167,10 @@ class TaskSteps:
         parts: AsyncGenerator[Tensors, None] | None = None
         try:
             while not self._ends:
-                settle = await self._asked.get()
+                settle = await self._next_asked(parts)
                 try:
                     parts = parts or self._begin()
-                    step: Step = await anext(parts, None)
+                    step: Step = self._early.pop() if self._early else await anext(parts, None)
                 except BaseException as error:  # noqa: BLE001 - the boundary to a model's own code
                     step = error
                 _soon(self._clock, settle, step)
@@ -178,11 +179,34 @@ class TaskSteps:
             if parts is not None:
                 await _closed(parts)
 
+    async def _next_asked(self, parts: AsyncGenerator[Tensors, None] | None) -> Settle:
+        """Wait for the next request for a step.
+
+        A timeout or a task group around a ``yield`` cancels the task that runs the generator. In between two
+        steps that is this wait, so the cancellation is passed on to the generator.
+        """
+        while True:
+            try:
+                return await self._asked.get()
+            except asyncio.CancelledError as cancelled:
+                if self._ends or parts is None:
+                    raise
+                self._early.append(await _thrown_into(parts, cancelled))
+
+
+async def _thrown_into(parts: AsyncGenerator[Tensors, None], error: BaseException) -> Step:
+    try:
+        return await parts.athrow(error)
+    except StopAsyncIteration:
+        return None
+    except BaseException as raised:  # noqa: BLE001 - the boundary to a model's own code
+        return raised
+
 
 async def _closed(parts: AsyncGenerator[Tensors, None]) -> None:
     try:
         await parts.aclose()
-    except Exception:  # noqa: BLE001 - the boundary to a model's own code; nobody waits for it
+    except BaseException:  # noqa: BLE001 - the boundary to a model's own code; nobody waits for it
         _log.exception("a model failed while its stream was closed")
 
 

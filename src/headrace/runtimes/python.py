@@ -350,6 +350,12 @@ class AsyncStreamingPythonServable(StreamingPythonServable):
                         yield _checked(self._outputs, part)
         except HeadraceError:
             raise
+        except BaseExceptionGroup as error:  # of a TaskGroup around a `yield`, when the generator is closed
+            failed = error.split(GeneratorExit)[1]
+            if isinstance(failed, Exception):
+                raise self._failure(failed) from error
+            if failed is not None:
+                raise
         except Exception as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 

@@ -384,6 +384,47 @@ def test_what_needs_whole_answers_is_refused_when_it_is_loaded(
     run(scenario())
 
 
+GROUPED = """
+import asyncio
+
+class Model:
+    inputs = [("count", "INT64", [])]
+    outputs = [("word", "BYTES", [])]
+
+    async def predict(self, inputs):
+        async with asyncio.TaskGroup() as group:
+            failing = int(inputs["count"][0]) == 7
+            group.create_task(self.fail() if failing else asyncio.sleep(3600))
+            yield {"word": ["0"]}
+            for index in range(1, 3):
+                yield {"word": [await group.create_task(asyncio.sleep(0, str(index)))]}
+
+    async def fail(self):
+        raise ValueError("secret")
+"""
+
+
+def test_a_task_group_may_last_across_parts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Python's own raise an exception group where such a generator is closed."""
+    path = publish(tmp_path, "m", "def", settings="")
+    (path / "model.py").write_text(GROUPED)
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as serving:
+            stream = serving.stream("m", COUNT)
+            assert words([await anext(stream), await anext(stream)]) == ["0", "1"]
+            await stream.aclose()
+            await until_in_loop(lambda: not serving.loaded("m").outstanding)
+            assert not caplog.records
+            stream = serving.stream("m", {"count": [7]})
+            await anext(stream)
+            await until_in_loop(lambda: "ValueError: secret" in caplog.text)  # nobody asks for a part
+            with pytest.raises(ModelError, match="ExceptionGroup"):
+                await anext(stream)
+
+    run(scenario())
+
+
 def test_the_example_of_the_guide_works(tmp_path: Path) -> None:
     guide = (Path(__file__).parents[3] / "docs/runtimes.md").read_text("utf-8")
     _, _, section = guide.partition("### Streaming answers")
