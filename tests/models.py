@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import numpy as np
 
@@ -44,3 +44,24 @@ class Doubling:
     def close(self) -> None:
         """Note that it was closed."""
         self.closed.set()
+
+
+class DoublingInParts:
+    """Streams: the rows, doubled, one by one."""
+
+    platform = "test"
+    streams = True
+    loop = None
+
+    def __init__(self) -> None:
+        self.signatures = Doubling().signatures
+
+    def parts(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Generator[Tensors, None, None]:
+        for row in inputs["x"]:
+            yield {"y": 2 * row[None]}
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        raise AssertionError("it is never asked for a whole answer")
+
+    def close(self) -> None:
+        pass

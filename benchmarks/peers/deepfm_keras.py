@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from headrace.training.keras import LazyAdam
+from headrace.training.keras.lazy_adam import LazyAdam
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)

@@ -7,17 +7,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headrace.base.errors import HeadraceError, InvalidRequest
+    from headrace.client.client import Client
     from headrace.config import BatchingPolicy, ServerConfig
     from headrace.endpoints import endpoint
     from headrace.model.servable import Servable, Signature, TensorSpec
     from headrace.notebook.local_server import serve
     from headrace.server.server import application
-    from headrace.serving.engine import Engine, ModelSpec
+    from headrace.serving.engine import Engine
+    from headrace.serving.model_spec import ModelSpec
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchingPolicy",
+    "Client",
     "Engine",
     "HeadraceError",
     "InvalidRequest",
@@ -34,10 +37,11 @@ __all__ = [
 
 _HOMES = {
     "BatchingPolicy": "headrace.config",
+    "Client": "headrace.client.client",
     "Engine": "headrace.serving.engine",
     "HeadraceError": "headrace.base.errors",
     "InvalidRequest": "headrace.base.errors",
-    "ModelSpec": "headrace.serving.engine",
+    "ModelSpec": "headrace.serving.model_spec",
     "Servable": "headrace.model.servable",
     "ServerConfig": "headrace.config",
     "Signature": "headrace.model.servable",

@@ -54,6 +54,7 @@ max_queue_rows = 1000
 inline_seconds = 0.0001
 threads_per_instance = 1
 pad_variable_length = false
+max_streams = 8
 
 [warm_up]
 enabled = true

@@ -35,6 +35,12 @@ def with_instances(config: ModelConfig, usual: int) -> ModelConfig:
     return structs.replace(config, batching=structs.replace(batching, instances=usual))
 
 
+def for_streams(config: ModelConfig) -> ModelConfig:
+    """Return the settings of a model that answers in parts: one call for each request."""
+    batching = structs.replace(config.batching, enabled=False, max_batch_rows=1, allowed_batch_rows=())
+    return structs.replace(config, batching=batching)
+
+
 def threads_per_instance(policy: BatchingPolicy) -> int:
     """Return the number of threads one call may use: as configured, or the cores divided by instances."""
     return policy.threads_per_instance or cpus.share(cpus.available(), instances(policy))

@@ -274,6 +274,31 @@ class VersionStatistics:
         self.request_seconds += seconds
         self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
 
+    def count_stream(self, rows: int, arrived: float, now: float) -> None:
+        """Count a request whose answer in parts is complete; its latency is that of the whole stream.
+
+        Args:
+            rows: Number of rows of the request.
+            arrived: Time of its arrival on the monotonic clock.
+            now: Time at which it was complete.
+        """
+        seconds = now - arrived
+        self.latencies.add(seconds)
+        self.requests += 1
+        self.rows += rows
+        self.request_seconds += seconds
+        self.last_request_unix_seconds = time.time()  # noqa: TID251 - as above
+
+    def count_steps(self, rows: int, seconds: float) -> None:
+        """Count the steps of an answer in parts as one batch, however it ended.
+
+        Args:
+            rows: Number of rows of the request.
+            seconds: Duration of all steps together.
+        """
+        self.aside_seconds += seconds
+        self.count_batch(rows, seconds, Release.IDLE)
+
     @property
     def cached_share(self) -> float | None:
         """Share of requests answered by the prediction cache; None without any request to a cache."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
     from headrace.model.servable import Signature
     from headrace.server.server import Server
+    from headrace.serving.loaded_version import LoadedVersion
 
 _SETTLE_SECONDS = 10.0
 
@@ -108,7 +109,7 @@ def described(serving: Server) -> str:
     """
     rows, first = _model_rows(serving)
     lines = [*_address_lines(serving), table(rows, indent="  ")]
-    return "\n".join(lines if first is None else [*lines, f"try it:\n  {_curl(serving, *first)}"])
+    return "\n".join(lines if first is None else [*lines, f"try it:\n  {_curl(serving, first)}"])
 
 
 def _print_models(serving: Server) -> None:
@@ -120,15 +121,15 @@ def _print_models(serving: Server) -> None:
     if serving.archive is not None:
         _print_spaces(serving, serving.archive)
     if first is not None:
-        print(f"try it:\n  {_curl(serving, *first)}")
+        print(f"try it:\n  {_curl(serving, first)}")
     print(end="", flush=True)
 
 
-def _model_rows(serving: Server) -> tuple[list[tuple[str, ...]], tuple[str, Signature] | None]:
+def _model_rows(serving: Server) -> tuple[list[tuple[str, ...]], LoadedVersion | None]:
     """Return the rows of a table of models, and the first model that is served."""
     manager = serving.engine.manager
     rows: list[tuple[str, ...]] = [("model", "version", "state", "runtime", "inputs → outputs")]
-    first: tuple[str, Signature] | None = None
+    first: LoadedVersion | None = None
     for model in manager.models():
         default = manager.default_version(model)
         loaded = manager.get(model) if default is not None else None
@@ -141,8 +142,7 @@ def _model_rows(serving: Server) -> tuple[list[tuple[str, ...]], tuple[str, Sign
             rows.append((model, number, status.state.value, runtime, shape))
         if not manager.status(model):
             rows.append((model, "", "not served", "", "; ".join(manager.warnings(model))))
-        if loaded is not None and first is None:
-            first = model, next(iter(loaded.signatures.values()))
+        first = first or loaded
     return rows + [(name, "", "not served", "", why) for name, why in sorted(manager.unusable.items())], first
 
 
@@ -169,8 +169,9 @@ def _shape(signatures: object) -> str:
     return f"{inputs} → {', '.join(str(spec) for spec in signature.outputs)}"
 
 
-def _curl(serving: Server, model: str, signature: Signature) -> str:
+def _curl(serving: Server, loaded: LoadedVersion) -> str:
     """Return a shell command that requests a prediction for one generated row."""
+    signature = next(iter(loaded.signatures.values()))
     values = {
         spec.name: _sample(tuple(size or 1 for size in spec.shape), spec.dtype.kind)
         if signature.sample is None
@@ -179,9 +180,12 @@ def _curl(serving: Server, model: str, signature: Signature) -> str:
     }
     row: object = values if len(values) > 1 else next(iter(values.values()))
     host, port = serving.http_address
+    server = f"{_scheme(serving)}://{bracketed(host)}:{port}"
+    if loaded.streams is not None:
+        path = f"/v2/models/{loaded.name}/generate_stream"
+        return f"{_curl_command(serving)} -N -d '{json.dumps(values)}' {server}{path}"
     body = json.dumps({"instances": [row]})
-    address = f"{_scheme(serving)}://{bracketed(host)}:{port}/v1/models/{model}:predict"
-    return f"{_curl_command(serving)} -d '{body}' {address}"
+    return f"{_curl_command(serving)} -d '{body}' {server}/v1/models/{loaded.name}:predict"
 
 
 def _scheme(serving: Server) -> str:

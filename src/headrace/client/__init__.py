@@ -1,1 +1,1 @@
-"""Clients of other servers: REST with deadlines, and models over the Open Inference Protocol."""
+"""Clients: the public one, REST with deadlines, and models over the Open Inference Protocol."""

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
-import numpy as np
 
 from headrace.base.errors import ModelError, shown
-from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array
+from headrace.base.tensors import BY_OIP, Array, describe
+from headrace.client.binary_tensors import Tensor, answered, decoded, message, packed
 from headrace.client.rest import RestClient
 from headrace.model.servable import TensorSpec
 
@@ -36,26 +32,34 @@ class CalledModel:
     files: tuple[Path, ...] = ()
 
 
-_HEADER = "Inference-Header-Content-Length"
-_LARGEST_JSON_BYTES = 2**20
+LARGEST_METADATA_BYTES = 2**20
+"""Maximum size of the JSON of an answer; limits what a server can make a client hold."""
+
 _LARGEST_ROW_BYTES = 65_536 * 8  # the longest vector supported, in float64
 
 
-class _Tensor(msgspec.Struct):
-    name: str
-    datatype: str
-    shape: list[int]
-    parameters: dict[str, Any] = {}
-
-
 class _Metadata(msgspec.Struct):
-    inputs: list[_Tensor]
-    outputs: list[_Tensor]
+    inputs: list[Tensor]
+    outputs: list[Tensor]
 
 
-class _Answer(msgspec.Struct):
-    outputs: list[_Tensor]
-    model_version: str = ""
+def read_metadata(body: bytes) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]:
+    """Return the inputs of a model, and the names of its outputs.
+
+    Args:
+        body: Body of the response to a request for the model's metadata.
+
+    Raises:
+        ModelError: It is not of the protocol.
+    """
+    found: _Metadata = decoded(body, _Metadata)
+    return tuple(map(_spec, found.inputs)), tuple(one.name for one in found.outputs)
+
+
+def model_path(model: str, version: int | None) -> str:
+    """Return the path of a model, or of one of its versions."""
+    path = f"/v2/models/{quote(model, safe='', errors='replace')}"
+    return path if version is None else f"{path}/versions/{version}"
 
 
 class RemoteServed:
@@ -71,38 +75,28 @@ class RemoteServed:
             timeout_seconds: Timeout of one call in seconds.
         """
         self._client = client
-        self._model = quote(model, safe="")
+        self._model = model
         self._version = version
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> CalledModel:
         """Request the metadata; see ``served_models.Served``. Version 0 means that none is known yet."""
-        reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, _LARGEST_JSON_BYTES)
-        found = _decoded(reply.body, _Metadata)
-        outputs = tuple(one.name for one in found.outputs)
-        return CalledModel(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
+        reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, LARGEST_METADATA_BYTES)
+        inputs, outputs = read_metadata(reply.body)
+        return CalledModel(self._version or 0, inputs, outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
         """Predict a batch; see ``served_models.Served``. Later calls use the first version that is named."""
-        raw = _packed(values)
-        tensor = {
-            "name": name,
-            "datatype": BY_DTYPE[values.dtype].oip,
-            "shape": list(values.shape),
-            "parameters": {"binary_data_size": len(raw)},
-        }
-        wanted = [{"name": output, "parameters": {"binary_data": True}}]
-        head = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
-        most_bytes = _LARGEST_JSON_BYTES + len(values) * _LARGEST_ROW_BYTES
-        headers = {_HEADER: str(len(head)), "Content-Type": "application/octet-stream"}
+        headers, body = message([packed(name, values)], [output])
+        most_bytes = LARGEST_METADATA_BYTES + len(values) * _LARGEST_ROW_BYTES
         path = f"{self._path()}/infer"
-        reply = self._client.ask(path, head + raw, headers, self._timeout_seconds, most_bytes)
-        told = reply.headers.get(_HEADER, "")
-        size = int(told) if told.isdecimal() else len(reply.body)
-        answer = _decoded(reply.body[:size], _Answer)
-        if self._version is None and answer.model_version.isdecimal():
-            self._version = int(answer.model_version)
-        return _unpacked(answer, output, reply.body[size:])
+        version, found = answered(self._client.ask(path, body, headers, self._timeout_seconds, most_bytes))
+        if output not in found:
+            raise ModelError(f"the answer has no output {shown(output)}")
+        if found[output].dtype.kind not in "iuf":
+            raise ModelError(f"the output {shown(output)} is {describe(found[output])}; expected numbers")
+        self._version = self._version or version
+        return found[output]
 
     @property
     def version(self) -> int:
@@ -114,51 +108,11 @@ class RemoteServed:
         self._client.close()
 
     def _path(self) -> str:
-        path = f"/v2/models/{self._model}"
-        return path if self._version is None else f"{path}/versions/{self._version}"
+        return model_path(self._model, self._version)
 
 
-def _decoded(text: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"expected an answer of the Open Inference Protocol: {error}") from error
-
-
-def _spec(tensor: _Tensor) -> TensorSpec:
-    found = BY_OIP.get(tensor.datatype)
-    if found is None:
+def _spec(tensor: Tensor) -> TensorSpec:
+    known = BY_OIP.get(tensor.datatype)
+    if known is None:
         raise ModelError(f"the input {shown(tensor.name)} has the datatype {shown(tensor.datatype)}")
-    return TensorSpec(tensor.name, found.dtype, tuple(None if one < 0 else one for one in tensor.shape[1:]))
-
-
-def _packed(values: Array) -> bytes:
-    if values.dtype != STRING:
-        return values.tobytes()
-    return b"".join(struct.pack("<I", len(one)) + one for one in values.flat)
-
-
-def _unpacked(answer: _Answer, output: str, raw: bytes) -> Array:
-    found = next((one for one in answer.outputs if one.name == output), None)
-    if found is None:
-        raise ModelError(f"the answer has no output {shown(output)}")
-    known = BY_OIP.get(found.datatype)
-    if known is None or known.dtype.kind not in "iuf":
-        raise ModelError(f"the output {shown(output)} is {shown(found.datatype)}; expected numbers")
-    expected = _size(found.shape) * known.dtype.itemsize
-    declared = found.parameters.get("binary_data_size")
-    if declared != expected or len(raw) != expected:
-        raise ModelError(
-            f"the output {shown(output)}: expected {expected} bytes of binary data, got {len(raw)} "
-            f"(binary_data_size {shown(str(declared))})"
-        )
-    return np.frombuffer(raw, known.dtype).reshape(found.shape)
-
-
-def _size(shape: Sequence[int]) -> int:
-    if any(one < 0 for one in shape):
-        raise ModelError(f"expected a shape of sizes, got {list(shape)[:8]}")
-    size = 1
-    for one in shape:
-        size *= one
-    return size
+    return TensorSpec(tensor.name, known.dtype, tuple(None if one < 0 else one for one in tensor.shape[1:]))

@@ -7,6 +7,7 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,14 @@ class Reply(NamedTuple):
 
     headers: http.client.HTTPMessage
     body: bytes
+
+
+Refusal = Callable[[int, http.client.HTTPMessage, bytes], HeadraceError]
+"""Makes the error for a response of a status other than 200, of its headers and its body."""
+
+
+class TimedOut(Unavailable):
+    """The server did not answer in time; it may have computed the answer."""
 
 
 class _BrokenOff(Exception):
@@ -144,13 +153,14 @@ def check_encrypted(token: str, address: Address) -> None:
 class RestClient:
     """A client of one server. Thread-safe."""
 
-    def __init__(self, address: Address, token: str, ca_file: str) -> None:
+    def __init__(self, address: Address, token: str, ca_file: str, refusal: Refusal | None = None) -> None:
         """Prepare the client; nothing is connected yet.
 
         Args:
             address: Address of the server.
             token: Access token, or "".
             ca_file: Trusted CA certificates; "" for those of the system.
+            refusal: Makes the errors for refused requests; None for those of servers that are not headrace.
 
         Raises:
             ConfigError: The token would be sent unencrypted to another machine, or the file cannot be read or
@@ -160,6 +170,7 @@ class RestClient:
         self._address = address
         self._token = token
         self._tls = client_context(ca_file) if address.is_secure else None
+        self._refusal = refusal or _refusal
         self._lookups = Lookups(system_addresses, _MOST_LOOKUPS)
         self._idle: list[socket.socket] = []
         self._is_closed = False
@@ -187,7 +198,7 @@ class RestClient:
                     return self._once(kept, request, deadline, most_bytes, is_kept=True)
             return self._once(self._connected(deadline), request, deadline, most_bytes, is_kept=False)
         except TimeoutError as error:
-            raise Unavailable(f"{self._address.host} did not answer within {seconds:g} s") from error
+            raise TimedOut(f"{self._address.host} did not answer within {seconds:g} s") from error
         except (OSError, http.client.HTTPException) as error:
             said = f"{type(error).__name__}: {error}"
             raise Unavailable(f"{self._address.host} cannot be reached: {said}") from error
@@ -237,7 +248,8 @@ class RestClient:
                     raise _BrokenOff from error
                 raise
             if response.status != _OK:
-                raise _refusal(response, _read(response, _LARGEST_ERROR_BYTES, cut=True))
+                body = _read(response, _LARGEST_ERROR_BYTES, cut=True)
+                raise self._refusal(response.status, response.headers, body)
             reply = Reply(response.headers, _read(response, most_bytes))
             is_whole = not response.will_close
             return reply
@@ -264,13 +276,12 @@ def _read(response: http.client.HTTPResponse, most_bytes: int, *, cut: bool = Fa
     return bytes(body)
 
 
-def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
+def _refusal(status: int, headers: http.client.HTTPMessage, body: bytes) -> HeadraceError:
     """Return the error for a response with a status other than 200."""
-    status = response.status
     said = f"the server answered {status}: {shown(body.decode(errors='replace'))}"
     if status in (408, 429, 502, 503, 504):
         kind = Overloaded if status == 429 else Unavailable
-        return kind(said, retry_after_seconds=_seconds(response.headers.get("Retry-After")))
+        return kind(said, retry_after_seconds=wait_seconds(headers))
     if status == 404:
         return NotFound(said)
     if status == 413:
@@ -280,9 +291,10 @@ def _refusal(response: http.client.HTTPResponse, body: bytes) -> HeadraceError:
     return ModelError(said) if status >= _NO_SERVER_ERROR else FailedPrecondition(said)
 
 
-def _seconds(text: str | None) -> float:
+def wait_seconds(headers: http.client.HTTPMessage) -> float:
+    """Return the time to wait that a refusal names in ``Retry-After``, in seconds; 1 if it names none."""
     try:
-        seconds = float(text or 1)
+        seconds = float(headers.get("Retry-After") or 1)
     except ValueError:  # an HTTP date
         return 1.0
     return 1.0 if math.isnan(seconds) else min(max(seconds, 0.0), _LONGEST_WAIT_SECONDS)

@@ -67,6 +67,8 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         inline_seconds: Batches predicted to take less run in the serving thread; None lets headrace choose.
         threads_per_instance: Number of threads that one call may use; 0 lets headrace choose.
         pad_variable_length: Whether rows of different shapes share a batch, the shorter padded with zeros.
+        max_streams: Maximum number of open streams of each version of a model that answers in parts; others
+            are refused.
     """
 
     enabled: bool = True
@@ -80,6 +82,7 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     inline_seconds: float | None = None
     threads_per_instance: int = 0
     pad_variable_length: bool = False
+    max_streams: int = 64
 
     def __post_init__(self) -> None:
         """Check each setting, and that they fit together."""
@@ -89,6 +92,7 @@ class BatchingPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         whole("batching.instances", self.instances, most=MOST_THREADS)
         whole("batching.max_queue_rows", self.max_queue_rows, least=1, most=MOST_ROWS)
         whole("batching.threads_per_instance", self.threads_per_instance, most=MOST_THREADS)
+        whole("batching.max_streams", self.max_streams, least=1, most=MOST_ROWS)
         if self.inline_seconds is not None:
             seconds("batching.inline_seconds", self.inline_seconds, most=DAY)
         self._check_processes()

@@ -34,7 +34,11 @@ def administrative(
         methods: All methods of the server.
     """
     return (
-        [replace(one, handler=_for_operators(one.handler)) for one in routes if one.verbs & _SERVED],
+        [
+            one if one.handler is None else replace(one, handler=_for_operators(one.handler))
+            for one in routes
+            if one.verbs & _SERVED
+        ],
         [
             one if one.unary is None else replace(one, unary=_for_operators(one.unary))
             for one in methods

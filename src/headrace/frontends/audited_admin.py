@@ -55,7 +55,12 @@ def audited(
     paths = {one.path for one in methods if is_administration(one)}
     ends = tuple(_action(one) for one in routes if is_administration(one))
     outcomes.record_paths(lambda path: path in paths or path.endswith(ends))
-    shown = [replace(one, handler=_http(one, log)) if is_administration(one) else one for one in routes]
+    shown = [
+        replace(one, handler=_http(_action(one), one.handler, log))
+        if one.handler and is_administration(one)
+        else one
+        for one in routes
+    ]
     given = [
         replace(one, unary=_grpc(one.path, one.unary, log)) if one.unary and one.path in paths else one
         for one in methods
@@ -68,9 +73,7 @@ def _action(route: HttpRoute) -> str:
     return route.pattern.replace(":", "/").rpartition("/")[2]
 
 
-def _http(route: HttpRoute, log: AuditLog) -> HttpHandler:
-    action, handler = _action(route), route.handler
-
+def _http(action: str, handler: HttpHandler, log: AuditLog) -> HttpHandler:
     async def handle(call: HttpCall) -> object:
         on = call.parameters.get("model") or call.parameters.get("space") or ""
         return await _told(log, action, on, call, lambda: handler(call))

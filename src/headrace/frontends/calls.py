@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -234,25 +234,30 @@ class NotReady(Unavailable):
 
 HttpHandler = Callable[[HttpCall], Awaitable[HttpReply]]
 
+HttpStreamHandler = Callable[[HttpCall], AsyncGenerator[bytes, None]]
+"""Yields JSON, each of which the transport sends as an event as soon as it is there."""
+
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """One path of an HTTP API.
+    """One path of an HTTP API; exactly one of the handlers is set.
 
     Attributes:
         method: The HTTP method.
         pattern: The path, for example ``/v1/models/{model}/versions/{version}:predict``. ``{name}`` matches
             one or more characters except slashes and colons. Case is ignored outside the braces.
-        handler: Answers calls to it.
+        handler: Answers a call with one reply.
         verbs: Bits of the verbs of which a key must permit one; without any, every call is refused.
         is_administration: Whether it counts as administration although its verbs also permit other things.
+        stream: Answers a call with a stream of server-sent events.
     """
 
     method: Literal["GET", "POST", "DELETE"]
     pattern: str
-    handler: HttpHandler
+    handler: HttpHandler | None
     verbs: int = UNDECLARED
     is_administration: bool = False
+    stream: HttpStreamHandler | None = None
 
 
 class GrpcCall(Call):

@@ -31,6 +31,12 @@ class Pieces:
         return self._size
 
 
+class Following(bytes):
+    """A response of a stream to a message that has had one: a further part of its answer."""
+
+    __slots__ = ()
+
+
 def joined(answer: bytes | Pieces) -> bytes:
     """Return an answer as bytes, for transports that accept only bytes and for small answers."""
     return (

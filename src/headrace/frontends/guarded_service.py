@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from headrace.access.caller import ASKING, Caller
 from headrace.base.errors import InvalidRequest, NotFound
+from headrace.batching.part_streams import OnePart, PartStream
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.frontends.calls import Call as ReceivedCall
 from headrace.telemetry.outcomes import Call
@@ -76,8 +77,29 @@ def guard(service: Service, gate: Gate) -> None:
 
     service.loaded = his_loaded
     service.predict = predict_his
+    service.parts = _his_parts(service.parts, predict_his, gate)
     service.models = his_models  # type: ignore[method-assign]  # set on the instance, of any class
     service.guarded = True
+
+
+def _his_parts(
+    parts: Callable[..., PartStream | OnePart], predict_his: Callable[..., asyncio.Future[Answer]], gate: Gate
+) -> Callable[..., PartStream | OnePart]:
+    def parts_his(
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
+    ) -> PartStream | OnePart:
+        if loaded.streams is None:
+            return OnePart(predict_his(loaded, inputs, deadline, call))
+        caller = ASKING.get()
+        caller.check_model(loaded.name)
+        if caller.limits is not None:
+            gate.take_rows(caller, inputs.rows)
+        return parts(loaded, inputs, deadline, call)
+
+    return parts_his
 
 
 def _checked_priority(text: bytes, caller: Caller) -> int:

@@ -37,6 +37,7 @@ class Service:
         at_once_bytes: Largest JSON body in bytes that is decoded in one step.
         loaded: Finds the loaded version for a model and a version or label; see ``Manager.get``.
         predict: Answers checked inputs; see ``Engine.answer``.
+        parts: Answers checked inputs in parts; see ``Engine.parts``.
         outcomes: Counts and records how calls end.
         guarded: Whether callers are identified and their models checked.
         services: Full names of the gRPC services that are served.
@@ -65,6 +66,7 @@ class Service:
         # Assigned rather than wrapped: every request calls these.
         self.loaded = engine.manager.get
         self.predict = engine.answer
+        self.parts = engine.parts
 
     def also_serves(self, service: str, collector: Collector) -> None:
         """Serve something besides models; call this before serving starts.

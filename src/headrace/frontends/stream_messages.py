@@ -12,6 +12,10 @@ from headrace.telemetry.outcomes import Outcomes
 ReplyT = TypeVar("ReplyT")
 
 
+class Streamed:
+    """A reply to a message that follows in parts, and ends the message's call itself."""
+
+
 def answering(
     handle: Callable[[bytes, GrpcCall], Awaitable[ReplyT]],
     outcomes: Outcomes,
@@ -39,6 +43,8 @@ def answering(
         except BaseException as error:
             outcomes.failed(call, error)
             raise
+        if type(written) is not bytes and isinstance(written, Streamed):
+            return written
         outcomes.answered(call)
         return response(written)
 

@@ -25,7 +25,7 @@ from typing import NoReturn
 import msgspec
 
 from headrace.base.cpus import take_less
-from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, TooLarge
+from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, NotLoadable, TooLarge
 from headrace.base.tensors import Tensors
 from headrace.isolation.layout_cache import Known, Layouts
 from headrace.isolation.messages import (
@@ -52,6 +52,7 @@ from headrace.isolation.model_description import Setup, describe, options_of
 from headrace.isolation.replica_restarts import ANOTHER_RELEASE_CODE
 from headrace.isolation.shared_area import Area
 from headrace.model.servable import Servable
+from headrace.model.streaming_servable import is_streaming
 from headrace.runtimes import registry
 
 _log = logging.getLogger(__name__)
@@ -110,6 +111,13 @@ class Model:
         loaded = ended[0]
         if isinstance(loaded, BaseException):
             raise loaded
+        if is_streaming(loaded):
+            loaded.close()
+            raise NotLoadable(
+                "predict yields its answer in parts, which a process of its own (isolate, "
+                "batching.instance_processes) does not pass on: set isolate = false for this model, without "
+                "instance_processes, or return one mapping"
+            )
         self._servable = loaded
         gc.collect()
         gc.freeze()  # excludes permanent objects from collections, as in the server

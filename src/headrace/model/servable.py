@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge, listed, shown
-from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, describe, held_bytes
-from headrace.model.casting import DoesNotFit, cast, may_cast
+from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, held_bytes
 from headrace.model.data_frames import Inputs, named_inputs
 from headrace.model.missing_values import Expansion, complete, fitted
+from headrace.model.typed_inputs import typed
 
 DEFAULT_SIGNATURE = "serving_default"
 """The signature of a request that names none, as in TensorFlow Serving."""
@@ -415,82 +415,15 @@ def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature
 
 
 def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | None) -> Array:
-    array = _as_array(spec, value, budget)
-    if array.dtype != spec.dtype:
-        array = _cast(spec, array, exact)
+    try:
+        array = typed(spec, value, exact=exact)
+    except InvalidRequest:
+        completed = complete(spec, value, budget or Expanded())
+        if completed is value:
+            raise
+        array = typed(spec, completed, exact=exact)
     if array.ndim == 0 or not spec.accepts(array.shape[1:]):
         array = fitted(spec, array, budget or Expanded())
         if array.ndim == 0 or not spec.accepts(array.shape[1:]):
             raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
     return array if array.flags.c_contiguous and array.dtype.isnative else np.ascontiguousarray(array)
-
-
-def _as_array(spec: TensorSpec, value: object, budget: Expansion | None) -> Array:
-    read = _as_strings if spec.dtype == STRING else _as_numbers
-    try:
-        return read(spec, value)
-    except InvalidRequest:
-        completed = complete(spec, value, budget or Expanded())
-        if completed is value:
-            raise
-        return read(spec, completed)
-
-
-def _as_numbers(spec: TensorSpec, value: object) -> Array:
-    if isinstance(value, np.ndarray):
-        return value
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged or mixed list", field=spec.name) from error
-    if array.dtype == STRING:
-        raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
-    return array
-
-
-def _as_strings(spec: TensorSpec, value: object) -> Array:
-    try:
-        array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
-    except ValueError as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
-    if array.dtype.kind in "US":
-        array = array.astype(object)
-    if array.dtype != STRING:
-        raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
-    if any(type(element) is not bytes for element in array.flat):
-        flat = [_as_bytes(spec, element) for element in array.flat]
-        array = np.array([*flat, None], dtype=object)[:-1].reshape(
-            array.shape
-        )  # the None keeps NumPy from making fixed-size strings
-    return array
-
-
-def _as_bytes(spec: TensorSpec, element: object) -> bytes:
-    if isinstance(element, bytes):
-        return element
-    if isinstance(element, str):
-        try:
-            return element.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"text that is not Unicode: {error.reason}", field=spec.name) from error
-    raise InvalidRequest(
-        f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name
-    )
-
-
-def _cast(spec: TensorSpec, array: Array, exact: bool) -> Array:
-    wanted = BY_DTYPE[spec.dtype].oip
-    if array.dtype.kind in "US":
-        raise InvalidRequest(f"expected {wanted}, got text", field=spec.name)
-    if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
-        raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
-    # If no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
-    if not (np.can_cast(array.dtype, spec.dtype) if exact else may_cast(array.dtype, spec.dtype)):
-        raise InvalidRequest(
-            f"expected {spec}, got {describe(array)}; convert it before sending, as headrace does not",
-            field=spec.name,
-        )
-    try:
-        return cast(array, spec.dtype)
-    except DoesNotFit as error:
-        raise InvalidRequest(str(error), field=spec.name) from None

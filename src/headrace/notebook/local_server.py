@@ -27,7 +27,7 @@ from headrace.config.checks import DAY
 from headrace.model.data_frames import Inputs
 from headrace.notebook.object_files import Found, find
 from headrace.server.server import Server
-from headrace.serving.engine import ModelSpec
+from headrace.serving.model_spec import ModelSpec
 
 if TYPE_CHECKING:
     from headrace.lifecycle.version_states import VersionStatus

@@ -16,7 +16,7 @@ from headrace.profiling.ctr import random_block
 from headrace.profiling.report import Event, Profile
 from headrace.stream.features import Features
 from headrace.stream.schema import parse_schema
-from headrace.training.keras import KerasModel, load_build
+from headrace.training.keras.model import KerasModel, load_build
 
 _BLOCKS = 8
 _OPERATION = re.compile(r"(?P<name>[^:]+):(?P<kind>_?[A-Z]\w*)")

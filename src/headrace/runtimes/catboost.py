@@ -6,8 +6,6 @@ Columns of categories or texts take texts, even if the categories were numbers. 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from headrace.base.errors import LoadError, ModelError, NotLoadable
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, Columns, TreeInputs, explanation_of
+from headrace.runtimes.tree_inputs import OPTIONS, Columns, TreeInputs, explanation_of, signatures_with
 
 _KINDS = {
     "Poisson": "Exponent",
@@ -94,11 +92,8 @@ class CatboostServable:
         if kind == "predict" and (len(self._labels) or not outputs[0].shape):
             kind = "classify" if len(self._labels) else "regress"
         signature = Signature(DEFAULT_SIGNATURE, self._inputs.specs, outputs, kind=kind)
-        self.signatures: Mapping[str, Signature] = {signature.name: signature}
-        self._explains = threading.Lock()
-        if explanation := explanation_of(self._inputs, self._contributions, self._raw_scores):
-            self._explanation = explanation
-            self.signatures = {one.name: one for one in (signature, explanation.signature)}
+        self._explanation = explanation_of(self._inputs, self._contributions, self._raw_scores)
+        self.signatures = signatures_with(signature, self._explanation)
 
     def _row(self) -> Tensors:
         return {
@@ -119,8 +114,8 @@ class CatboostServable:
             InvalidRequest: A text is not UTF-8.
             ModelError: CatBoost failed.
         """
-        if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._contributions(inputs))
+        if self._explanation is not None and signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions, inputs)
         answer = self._predicted(inputs, self._kind)
         if not len(self._labels):
             return {"prediction": answer}
@@ -141,10 +136,7 @@ class CatboostServable:
         """Return what each column adds: FP64 ``[rows, columns + 1]``, or ``[rows, scores, columns + 1]``."""
         try:
             pool = catboost.Pool(self._inputs.join(inputs), **self._pool)
-            with self._explains:
-                found = self._model.get_feature_importance(
-                    pool, type="ShapValues", thread_count=self._threads
-                )
+            found = self._model.get_feature_importance(pool, type="ShapValues", thread_count=self._threads)
         except catboost.CatBoostError as error:
             raise ModelError(f"CatBoost failed: {_text(error)}") from error
         return np.asarray(found, np.float64)

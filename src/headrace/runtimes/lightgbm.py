@@ -8,9 +8,8 @@ several classes. Needs the extra ``lightgbm``.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +18,11 @@ import numpy as np
 
 from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, TensorSpec
 from headrace.runtimes.lightgbm_file import check
 from headrace.runtimes.native_library import open_library
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of
+from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of, signatures_with
 
 _LIBRARY = open_library("lightgbm", "lib_lightgbm")
 _LIBRARY.LGBM_GetLastError.restype = ctypes.c_char_p
@@ -110,12 +109,8 @@ class LightgbmServable:
         self._calls: deque[_RowCall] = deque()
         output = TensorSpec("prediction", np.dtype(np.float64), self._shape)
         signature = signature_of(inputs, output, options)
-        self.signatures: Mapping[str, Signature] = {signature.name: signature}
-        # LightGBM recomputes the trees' depths in each call for contributions, which another may be using.
-        self._explains = threading.Lock()
-        if explanation := explanation_of(inputs, self._contributions, self._raw_scores):
-            self._explanation = explanation
-            self.signatures = {one.name: one for one in (signature, explanation.signature)}
+        self._explanation = explanation_of(inputs, self._contributions, self._raw_scores)
+        self.signatures = signatures_with(signature, self._explanation)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Predict or explain a whole batch.
@@ -127,8 +122,8 @@ class LightgbmServable:
         Raises:
             ModelError: LightGBM failed.
         """
-        if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._contributions(inputs))
+        if self._explanation is not None and signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions, inputs)
         if len(inputs[self._counted]) == 1:
             return {"prediction": self._predict_row(inputs)}
         matrix = self._inputs.join(inputs)
@@ -147,8 +142,7 @@ class LightgbmServable:
         """Return what each column adds to the raw scores: FP64 ``[rows, scores, columns + 1]``."""
         matrix = self._inputs.join(inputs)
         contributions = np.empty((len(matrix), self._classes, self._inputs.width + 1))
-        with self._explains:
-            self._compute(matrix, _CONTRIBUTIONS, contributions)
+        self._compute(matrix, _CONTRIBUTIONS, contributions)
         return contributions
 
     def _compute(self, matrix: Array, kind: int, output: Array) -> None:

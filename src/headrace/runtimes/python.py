@@ -16,7 +16,8 @@ The file has a class ``Model``::
             ...
 
 Each method may be ``async``; they then run in an event loop of the version. Many calls of an ``async def
-predict`` wait at the same time.
+predict`` wait at the same time. A ``predict`` that yields mappings answers in parts, each as soon as it is
+computed.
 
 Modules beside it are imported with ``import name`` or ``from . import name``, and take precedence over
 installed ones of the same name, as in a script; modules of the standard library cannot be replaced. Each
@@ -30,7 +31,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Mapping
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -154,8 +156,16 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             f"{file.name} fails: {type(error).__name__}: {error}",
             told=f"{file.name} fails; the server's log says more",
         ) from error
-    wraps = AsyncPythonServable if inspect.iscoroutinefunction(model.predict) else PythonServable
-    return wraps(model, signature, own, file.parent, loop)
+    return _wrapper(model.predict)(model, signature, own, file.parent, loop)
+
+
+def _wrapper(predict: object) -> type[PythonServable]:
+    """Return the class for a ``predict`` of this kind."""
+    if inspect.isasyncgenfunction(predict):
+        return AsyncStreamingPythonServable
+    if inspect.isgeneratorfunction(predict):
+        return StreamingPythonServable
+    return AsyncPythonServable if inspect.iscoroutinefunction(predict) else PythonServable
 
 
 class PythonServable:
@@ -198,7 +208,7 @@ class PythonServable:
             ModelError: The model raised another exception, or its answer does not match its declaration.
         """
         try:
-            given = {name: _read_only(array) for name, array in inputs.items()}
+            given = _all_read_only(inputs)
             if self._own.names:
                 with self._own.running():
                     answer = self._model.predict(given)
@@ -264,10 +274,88 @@ class AsyncPythonServable(PythonServable):
         """
         try:
             with self._own.running():
-                answer = await self._awaited({name: _read_only(array) for name, array in inputs.items()})
+                answer = await self._awaited(_all_read_only(inputs))
             return _checked(self._outputs, answer)
         except HeadraceError:
             raise
+        except Exception as error:  # the boundary to the model's own code
+            raise self._failure(error) from error
+
+
+class StreamingPythonServable(PythonServable):
+    """An instance of a class ``Model`` whose ``predict`` is a generator function: a ``StreamingServable``."""
+
+    streams = True
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+        """Refuse: a stream has no whole answer.
+
+        Raises:
+            FailedPrecondition: Always.
+        """
+        raise FailedPrecondition("the model answers in parts, and this call needs a whole answer")
+
+    def parts(
+        self, inputs: Tensors, _signature: str = DEFAULT_SIGNATURE
+    ) -> Generator[Tensors, None, None] | AsyncGenerator[Tensors, None]:
+        """Yield the parts of an answer, checked; see ``StreamingServable``.
+
+        Args:
+            inputs: Every input, checked.
+
+        Raises:
+            HeadraceError: The model raised it.
+            ModelError: The model raised another exception, or a part does not match its declaration.
+        """
+        return self._checked_parts(inputs)
+
+    def _checked_parts(self, inputs: Tensors) -> Generator[Tensors, None, None]:
+        yields: Callable[[Tensors], Generator[object, None, None]] = self._model.predict  # type: ignore[assignment]
+        try:
+            with self._own.running(), closing(yields(_all_read_only(inputs))) as parts:
+                for part in parts:
+                    yield _checked(self._outputs, part)
+        except HeadraceError:
+            raise
+        except Exception as error:  # the boundary to the model's own code
+            raise self._failure(error) from error
+
+
+class AsyncStreamingPythonServable(StreamingPythonServable):
+    """An instance of a class ``Model`` whose ``predict`` is an async generator function.
+
+    Attributes:
+        loop: The event loop in which ``parts`` must run.
+    """
+
+    def __init__(
+        self, model: Model, signature: Signature, own: OwnModules, directory: Path, loop: ModelLoop
+    ) -> None:
+        """Wrap a model; see ``PythonServable``."""
+        super().__init__(model, signature, own, directory, loop)
+        self.loop = loop.start()
+
+    def parts(self, inputs: Tensors, _signature: str = DEFAULT_SIGNATURE) -> AsyncGenerator[Tensors, None]:
+        """Yield the parts of an answer, checked; see ``StreamingPythonServable``."""
+        return self._awaited_parts(inputs)
+
+    async def _awaited_parts(self, inputs: Tensors) -> AsyncGenerator[Tensors, None]:
+        yields: Callable[[Tensors], AsyncGenerator[object, None]] = self._model.predict  # type: ignore[assignment]
+        try:
+            with self._own.running():
+                async with aclosing(yields(_all_read_only(inputs))) as parts:
+                    async for part in parts:
+                        yield _checked(self._outputs, part)
+        except HeadraceError:
+            raise
+        except BaseExceptionGroup as error:  # of a TaskGroup around a `yield`, when the generator is closed
+            failed = error.split(GeneratorExit)[1]
+            if isinstance(failed, Exception):
+                raise self._failure(failed) from error
+            if failed is not None:
+                raise
         except Exception as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
@@ -291,7 +379,8 @@ def _declared_calls(model: Model) -> Collection[str] | None:
     """Return the models that a model may call; None for any, which only a synchronous ``predict`` may."""
     calls = getattr(model, "calls", None)
     if calls is None:
-        return () if inspect.iscoroutinefunction(model.predict) else None
+        waits = inspect.iscoroutinefunction(model.predict) or inspect.isasyncgenfunction(model.predict)
+        return () if waits else None
     if isinstance(calls, str) or not all(isinstance(name, str) for name in calls):
         raise LoadError(f"Model.calls: expected names of models, such as ('ranker',), got {calls!r}")
     return frozenset(calls)
@@ -314,6 +403,10 @@ def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]])
     if len({spec.name for spec in specs}) < len(specs):
         raise LoadError(f"Model.{side}: a name is declared twice")
     return tuple(specs)
+
+
+def _all_read_only(inputs: Tensors) -> dict[str, Array]:
+    return {name: _read_only(array) for name, array in inputs.items()}
 
 
 def _read_only(array: Array) -> Array:

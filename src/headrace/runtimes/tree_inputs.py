@@ -8,6 +8,7 @@ model was fitted on. Every number may be missing (NaN); a category unknown to th
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ _FLOAT64 = np.dtype(np.float64)
 _TRIAL_ROWS = 4  # an explained row takes up to 24 ms
 _TRIAL_TEXTS = (b"", b"0", b"1", b"a")
 _Codes = Mapping[object, float]
+Contributions = Callable[[Tensors], Array]
 
 
 class Columns(NamedTuple):
@@ -193,15 +195,23 @@ class TreeExplanation:
         outputs.append(TensorSpec(EXPECTED_VALUE, _FLOAT64, axes))
         self.signature = Signature(EXPLAIN_SIGNATURE, inputs.specs, tuple(outputs))
         self._names = self.signature.output_names
+        self._one_at_a_time = threading.Lock()
 
-    def outputs(self, contributions: Array) -> Tensors:
-        """Return the outputs.
+    def outputs(self, contributions: Contributions, inputs: Tensors) -> Tensors:
+        """Explain a batch; one at a time, because calls of the libraries share state.
+
+        LightGBM recomputes the trees' depths in each call; XGBoost's calls for a DMatrix share a cache.
 
         Args:
-            contributions: Contributions in the order of the columns, the expected value last: FP64
-                ``[rows, scores, columns + 1]``, or that many values in this order.
+            contributions: As in ``explanation_of``.
+            inputs: Every input, checked.
+
+        Raises:
+            ModelError: The library failed.
         """
-        columns = contributions.reshape(len(contributions), self._scores, -1).swapaxes(1, 2)
+        with self._one_at_a_time:
+            found = contributions(inputs)
+        columns = found.reshape(len(found), self._scores, -1).swapaxes(1, 2)
         if self._scores == 1:
             columns = columns[..., 0]
         if self._whole:
@@ -210,7 +220,7 @@ class TreeExplanation:
 
 
 def explanation_of(
-    inputs: TreeInputs, contributions: Callable[[Tensors], Array], raw_scores: Callable[[Tensors], Array]
+    inputs: TreeInputs, contributions: Contributions, raw_scores: Callable[[Tensors], Array]
 ) -> TreeExplanation | None:
     """Return the explanation of a tree ensemble; None if its library cannot explain it rightly.
 
@@ -218,7 +228,8 @@ def explanation_of(
 
     Args:
         inputs: The model's inputs.
-        contributions: Returns what columns add: ``[rows, columns + 1]``, or ``[rows, scores, columns + 1]``.
+        contributions: Returns what columns add, and the expected value last: FP64 ``[rows, columns + 1]``, or
+            ``[rows, scores, columns + 1]``.
         raw_scores: Returns the raw scores: ``[rows]``, or ``[rows, scores]``.
     """
     if EXPECTED_VALUE in (spec.name for spec in inputs.specs):
@@ -240,6 +251,12 @@ def explanation_of(
         _log.warning("the model has no explanations: those of its library do not add up to its raw scores")
         return None
     return TreeExplanation(inputs, 1 if found.ndim == 2 else found.shape[1])
+
+
+def signatures_with(signature: Signature, explanation: TreeExplanation | None) -> Mapping[str, Signature]:
+    """Return the signatures of a tree ensemble by name: that of predictions, and that of its explanation."""
+    explained = () if explanation is None else (explanation.signature,)
+    return {one.name: one for one in (signature, *explained)}
 
 
 def _adds_up(contributions: Array, raw_scores: Array) -> bool:

@@ -8,8 +8,7 @@ early: FP32 ``[rows]``, or ``[rows, classes]`` with several classes or targets. 
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,10 @@ import numpy as np
 
 from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, TensorSpec
 from headrace.runtimes.native_library import open_library
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of
+from headrace.runtimes.tree_inputs import OPTIONS, TreeInputs, explanation_of, signature_of, signatures_with
 from headrace.runtimes.xgboost_file import check
 
 _LIBRARY = open_library("xgboost", "libxgboost")
@@ -94,12 +93,9 @@ class XgboostServable:
         self._shape = shape[1:]
         output = TensorSpec("prediction", np.dtype(np.float32), self._shape)
         signature = signature_of(inputs, output, options)
-        self.signatures: Mapping[str, Signature] = {signature.name: signature}
         self._iterations = iterations
-        self._explains = threading.Lock()
-        if explanation := explanation_of(inputs, self._contributions, self._raw_scores):
-            self._explanation = explanation
-            self.signatures = {one.name: one for one in (signature, explanation.signature)}
+        self._explanation = explanation_of(inputs, self._contributions, self._raw_scores)
+        self.signatures = signatures_with(signature, self._explanation)
 
     def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
         """Predict or explain a whole batch.
@@ -111,8 +107,8 @@ class XgboostServable:
         Raises:
             ModelError: XGBoost failed.
         """
-        if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._contributions(inputs))
+        if self._explanation is not None and signature == EXPLAIN_SIGNATURE:
+            return self._explanation.outputs(self._contributions, inputs)
         matrix = self._inputs.join(inputs)
         values, _ = self._run(matrix)
         prediction = np.empty((len(matrix), *self._shape), np.float32)
@@ -153,8 +149,7 @@ class XgboostServable:
         ):
             raise ModelError(f"XGBoost failed: {_last_error()}")
         try:
-            with self._explains:  # predictions from a DMatrix share a cache
-                values, shape = self._called(_LIBRARY.XGBoosterPredictFromDMatrix, data, config)
+            values, shape = self._called(_LIBRARY.XGBoosterPredictFromDMatrix, data, config)
             found = np.empty(shape, np.float32)
             ctypes.memmove(found.ctypes.data, values, found.nbytes)
             return found.astype(np.float64)

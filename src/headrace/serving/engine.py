@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
 from headrace.base import event_loop
 from headrace.base.clock import LoopClock
@@ -34,6 +34,8 @@ from headrace.model.data_frames import Inputs
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.model_calls import ModelCalls
+from headrace.serving.model_spec import ModelSpec
+from headrace.serving.streaming import Streaming
 from headrace.serving.version_loader import VersionLoader
 from headrace.telemetry.outcomes import Call, Channel, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.versions.file_trust import trusted_files, verifier
@@ -46,23 +48,7 @@ _log = logging.getLogger(__name__)
 _SETTLED = frozenset({State.READY, State.FAILED})
 
 
-class ModelSpec(NamedTuple):
-    """The model that a request addresses, like TensorFlow Serving's ModelSpec.
-
-    Attributes:
-        name: The model's name.
-        version: Number of a version; None for the default version.
-        label: Label that points at a version; not together with ``version``.
-        signature: Name of the signature; the default one if empty.
-    """
-
-    name: str
-    version: int | None = None
-    label: str | None = None
-    signature: str = ""
-
-
-class Engine:
+class Engine(Streaming):
     """Models served in process.
 
     Use it as an asynchronous context manager in the loop that shall serve, or ``with Engine.in_thread(…)``
@@ -112,8 +98,7 @@ class Engine:
         self._models = None if models is None else Path(models).absolute()
         self._objects = dict(objects or {})
         self._object_config = config_of_objects(batching or BatchingPolicy())
-        self.archive = archive
-        self._make_source = source
+        self.archive, self._make_source = archive, source
         self.awaits_archive = self._started = False
         self.on_change: Callable[[str], object] | None = None
         self._forks, self._clock = event_loop.NOT_STARTED, LoopClock()
@@ -131,6 +116,7 @@ class Engine:
             archive=lambda: self.archive,
             fair=self.config.access.is_on,
             isolate=self.config.isolate,
+            drain_seconds=self.config.drain_seconds,
         )
         self.totals = loader.totals
         self.outcomes = Outcomes()

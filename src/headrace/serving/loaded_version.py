@@ -12,11 +12,13 @@ from headrace.batching.batcher import Batcher
 from headrace.batching.calling_threads import Callers
 from headrace.batching.capacity import Fit
 from headrace.batching.lone_call import AtOnce
-from headrace.batching.policy_defaults import inline_seconds, instances
+from headrace.batching.part_streams import PartStreams
+from headrace.batching.policy_defaults import for_streams, inline_seconds, instances
 from headrace.batching.request import Origin
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import ModelConfig
 from headrace.model.servable import Servable, Signature
+from headrace.model.streaming_servable import is_streaming
 from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.predictor import Predictor
 from headrace.versions.manifest import published
@@ -56,12 +58,14 @@ class LoadedVersion:
         answers: Whether it answered generated requests at warm-up.
         isolated: The Servable in processes of its own; None if it runs in this process.
         runs_code: Whether it runs code unknown to headrace in this process.
+        streams: The open streams of a model that answers in parts, which is also its ``predictor``; None for
+            any other model.
     """
 
     __slots__ = (
         "__weakref__", "_clock", "_leases", "_on_idle", "answers", "at_once", "bare", "batcher", "cache",
         "callers", "codec_cache", "config", "isolated", "load_seconds", "name", "origin", "path", "platform",
-        "predictor", "published", "runs_code", "servable", "signatures", "version", "warmed",
+        "predictor", "published", "runs_code", "servable", "signatures", "streams", "version", "warmed",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +92,7 @@ class LoadedVersion:
         self.load_seconds, self.answers = 0.0, False
         self.signatures: Mapping[str, Signature] = servable.signatures
         self.platform = servable.platform
-        self.config = config
+        self.config = config = for_streams(config) if is_streaming(servable) else config
         self.path = path
         self.published = None if path is None else published(path)
         self.codec_cache: dict[object, object] = {}
@@ -112,18 +116,27 @@ class LoadedVersion:
         # One instance of a model's own code means one call at a time, so there must be only one Batcher.
         one_at_a_time = policy.instances == 1 and (path is None or getattr(servable, "may_block", False))
         if not (policy.max_wait_seconds or one_at_a_time or getattr(servable, "loop", None)):
-            self.callers = Callers(
-                servable,
-                policy,
-                self.batcher.cost,
-                instances=instances(policy),
-                inline_seconds=inline_seconds(policy, servable),
-                origin=self.origin,
-            )
+            self.callers = self._made_callers()
         self._count_objective(config.objective.latency_seconds)
+        self.streams: PartStreams | None = None
+        if is_streaming(servable):
+            statistics = self.batcher.statistics
+            self.predictor = self.streams = PartStreams(servable, policy, clock, self.origin, statistics)
+            self.callers = self.at_once = None
         self._clock = clock
         self._leases = 0
         self._on_idle: Callable[[], object] | None = None
+
+    def _made_callers(self) -> Callers:
+        policy = self.config.batching
+        return Callers(
+            self.servable,
+            policy,
+            self.batcher.cost,
+            instances=instances(policy),
+            inline_seconds=inline_seconds(policy, self.servable),
+            origin=self.origin,
+        )
 
     def _count_objective(self, seconds: float) -> None:
         if not seconds:
@@ -154,7 +167,8 @@ class LoadedVersion:
     def outstanding(self) -> int:
         """Number of requests and Leases that still need it; it is unloaded only at zero."""
         inside = self.callers.outstanding if self.callers is not None else 0
-        return self.batcher.outstanding + self._leases + inside
+        open_streams = self.streams.outstanding if self.streams is not None else 0
+        return self.batcher.outstanding + self._leases + inside + open_streams
 
     @property
     def queued_rows(self) -> int:
@@ -170,6 +184,9 @@ class LoadedVersion:
     def on_idle(self, callback: Callable[[], object] | None) -> None:
         self._on_idle = callback
         self.batcher.on_idle = self._look_whether_idle
+        if self.streams is not None:
+            self.streams.on_idle = self._look_whether_idle
+            self.streams.drain()
         if self.callers is not None:
             self.callers.on_idle = self._look_soon
             self._clock.call_soon(self._look_whether_idle)  # the last request may have ended just before
@@ -195,8 +212,12 @@ class LoadedVersion:
             return
         if self.outstanding:
             self.batcher.on_idle = self._look_whether_idle
+            if self.streams is not None:
+                self.streams.on_idle = self._look_whether_idle
             return
         self._on_idle = self.batcher.on_idle = None
         if self.callers is not None:
             self.callers.on_idle = None
+        if self.streams is not None:
+            self.streams.drained()
         callback()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from headrace.base.clock import Clock
 from headrace.base.errors import NotLoadable
 from headrace.batching.capacity import fit_of
+from headrace.batching.cost import BatchCost
 from headrace.batching.policy_defaults import ASYNC_INSTANCES, threads_per_instance, with_instances
 from headrace.batching.request import VERSION, WRITTEN, Origin
 from headrace.batching.statistics import ModelTotals
@@ -23,6 +24,7 @@ from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.readiness_checks import probe
 from headrace.lifecycle.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.model.streaming_servable import FirstPart, is_streaming
 from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.default_answers import DefaultModel, DefaultValues, default_rows
 from headrace.runtimes import registry
@@ -56,6 +58,27 @@ def _nothing_looked_up(config: ModelConfig) -> dict[str, object]:
     return {name + kind: 0 for name in names for kind in (WRITTEN, VERSION)}
 
 
+def _check_streams(config: ModelConfig) -> None:
+    """Refuse sections that need whole answers, for a model that answers in parts.
+
+    Raises:
+        NotLoadable: The settings have such a section.
+    """
+    needs_whole_answers = {
+        "[cache]": config.cache.size_bytes > 0,
+        "[default]": bool(config.default.values or config.default.model),
+        "[inputs]": bool(config.inputs),
+        "[image]": config.image is not None,
+        "signature.top": bool(config.signature.top),
+    }
+    for section, is_set in needs_whole_answers.items():
+        if is_set:
+            raise NotLoadable(
+                f"predict yields its answer in parts, and {section} of headrace.toml needs whole answers: "
+                "leave that out, or return one mapping"
+            )
+
+
 def _in_its_own_process(loaded: LoadedVersion, runs: Servable) -> LoadedVersion:
     """Attach the isolated Servable; disable ``callers`` and ``at_once``, which would block while it hangs."""
     loaded.isolated = cast("IsolatedServable", runs)
@@ -81,6 +104,7 @@ class VersionLoader:
         trusted: The files that may be loaded.
         fair: Whether callers take turns when several wait.
         isolate: Whether versions run in processes of their own, unless the model's settings say otherwise.
+        drain_seconds: Time in seconds that open streams of a version may take once it is to be unloaded.
     """
 
     clock: Clock
@@ -96,6 +120,7 @@ class VersionLoader:
     trusted: TrustedFiles = field(default_factory=lambda: TrustedFiles(follow_links=True))
     fair: bool = False
     isolate: bool = False
+    drain_seconds: float = 30.0
 
     def load(self, model: str, version: int, path: Path, config: ModelConfig) -> LoadedVersion:
         """Load one version, in a loader thread.
@@ -211,6 +236,8 @@ class VersionLoader:
     def _prepared(servable: Servable, config: ModelConfig) -> Servable:
         """Decode images in front of a model, and name its classes after it, as the settings say."""
         try:
+            if is_streaming(servable):
+                _check_streams(config)
             if config.image is not None:
                 # Imported late: only models that take images need it.
                 from headrace.images.image_servable import ImageServable  # noqa: PLC0415
@@ -245,6 +272,8 @@ class VersionLoader:
     def _surrounded(self, loaded: LoadedVersion) -> LoadedVersion:
         """Wrap a version according to its settings: in a cache, and that in a Predictor of defaults."""
         policy = loaded.config.default
+        if loaded.streams is not None:
+            loaded.streams.drain_seconds = self.drain_seconds
         if self.fair:
             loaded.batcher.share_fairly()
         if policy.values or policy.model or loaded.config.cache.size_bytes:
@@ -309,6 +338,10 @@ class VersionLoader:
             LoadError: A recorded request or a check failed, or a process of the version did not start.
         """
         servable, config, path = loaded.servable, loaded.config, loaded.path
+        if loaded.streams is not None and is_streaming(servable):
+            first = FirstPart(servable)
+            loaded.streams.start(lambda: warm_up(first, config, path, BatchCost()))
+            return
         serving, own = self.ready(loaded.name) if self.ready is not None else None, loaded.bare.signatures
         must_answer = (
             serving is not None and serving.answers and _inputs(serving.bare.signatures) == _inputs(own)
@@ -352,4 +385,6 @@ class VersionLoader:
             self.clock.call_soon_threadsafe(loaded.batcher.close)
         except RuntimeError:  # the event loop has ended, and all requests with it
             loaded.batcher.instances.stop()
+        if loaded.streams is not None:
+            loaded.streams.stop()
         loaded.servable.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import NamedTuple
 
@@ -30,10 +30,12 @@ class Batches(NamedTuple):
         names: Names of the columns.
         batches: Batches of rows. On invalid rows the earlier ones are yielded first, then ``StreamError`` is
             raised.
+        wait: Waits for the next batch, or the end, for a number of seconds; returns False after that time.
     """
 
     names: list[str]
     batches: Iterator[pa.RecordBatch]
+    wait: Callable[[float], bool]
 
 
 @contextmanager
@@ -53,13 +55,13 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
     with closing(source):
         columns = read_schema(source, parser)
         with closing(Ahead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
-            yield Batches(columns.names, batches)
+            yield Batches(columns.names, batches, batches.wait)
 
 
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
     """Read some columns of a file; the batches raise ``InvalidRequest`` if its rows cannot be read."""
     there = [name for name in columns if name in file.schema.names]
-    return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)))
+    return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)), lambda _: True)
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -19,7 +19,14 @@ if TYPE_CHECKING:
 
 Description = dict[str, object]
 
-EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "generate",
+    "model_configuration",
+    "model_repository",
+    "parameters",
+    "statistics",
+)
 """The supported extensions of the protocol, by Triton's names."""
 
 _STATES = {
@@ -85,7 +92,7 @@ def model_config(loaded: LoadedVersion) -> Description:
             "preserve_ordering": False,
         },
         "instance_group": [{"name": loaded.name, "kind": "KIND_CPU", "count": instances}],
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": loaded.streams is not None},
     }
 
 

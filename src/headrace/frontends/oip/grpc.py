@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
-from headrace.base.errors import HeadraceError, NotFound
+from headrace.base.errors import NotFound
 from headrace.batching.request import Answer
-from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, told
+from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import REQUEST_ID, InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
+from headrace.frontends.oip.stream_responses import FINAL, Parts, in_stream, stream_error
 from headrace.frontends.stream_messages import answering
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.message_decoding import decode_and_ask
 from headrace.frontends.wire.protobuf_cost import form_of
-from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.tensor_templates import MOST_FIELDS, Serialized
+from headrace.frontends.wire.tensor_templates import Serialized
+from headrace.lifecycle.handle import Lease
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service
+    from headrace.serving.loaded_version import LoadedVersion
 
 _SERVICE = "/inference.GRPCInferenceService/"
-_INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response
 
 # Limit of concurrent requests of one stream: enough to fill batches, few enough that a client that does not
 # read its answers is stopped from sending more.
@@ -44,10 +47,14 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     Args:
         service: The Service.
     """
-    infer = _inferring(service)
+    decoder = InferDecoder(service.loaded)
+    infer = _inferring(service, decoder, _inferring_new(service, decoder))
+    infer_in_stream = _inferring(service, decoder, _inferring_new_in_stream(service, decoder))
     return [
         GrpcMethod(f"{_SERVICE}ModelInfer", unary=infer, takes_views=True, verbs=PREDICT),
-        GrpcMethod(f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer, service.outcomes), verbs=PREDICT),
+        GrpcMethod(
+            f"{_SERVICE}ModelStreamInfer", stream=_streaming(infer_in_stream, service.outcomes), verbs=PREDICT
+        ),
         *(
             GrpcMethod(f"{_SERVICE}{name}", unary=_describing(service, name, how), verbs=verbs)
             for name, (how, verbs) in _PLAIN.items()
@@ -56,40 +63,92 @@ def grpc_methods(service: Service) -> list[GrpcMethod]:
     ]
 
 
-_Inferring = Callable[[Serialized, GrpcCall], Awaitable[bytes]]
+_NewT = TypeVar("_NewT")
+_InferNew = Callable[[bytes, GrpcCall, RequestBudget], Awaitable[_NewT]]
+"""Answers a message that matches no template."""
 
 
-def _inferring(service: Service) -> _Inferring:
-    decoder = InferDecoder(service.loaded)
-    recognise, parse, predict = decoder.recognise, decoder.parse, service.predict
-    form = form_of(InferRequest)
+def _inferring(
+    service: Service, decoder: InferDecoder, infer_new: _InferNew[_NewT]
+) -> Callable[[Serialized, GrpcCall], Coroutine[None, None, bytes | _NewT]]:
+    recognise, predict = decoder.recognise, service.predict
 
-    async def infer(message: Serialized, call: GrpcCall) -> bytes:
+    async def infer(message: Serialized, call: GrpcCall) -> bytes | _NewT:
         found = recognise(message)
         if found is None:
             with RequestBudget.of(service.limits, call) as budget:
                 return await infer_new(bytes(message), call, budget)
         loaded, inputs, writer, request_id = found
         answer = await predict(loaded, inputs, call.deadline, call)
-        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
+        written = writer.write(answer, request_id)
+        written = written or await _write_large(service, writer, request_id, call, answer)
         return _flagged(written, answer) if call.notes else written
+
+    return infer
+
+
+def _inferring_new(service: Service, decoder: InferDecoder) -> _InferNew[bytes]:
+    predict, form = service.predict, form_of(InferRequest)
 
     async def infer_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes:
         def ask(found: Inference) -> Awaitable[Answer]:
             return predict(found.loaded, found.inputs, found.deadline, call)
 
-        steps = parse(message, call.deadline, budget)
+        steps = decoder.parse(message, call.deadline, budget)
         found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
-        writer, request_id = found.writer, found.request_id
-        written = writer.write(answer, request_id) or await write_large(writer, answer, request_id, call)
+        written = await _write(service, found.writer, found.request_id, call, answer)
         return _flagged(written, answer) if call.notes else written
 
-    async def write_large(writer: AnswerWriter, answer: Answer, request_id: str, call: GrpcCall) -> bytes:
-        with RequestBudget.of(service.limits, call) as budget:
-            async with service.slicer as slicer:
-                return await in_steps(writer.writing(answer, request_id, budget), slicer)
+    return infer_new
 
-    return infer
+
+def _inferring_new_in_stream(service: Service, decoder: InferDecoder) -> _InferNew[bytes | Parts]:
+    predict, form = service.predict, form_of(InferRequest)
+
+    async def infer_new(message: bytes, call: GrpcCall, budget: RequestBudget) -> bytes | Parts:
+        lease: Lease[LoadedVersion] | None = None
+
+        def ask(found: Inference) -> Awaitable[Answer | None]:
+            nonlocal lease
+            if found.loaded.streams is None:
+                return predict(found.loaded, found.inputs, found.deadline, call)
+            lease = Lease(found.loaded)  # until the request's turn in the stream comes
+            return _nothing()
+
+        try:
+            steps = decoder.parse(message, call.deadline, budget)
+            found, answer = await decode_and_ask(message, form, steps, ask, budget, service.slicer)
+        except BaseException:
+            if lease is not None:
+                lease.release()
+            raise
+        write = partial(_write, service, found.writer, found.request_id, call)
+        if lease is not None:
+            return Parts(service, found, lease, call, write)
+        whole = cast("Answer", answer)
+        written = await write(whole)
+        written = _flagged(written, whole) if call.notes else written
+        return written + FINAL if found.wants_final else written
+
+    return infer_new
+
+
+async def _nothing() -> None:
+    """Answer nothing yet."""
+
+
+async def _write(
+    service: Service, writer: AnswerWriter, request_id: str, call: GrpcCall, answer: Answer
+) -> bytes:
+    return writer.write(answer, request_id) or await _write_large(service, writer, request_id, call, answer)
+
+
+async def _write_large(
+    service: Service, writer: AnswerWriter, request_id: str, call: GrpcCall, answer: Answer
+) -> bytes:
+    with RequestBudget.of(service.limits, call) as budget:
+        async with service.slicer as slicer:
+            return await in_steps(writer.writing(answer, request_id, budget), slicer)
 
 
 def _flagged(written: bytes, answer: Answer) -> bytes:
@@ -99,11 +158,19 @@ def _flagged(written: bytes, answer: Answer) -> bytes:
 # ---- Streams ----
 
 
-def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
-    answer = answering(infer, outcomes, _in_stream, stream_error)
+_Message = asyncio.Task[bytes | Parts]
+"""Answers one message of a stream."""
+
+
+def _streaming(
+    infer: Callable[[bytes, GrpcCall], Awaitable[bytes | Parts]], outcomes: Outcomes
+) -> StreamHandler:
+    # Only bytes reach ``in_stream``, as Parts are Streamed.
+    respond = cast("Callable[[bytes | Parts], bytes | Parts]", in_stream)
+    answer = answering(infer, outcomes, respond, stream_error)
 
     async def stream(messages: AsyncIterator[bytes], call: GrpcCall) -> AsyncIterator[bytes]:
-        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue()
+        under_way: asyncio.Queue[_Message | None] = asyncio.Queue()
         free = asyncio.Semaphore(_STREAM_REQUESTS)
 
         async def read() -> None:
@@ -115,14 +182,21 @@ def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
                 under_way.put_nowait(None)
 
         reader = asyncio.create_task(read())
+        task: _Message | None = None
         try:
             while (task := await under_way.get()) is not None:
-                yield await task  # in the order of the requests
+                reply = await task  # in the order of the requests
+                if type(reply) is Parts:
+                    async with aclosing(reply.responses()) as responses:
+                        async for response in responses:
+                            yield response
+                else:
+                    yield reply
                 free.release()
             await reader  # raises the error that ended the reading, if any
         finally:
             try:
-                await _cancel([reader, *_left(under_way)])
+                await _cancel([reader, *_left(under_way, task)])
             finally:
                 # The reader's exception has a traceback that refers to this frame. Without this, the cycle
                 # would keep all of it until the next garbage collection.
@@ -131,42 +205,20 @@ def _streaming(infer: _Inferring, outcomes: Outcomes) -> StreamHandler:
     return stream
 
 
-def _in_stream(response: bytes) -> bytes:
-    return length_prefix(_INFER_RESPONSE, len(response)) + response
-
-
-def _left(under_way: asyncio.Queue[asyncio.Task[bytes] | None]) -> Iterable[asyncio.Task[bytes]]:
-    while not under_way.empty():
-        task = under_way.get_nowait()
+def _left(under_way: asyncio.Queue[_Message | None], task: _Message | None) -> Iterable[_Message]:
+    """Yield the tasks of messages that are not answered, the one whose turn it is first."""
+    while task is not None or not under_way.empty():
         if task is not None:
             yield task
+        task = None if under_way.empty() else under_way.get_nowait()
 
 
-async def _cancel(tasks: list[asyncio.Task[bytes] | asyncio.Task[None]]) -> None:
+async def _cancel(tasks: list[_Message | asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def stream_error(message: bytes, error: HeadraceError) -> bytes:
-    """Return the response to a failed request of a stream; the stream continues.
-
-    Args:
-        message: The request, whose id is returned if it can be read.
-        error: The error.
-    """
-    request_id = ""
-    try:
-        for field in fields(message, steps=iter(range(MOST_FIELDS))):
-            if field.number == REQUEST_ID and field.wire_type == LENGTH_DELIMITED:
-                request_id = message[field.start : field.stop].decode()
-    except ValueError:
-        pass  # a malformed message is what ``error`` reports
-    response = protos.message("inference.ModelStreamInferResponse")(
-        error_message=told(error), infer_response={"id": request_id}
-    )
-    written: bytes = response.SerializeToString()
-    return written
+    for reply in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(reply, Parts):
+            reply.drop()
 
 
 # ---- Other methods: plain values in, plain values out ----

@@ -198,10 +198,24 @@ async def _print_values(
     for spec, is_binary in inference.outputs:
         if is_binary:
             continue
-        flat, parts = answer.tensor(spec.name).ravel(), []
-        for cut in json_output.row_slices([flat]):
-            values = infer_bodies.json_values(spec, flat[cut].tolist())
-            parts.append(msgspec.json.encode(values)[1:-1])
-            await slicer.breathe()
-        printed[spec.name] = msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", slicer))
+        printed[spec.name] = await print_tensor(spec, answer.tensor(spec.name), slicer)
     return printed
+
+
+async def print_tensor(spec: TensorSpec, tensor: Array, slicer: TimeSlicer) -> msgspec.Raw:
+    """Serialize a tensor as a flat JSON list, in slices.
+
+    Args:
+        spec: The output.
+        tensor: Its values.
+        slicer: The time slicer, held by the caller.
+
+    Raises:
+        InvalidRequest: The values are strings that are not UTF-8.
+    """
+    flat, parts = tensor.ravel(), []
+    for cut in json_output.row_slices([flat]):
+        values = infer_bodies.json_values(spec, flat[cut].tolist())
+        parts.append(msgspec.json.encode(values)[1:-1])
+        await slicer.breathe()
+    return msgspec.Raw(await json_output.joined_by_commas(b"[", parts, b"]", slicer))

@@ -14,6 +14,7 @@ from headrace.base.tensors import BY_OIP, Array
 from headrace.frontends.oip.datatypes import CONTENTS, refuse_texts
 from headrace.frontends.oip.parameters import (
     SIGNATURE_PARAMETER,
+    final_parameter,
     refuse_parameters,
     signature_parameter,
     timeout_parameter,
@@ -65,6 +66,7 @@ class Inference(NamedTuple):
         writer: Writes the answer.
         request_id: The client's id for the request, which is returned.
         deadline: Deadline in seconds on the monotonic clock.
+        wants_final: Whether the client asks for a response that tells the end of a stream of answers.
     """
 
     loaded: LoadedVersion
@@ -72,6 +74,7 @@ class Inference(NamedTuple):
     writer: AnswerWriter
     request_id: str
     deadline: float
+    wants_final: bool = False
 
 
 class InferDecoder:
@@ -119,13 +122,19 @@ class InferDecoder:
         is_raw = len(request.raw_input_contents) > 0
         outputs = signature.check_outputs(_outputs(request.outputs))
         writer = writer_for(loaded, signature, outputs, typed=not is_raw)
+        wants_final = False
         if request.parameters:
             deadline = min(deadline, timeout_parameter(request.parameters))
-        if is_raw and all(name == SIGNATURE_PARAMETER for name in request.parameters):
+            wants_final = final_parameter(request.parameters)
+        if (
+            is_raw
+            and loaded.streams is None
+            and all(name == SIGNATURE_PARAMETER for name in request.parameters)
+        ):
             asked = partial(self._loaded, request.model_name, version)
             learnt = Learnt(asked, loaded, signature, inputs, writer, request.id)
             self._repeated.learn(message, tensors, learnt, partial(_located, message, bool(request.id)))
-        return Inference(loaded, inputs, writer, request.id, deadline)
+        return Inference(loaded, inputs, writer, request.id, deadline, wants_final)
 
 
 def _located(message: bytes, has_id: bool, tensors: Mapping[str, WireTensor]) -> Located | None:

@@ -15,6 +15,9 @@ from headrace.frontends.wire.protos import Message
 SIGNATURE_PARAMETER = "signature_name"
 """The request parameter that names the signature to call; an extension of the protocol."""
 
+FINAL_PARAMETER = "triton_enable_empty_final_response"
+"""Triton's request parameter that asks for an empty last response where a model answers in parts."""
+
 ANSWERED_BY_PARAMETER = "headrace_answered_by"
 """The response parameter that names who answered, if not the requested model."""
 
@@ -134,3 +137,18 @@ def timeout_parameter(parameters: Message) -> float:
     if chosen not in ("int64_param", "uint64_param"):
         raise InvalidRequest(f"expected microseconds as int64_param, got {chosen}", field="timeout")
     return deadline_after(getattr(timeout, chosen))
+
+
+def final_parameter(parameters: Message) -> bool:
+    """Return whether a gRPC request's parameters ask for an empty last response.
+
+    Raises:
+        InvalidRequest: The parameter is not a boolean.
+    """
+    given = parameters.get(FINAL_PARAMETER)
+    if given is None:
+        return False
+    chosen = given.WhichOneof("parameter_choice")
+    if chosen != "bool_param":
+        raise InvalidRequest(f"expected true or false as bool_param, got {chosen}", field=FINAL_PARAMETER)
+    return bool(given.bool_param)

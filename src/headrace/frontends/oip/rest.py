@@ -13,7 +13,7 @@ from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
 from headrace.frontends.early_refusal import refuse_unread
-from headrace.frontends.oip import descriptions, large_json
+from headrace.frontends.oip import descriptions, generate, large_json
 from headrace.frontends.oip.infer_bodies import (
     JSON_LENGTH_HEADER,
     JsonInference,
@@ -80,7 +80,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
             HttpRoute("GET", f"{model}/stats", _counting(service), DESCRIBE),
             HttpRoute("GET", model, _describing(service, _metadata), DESCRIBE),
         ]
-    return routes
+    return routes + generate.http_routes(service)
 
 
 def _inferring(service: Service) -> HttpHandler:

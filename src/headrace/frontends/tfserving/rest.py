@@ -87,7 +87,7 @@ async def _predict(
     else:
         loaded, decoded = await _larger_inputs(service, chosen, call)
     signature, inputs, by_row = decoded
-    if by_row and not loaded.config.batching.enabled:
+    if by_row and not loaded.config.batching.enabled and loaded.streams is None:
         raise InvalidRequest(
             'the model answers each request whole, not in rows (batching = false): send columns as "inputs"',
             field="instances",

@@ -28,8 +28,9 @@ from headrace.frontends.calls import (
     StreamHandler,
     UnaryHandler,
 )
-from headrace.frontends.chunks import Pieces, joined, slices
+from headrace.frontends.chunks import Following, Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
+from headrace.frontends.transport.event_streams import EventStreams
 from headrace.frontends.transport.grpc_framing import (
     PREFIX_BYTES,
     MessageReader,
@@ -41,7 +42,7 @@ from headrace.frontends.transport.grpc_framing import (
     take_prefix,
 )
 from headrace.frontends.transport.headers import echo_request_id, is_grpc, read_grpc, read_http
-from headrace.frontends.transport.replies import error_reply, live
+from headrace.frontends.transport.replies import INTERNAL, error_reply, live
 from headrace.frontends.transport.reported_load import ReportedLoad, trailing
 from headrace.frontends.transport.responses import COUNTED_ANSWER_BYTES, Answers, Send, framed
 from headrace.frontends.transport.rest_routes import Router
@@ -66,10 +67,9 @@ _COUNTED_FROM_BYTES = 16_384  # up to here, ``call_bytes`` pays for a parsed bod
 _CLOSE = ((b"connection", b"close"),)  # on HTTP/2 the server sends GOAWAY and drops this header
 _GZIP_FROM_BYTES = 8192
 _ANSWERS_SHARE = 2
-_INTERNAL = "internal error; the server's log says more"
 
 
-class Application:
+class Application(EventStreams):
     """The ASGI application over the codecs' routes and methods.
 
     Attributes:
@@ -194,7 +194,7 @@ class Application:
             failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - network boundary: a bug fails only its own call
             _log.exception("a gRPC call failed unexpectedly")
-            failed = HeadraceError(_INTERNAL)
+            failed = HeadraceError(INTERNAL)
         except BaseException as error:
             outcomes.failed(call, error)
             raise
@@ -263,7 +263,7 @@ class Application:
         try:
             messages = self._messages(receive, read_grpc(call), unanswered)
             async for reply in handler(messages, call):
-                if unanswered:
+                if unanswered and type(reply) is not Following:
                     self.bodies.release(unanswered.popleft().held)
                 if not started:
                     await send(_GRPC_START)
@@ -275,7 +275,7 @@ class Application:
             failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - network boundary, as above
             _log.exception("a gRPC stream failed unexpectedly")
-            failed = HeadraceError(_INTERNAL)
+            failed = HeadraceError(INTERNAL)
         except BaseException as error:
             self.outcomes.failed(call, error)
             raise
@@ -362,11 +362,15 @@ class Application:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, root, bodies, held = scope["method"], scope.get("root_path"), self.bodies, 0
         path = scope["path"].removeprefix(root) if root else scope["path"]
-        handler, parameters, allowed, _ = self._router.match(method, path)
+        handler, parameters, allowed, _, stream = self._router.match(method, path)
         call = HttpCall(method, path, parameters, scope["headers"], b"", scope["query_string"])
         call.budget = bodies
         if handler is None:
-            await self._send_no_route(call, allowed, scope, send)
+            await (
+                self._send_no_route(call, allowed, scope, send)
+                if stream is None
+                else self._answer_events(stream, call, scope, receive, send)
+            )
             return
         if self.outcomes.observed:
             self.outcomes.begin(call, method, path, scope.get("client"))
@@ -416,15 +420,6 @@ class Application:
     def _end(self, call: HttpCall, outcome: Outcome, reply: HttpReply) -> None:
         outcome.weighed(len(call.body), len(reply.body), reply.status)
         self.outcomes.answered(call)
-
-    def _refusal(self, call: HttpCall, error: Exception) -> HttpReply:
-        if not isinstance(error, HeadraceError):
-            _log.exception("an HTTP request failed unexpectedly", extra={"path": call.path})
-            error = HeadraceError(_INTERNAL)
-        self.outcomes.failed(call, error)
-        reply = error_reply(error)
-        reply.headers += call.names
-        return reply
 
     async def _send_no_route(
         self, call: HttpCall, allowed: tuple[str, ...], scope: Scope, send: Send

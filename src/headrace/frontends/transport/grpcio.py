@@ -27,7 +27,7 @@ from headrace.base.status_codes import codes
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
 from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.chunks import joined
+from headrace.frontends.chunks import Following, joined
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
@@ -317,6 +317,9 @@ def _stream(method: GrpcMethod, application: Application, pauses: Pauses) -> _An
         try:
             bodies.check_room()
             async for reply in method.stream(counted(), call):  # type: ignore[misc]  # the caller has checked
+                if type(reply) is Following:
+                    yield bytes(reply)  # the library takes no subclass
+                    continue
                 if unanswered:
                     bodies.release(unanswered.popleft())
                 yield joined(reply)

@@ -12,6 +12,9 @@ from headrace.frontends.calls import JSON_HEADERS, HttpReply, NotReady, told
 from headrace.frontends.transport.bodies import Receive
 from headrace.frontends.transport.responses import Send
 
+INTERNAL = "internal error; the server's log says more"
+"""The text of an error that is a bug, for callers."""
+
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="headrace"')
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from headrace.access.permissions import ANY
-from headrace.frontends.calls import HttpHandler, HttpRoute
+from headrace.frontends.calls import HttpHandler, HttpRoute, HttpStreamHandler
 
 PATHS_KEPT = 1024
 """Number of paths remembered before those that have not been requested again are forgotten."""
@@ -21,16 +21,18 @@ class Match(NamedTuple):
     """The route that a request takes.
 
     Attributes:
-        handler: Handler of the request; None if no route matches.
+        handler: Handler of the request; None if no route matches, or its answer is a stream.
         parameters: Values of the pattern's ``{names}``.
         allowed: Methods of the path, if the path is known but not with this method.
         verbs: Verbs as bits, one of which the key must permit. Any key suffices to learn of unknown routes.
+        stream: Handler of a request whose answer is a stream of events; None for any other.
     """
 
     handler: HttpHandler | None
     parameters: Mapping[str, str]
     allowed: tuple[str, ...] = ()
     verbs: int = ANY
+    stream: HttpStreamHandler | None = None
 
 
 class Router:
@@ -38,9 +40,7 @@ class Router:
 
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
         """Compile the routes; the first match handles a request."""
-        self._routes = [
-            (route.method, _compiled(route.pattern), route.handler, route.verbs) for route in routes
-        ]
+        self._routes = [(_compiled(route.pattern), route) for route in routes]
         # Two halves: paths requested since the last swap, and before it. Paths that clients invent evict
         # each other, and never one in use.
         self._recent: dict[tuple[str, str], Match] = {}
@@ -56,7 +56,8 @@ class Router:
         found = self._recent.get((method, path))
         if found is None:
             found = self._older.get((method, path)) or self._search(method, path)
-            if found.handler is not None and len(path) <= _LONGEST_PATH_KEPT:  # unknown paths are not kept
+            is_known = found.handler is not None or found.stream is not None
+            if is_known and len(path) <= _LONGEST_PATH_KEPT:  # unknown paths are not kept
                 self._remember((method, path), found)
         return found
 
@@ -69,12 +70,12 @@ class Router:
         if len(path) > _LONGEST_PATH:  # names have at most 128 characters, so nothing can match
             return Match(None, {})
         allowed, asked = [], "GET" if method == "HEAD" else method
-        for known, pattern, handler, verbs in self._routes:
+        for pattern, route in self._routes:
             matched = pattern.fullmatch(path)
-            if matched and known == asked:
-                return Match(handler, matched.groupdict(), verbs=verbs)
+            if matched and route.method == asked:
+                return Match(route.handler, matched.groupdict(), verbs=route.verbs, stream=route.stream)
             if matched:
-                allowed.append(known)
+                allowed.append(route.method)
         return Match(None, {}, tuple(sorted(set(allowed))))
 
 

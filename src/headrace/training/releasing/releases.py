@@ -26,7 +26,7 @@ from headrace.training.releasing.publishing import (
 )
 
 if TYPE_CHECKING:
-    from headrace.training.keras import KerasModel
+    from headrace.training.keras.model import KerasModel
 
 
 def build_click_model(
@@ -74,7 +74,7 @@ def build_keras_model(
         ConfigError: TensorFlow is not installed, or the function does not build a model of these features.
     """
     try:
-        from headrace.training.keras import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
+        from headrace.training.keras.model import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
     except ImportError as error:
         raise needs_extra("keras", "keras", error) from error
     model = KerasModel(load_build(function), features, seed=seed)

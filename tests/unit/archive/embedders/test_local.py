@@ -15,7 +15,8 @@ from headrace.archive.embedders.served_models import LocalModels
 from headrace.archive.operations.server_archive import Running
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from headrace.config import ServerConfig
-from headrace.serving.engine import Engine, ModelSpec
+from headrace.serving.engine import Engine
+from headrace.serving.model_spec import ModelSpec
 from tests.encoder_models import write_letters, write_models
 from tests.waiting import until
 

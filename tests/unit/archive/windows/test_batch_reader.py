@@ -23,7 +23,7 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[int]:
 
 
 def test_what_has_come_together_is_given_together() -> None:
-    with open_stream_batches(io.BytesIO(stream_of(ROWS, rows=7))) as (names, batches):
+    with open_stream_batches(io.BytesIO(stream_of(ROWS, rows=7))) as (names, batches, _):
         assert names == ["item", "x"]
         given = list(batches)
     assert [batch.num_rows for batch in given] == [100]
@@ -36,8 +36,10 @@ def test_rows_of_a_slow_pipe_are_given_as_they_come() -> None:
     with os.fdopen(listen, "rb", buffering=0) as file, os.fdopen(tell, "wb", buffering=0) as pipe:
         half = content[: len(content) * 2 // 3]  # one of the two batches, and a part of the other
         pipe.write(half)
-        with open_stream_batches(file) as (_, batches):
+        with open_stream_batches(file) as (_, batches, wait):
+            assert wait(60.0)
             assert next(batches).num_rows == 50
+            assert not wait(0.0)
             pipe.write(content[len(half) :])
             pipe.close()
             assert rows_of(batches) == list(range(50, 100))
@@ -46,7 +48,7 @@ def test_rows_of_a_slow_pipe_are_given_as_they_come() -> None:
 def test_what_came_before_a_cut_is_given_first() -> None:
     content = stream_of(ROWS, rows=50)
     given = []
-    with open_stream_batches(io.BytesIO(content[:-100])) as (_, batches):
+    with open_stream_batches(io.BytesIO(content[:-100])) as (_, batches, _wait):
         given.append(next(batches))
         with pytest.raises(StreamError, match="it is cut within a message"):
             next(batches)
@@ -56,8 +58,9 @@ def test_what_came_before_a_cut_is_given_first() -> None:
 def test_small_batches_of_a_file_are_given_together(tmp_path: Path) -> None:
     """What is written is what has changed by the end of a batch: small ones have a key written more often."""
     (tmp_path / "rows.arrows").write_bytes(stream_of(ROWS, rows=7))
-    names, batches = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x", "not there"])
+    names, batches, wait = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x", "not there"])
     assert names == ["item", "x"]
+    assert wait(0.0)
     given = list(batches)
     assert [batch.num_rows for batch in given] == [100]
     assert rows_of(iter(given)) == list(range(100))
@@ -65,7 +68,7 @@ def test_small_batches_of_a_file_are_given_together(tmp_path: Path) -> None:
 
 def test_what_came_before_the_damage_of_a_file_is_given_first(tmp_path: Path) -> None:
     (tmp_path / "rows.arrows").write_bytes(stream_of(ROWS, rows=25)[:-100])
-    _, batches = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x"])
+    _, batches, _ = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x"])
     given = [next(batches)]
     with pytest.raises(InvalidRequest):
         next(batches)

@@ -45,6 +45,7 @@ class LoadedDouble:
         self.statistics = VersionStatistics()
         self.config = ModelConfig()
         self.codec_cache: dict[object, object] = {}
+        self.streams = None
         self.model = model
         self.leases = 0
 

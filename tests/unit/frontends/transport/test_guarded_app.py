@@ -31,7 +31,7 @@ from headrace.server.server import grpc_methods, http_routes
 from headrace.serving.engine import Engine
 from headrace.telemetry.outcomes import Outcome
 from headrace.workers.worker_service import WorkerService
-from tests.models import Doubling
+from tests.models import Doubling, DoublingInParts
 from tests.unit.access.keys_of_tests import bearer, entry, gate_of, key_of, written
 from tests.unit.frontends.archive.doors import an_archive
 from tests.unit.frontends.transport.wire import GRPC, Event, Response, Wire, body, message
@@ -44,6 +44,7 @@ class Served:
     """All routes and methods that a server can have, behind a gate."""
 
     def __init__(self, engine: Engine, gate: Gate, archive: object = None) -> None:
+        self.engine = engine
         self.service = Service(engine)
         guard(self.service, gate)
         self.routes, self.methods = http_routes(self.service), grpc_methods(self.service)
@@ -412,6 +413,21 @@ def test_rows_are_limited_where_they_are_known() -> None:
         assert "0.05 rows per second" in response.body.decode()
 
     in_server(gate_of(limited), check)
+
+
+def test_rows_of_streams_are_limited_too() -> None:
+    limited = msgspec.structs.replace(entry("one"), rows_per_second=0.05)
+    path, asked = "/v2/models/m/generate_stream", json.dumps({"x": [1.0, 2.0]}).encode()
+
+    async def check(served: Served) -> None:
+        response = await served.ask("POST", path, asked, bearer("one"))
+        assert response.status == 200
+        assert b'"y":[2.0,4.0]' in response.body
+        assert (await served.ask("POST", path, asked, bearer("one"))).status == 429
+        await until_in_loop(lambda: not served.engine.loaded("m").outstanding)
+
+    for model in (DoublingInParts(), Doubling()):
+        in_server(gate_of(limited), check, m=model)  # type: ignore[arg-type]
 
 
 def test_what_has_ended_is_under_way_no_more_however_it_ended() -> None:

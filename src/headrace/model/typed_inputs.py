@@ -1,0 +1,98 @@
+"""An input's values in the dtype of the model, as a request or a client converts them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
+from headrace.model.casting import DoesNotFit, cast, may_cast
+
+
+class Input(Protocol):
+    """The parts of a ``TensorSpec`` that this module reads; its text describes the input in errors."""
+
+    @property
+    def name(self) -> str:
+        """The input's name."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The input's dtype."""
+
+
+def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
+    """Return the values of an input in its dtype. Their shape is not checked, and no value may be missing.
+
+    Args:
+        spec: The input.
+        value: An array, or nested lists.
+        exact: Whether only lossless widening is done; otherwise any number is cast if its kind fits.
+
+    Raises:
+        InvalidRequest: A value is of another kind, or does not fit in the dtype.
+    """
+    array = _as_strings(spec, value) if spec.dtype == STRING else _as_numbers(spec, value)
+    return array if array.dtype == spec.dtype else _cast(spec, array, exact)
+
+
+def _as_numbers(spec: Input, value: object) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidRequest(f"expected {spec}, got a ragged or mixed list", field=spec.name) from error
+    if array.dtype == STRING:
+        raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
+    return array
+
+
+def _as_strings(spec: Input, value: object) -> Array:
+    try:
+        array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
+    except ValueError as error:
+        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype != STRING:
+        raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
+    if any(type(element) is not bytes for element in array.flat):
+        flat = [_as_bytes(spec, element) for element in array.flat]
+        array = np.array([*flat, None], dtype=object)[:-1].reshape(
+            array.shape
+        )  # the None keeps NumPy from making fixed-size strings
+    return array
+
+
+def _as_bytes(spec: Input, element: object) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"text that is not Unicode: {error.reason}", field=spec.name) from error
+    raise InvalidRequest(
+        f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name
+    )
+
+
+def _cast(spec: Input, array: Array, exact: bool) -> Array:
+    wanted = BY_DTYPE[spec.dtype].oip
+    if array.dtype.kind in "US":
+        raise InvalidRequest(f"expected {wanted}, got text", field=spec.name)
+    if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
+        raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
+    # If no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
+    if not (np.can_cast(array.dtype, spec.dtype) if exact else may_cast(array.dtype, spec.dtype)):
+        raise InvalidRequest(
+            f"expected {spec}, got {describe(array)}; convert it before sending, as headrace does not",
+            field=spec.name,
+        )
+    try:
+        return cast(array, spec.dtype)
+    except DoesNotFit as error:
+        raise InvalidRequest(str(error), field=spec.name) from None
