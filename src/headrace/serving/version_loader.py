@@ -30,7 +30,7 @@ from headrace.runtimes import registry
 from headrace.serving.labels_file import with_labels
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.model_calls import ModelCalls
-from headrace.versions.file_trust import TrustedFiles
+from headrace.versions.file_trust import StagedVersion, TrustedFiles
 from headrace.versions.manifest import Manifest, check_manifest, space_versions
 
 if TYPE_CHECKING:
@@ -196,9 +196,6 @@ class VersionLoader:
         """Load a signed version so that no file can be replaced after it was verified."""
         if runtime.checks:  # the runtime computes with the bytes that it has verified
             return run(path)
-        # Imported late: only signed versions need it.
-        from headrace.versions.private_copies import StagedVersion  # noqa: PLC0415
-
         staged = self.threads.when_idle(lambda: StagedVersion(path, manifest, stop_if_dropped))
         try:
             servable = run(staged.path)

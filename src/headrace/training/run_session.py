@@ -28,7 +28,7 @@ from headrace.training.running.source import RenumberedBlocks, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.training.topic_origin import open_origin
 from headrace.versions.manifest import Signer
-from headrace.versions.protected_versions import server_settings
+from headrace.versions.retention import server_settings
 
 
 def make_learner(

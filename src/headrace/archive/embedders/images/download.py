@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urljoin
 
 from headrace.base.errors import shown
+from headrace.net.allowed_destinations import Target, target
 from headrace.net.content_failures import Failing, never, not_now
 from headrace.net.deadline_connection import Connection, Connector
-from headrace.net.urls import Target, target
 
 if TYPE_CHECKING:
     import socket

@@ -24,9 +24,9 @@ from headrace.base.tensors import Array
 from headrace.config.image_recipe import Recipe
 from headrace.images.decoding import ImageLimits, decoded, import_pillow
 from headrace.images.preparation import input_for, prepared
+from headrace.net.allowed_destinations import networks
 from headrace.net.content_failures import Failing, Failure
 from headrace.net.deadline_connection import Connector, Resolve, system_addresses
-from headrace.net.public_addresses import networks
 
 _AXES = 2
 _Ready = tuple[int, Array | Failure | BaseException]

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.config import Tracing
-from headrace.telemetry.tracing.otel_settings import Settings, combined
+from headrace.telemetry.tracing.exporters import Settings, combined
 
 
 def found(config: Tracing | None = None, **environment: str) -> Settings:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +14,8 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.status_codes import OK, Codes, codes
 from headrace.base.trace_context import noted
 from headrace.batching.request import Origin, Timings
-from headrace.telemetry.access_log.lines import is_always_told, line
+from headrace.telemetry import access_log
+from headrace.telemetry.access_log import LineFile, is_always_told, line
 from headrace.telemetry.outcomes import Channel, Outcome
 
 
@@ -101,3 +106,42 @@ def test_errors_and_slow_calls_are_always_told(
     outcome = ended(code=code, seconds=seconds)
     outcome.status = status
     assert is_always_told(outcome, 1.0) == is_told
+
+
+# The file of the access log: pipes that are full, and lines that are written in part.
+
+LINE = b"x" * 19_999 + b"\n"
+PIPE_BYTES = 65_536
+FIRST_ABOVE_SELECT = 1024
+
+
+@pytest.fixture
+def full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LineFile]:
+    """A named pipe that holds three lines and a part of the fourth."""
+    monkeypatch.setattr(access_log, "_PATIENCE_SECONDS", 0.0)
+    os.mkfifo(tmp_path / "pipe")
+    file = LineFile(tmp_path / "pipe")
+    fcntl.fcntl(file._descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    with pytest.raises(BlockingIOError):
+        file.write(LINE * 5)
+    yield file
+    file.close()
+
+
+def test_whole_lines_are_counted(full: LineFile) -> None:
+    assert full.lines == 3
+    read = os.read(full._descriptor, PIPE_BYTES)
+    full.write(LINE)
+    assert full.lines == 4
+    read += os.read(full._descriptor, PIPE_BYTES)
+    *_, torn, last = read.splitlines(keepends=True)
+    assert len(torn) < len(last)
+    assert last == LINE
+
+
+def test_a_full_pipe_may_have_any_descriptor(full: LineFile) -> None:
+    before = full._descriptor
+    full._descriptor = fcntl.fcntl(before, fcntl.F_DUPFD_CLOEXEC, FIRST_ABOVE_SELECT)
+    os.close(before)
+    with pytest.raises(BlockingIOError):
+        full.write(LINE)
