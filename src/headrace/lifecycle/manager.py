@@ -20,11 +20,20 @@ from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Unava
 from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.load_attempts import TOO_MANY_HANG, Attempt, Attempts, Loader, WaitingLoads
-from headrace.lifecycle.loader_threads import NO_THREAD, Executor
-from headrace.lifecycle.model_records import OVERWRITTEN, ModelRecord, Place, Unsettled, VersionRecord
-from headrace.lifecycle.no_version import label_error, not_ready, told_of, unknown_model, whole_of
+from headrace.lifecycle.loader_threads import NO_THREAD, Closes, Executor
+from headrace.lifecycle.model_records import (
+    OVERWRITTEN,
+    ModelRecord,
+    Place,
+    Unsettled,
+    VersionRecord,
+    label_error,
+    not_ready,
+    told_of,
+    unknown_model,
+    whole_of,
+)
 from headrace.lifecycle.policy import pause_before_retry
-from headrace.lifecycle.version_closing import Closes
 from headrace.lifecycle.version_states import Event, State, VersionStatus
 
 _log = logging.getLogger(__name__)

@@ -20,8 +20,7 @@ from headrace.batching.statistics import ModelTotals
 from headrace.config import MODEL_CONFIG_FILE, ModelConfig
 from headrace.lifecycle.idle_time import stop_if_dropped
 from headrace.lifecycle.loader_threads import LoaderThreads
-from headrace.lifecycle.readiness_checks import probe
-from headrace.lifecycle.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
+from headrace.lifecycle.warmup import WarmUpBatch, probe, warm_up, warm_up_serving_threads
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.predictors.cached_predictor import Cached
 from headrace.predictors.default_model import DefaultModel

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.base.errors import Unavailable
 from headrace.frontends.transport.generation_sockets import Listeners
-from headrace.workers.worker_slot import places_at
+from headrace.workers.worker_processes import places_at
 
 
 def test_workers_do_not_share_one_set_with_a_running_server() -> None:

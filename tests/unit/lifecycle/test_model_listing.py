@@ -11,8 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.lifecycle.model_listing import Listing, list_models, look
-from headrace.lifecycle.stat_cache import RENEWED_SECONDS, SETTLED_SECONDS, Recall
+from headrace.lifecycle.model_listing import (
+    RENEWED_SECONDS,
+    SETTLED_SECONDS,
+    Listing,
+    Recall,
+    list_models,
+    look,
+)
 from headrace.versions.manifest import publish
 from headrace.versions.pins_and_holds import pin, unpin
 from tests.unit.lifecycle.watch import put

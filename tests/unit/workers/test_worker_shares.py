@@ -1,4 +1,4 @@
-"""Which worker gets a new connection: the program's steps run here, and by the kernel."""
+"""One worker's part of the limits."""
 
 from __future__ import annotations
 
@@ -8,14 +8,86 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from headrace.archive.model.archive_toml import ArchiveConfig, CacheSettings
+from headrace.base import cpus
 from headrace.base.errors import ConfigError
+from headrace.config import CachePolicy, Limits, ModelConfig, ServerConfig
 from headrace.frontends.transport.generation_sockets import Step, program, steer
 from headrace.frontends.transport.listening_sockets import listen_together
-from headrace.workers.child_processes import open_files
-from headrace.workers.connection_shares import taking, weighted
+from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.stores.store_settings import MemoryStore
+from headrace.workers import worker_shares
+from headrace.workers.messages import Begin, decoded, encoded
+from headrace.workers.worker_processes import open_files
+from headrace.workers.worker_shares import taking, weighted
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("inflight", "connections", "workers", "expected"),
+    [
+        (512 * MIB, 0, 2, (256 * MIB, 0)),
+        (512 * MIB, 1000, 3, (512 * MIB // 3, 334)),
+        (512 * MIB, 1, 4, (128 * MIB, 1)),
+        (512 * MIB, 0, 64, (64 * MIB, 0)),  # the largest message fits
+    ],
+)
+def test_a_workers_limits(inflight: int, connections: int, workers: int, expected: tuple[int, int]) -> None:
+    config = ServerConfig(
+        workers=workers, limits=Limits(max_inflight_bytes=inflight, max_connections=connections)
+    )
+    limits = worker_shares.of_server(config, workers).limits
+    assert (limits.max_inflight_bytes, limits.max_connections) == expected
+
+
+@pytest.mark.parametrize(("size", "workers", "expected"), [(0, 4, 0), (MIB, 4, MIB // 4), (2**17, 4, 2**16)])
+def test_a_workers_prediction_cache(size: int, workers: int, expected: int) -> None:
+    config = ModelConfig(cache=CachePolicy(size_bytes=size))
+    assert worker_shares.of_model(config, workers).cache.size_bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("fill", "fills", "expected"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_a_workers_part_of_an_archive(fill: bool, fills: bool, expected: bool) -> None:
+    config = ArchiveConfig(cache=CacheSettings(size_bytes=8 * MIB), fill=fill)
+    part = worker_shares.of_archive(config, 4, fills=fills)
+    assert (part.cache.size_bytes, part.fill) == (2 * MIB, expected)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(ArchiveConfig(store=MemoryStore()), "store"), (ArchiveConfig(queue=MemoryQueue()), "queue")],
+)
+def test_an_archive_of_one_process_is_refused(config: ArchiveConfig, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name}.kind: expected one that processes can share"):
+        worker_shares.of_archive(config, 2, fills=True)
+
+
+def test_processors_are_divided() -> None:
+    alone = cpus.available()
+    try:
+        cpus.divide_by(2)
+        assert cpus.available() == max(1, alone // 2)
+        cpus.divide_by(1000)
+        assert cpus.available() == 1
+    finally:
+        cpus.divide_by(1)
+    assert cpus.available() == alone
+
+
+def test_settings_survive_the_way_to_a_worker() -> None:
+    config = ServerConfig(archive=Path("archive.toml"), workers="auto")
+    begin = Begin(1, Path("models"), config, (4, 5), 2, True, False, 1.5, False, True, 6)
+    assert decoded(encoded(begin)) == begin
+
+
+# Which worker gets a new connection: the program's steps run here, and by the kernel.
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux steers")
 

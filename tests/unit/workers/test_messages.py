@@ -9,8 +9,7 @@ import struct
 
 import pytest
 
-from headrace.workers.channel import Channel
-from headrace.workers.messages import Beat, Failed, Finish, Message, encoded
+from headrace.workers.messages import Beat, Channel, Failed, Finish, Message, encoded
 from tests.waiting import until_in_loop
 
 
