@@ -15,9 +15,8 @@ from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.model.archive_toml import archive_config
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue import Depth, Message, Queue, Receiver
-from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.waiting import until
 from tools.services.kafka_server import Kafka

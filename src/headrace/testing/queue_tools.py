@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import msgspec
 
 from headrace.config.toml_reader import convert
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue
 from headrace.storage.queues.queue import Delivery, Message, Queue, Receiver
 from headrace.storage.queues.queue_settings import AnyQueue
 from headrace.testing.queue_process import QueueProcess

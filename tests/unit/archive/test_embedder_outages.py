@@ -17,8 +17,7 @@ from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, status_of
 from tests.waiting import until
 

@@ -15,8 +15,7 @@ from headrace.archive.filling.embedder_outages import Borrowed, PooledEmbedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import ArchiveConfig, read_archive_config
 from headrace.base.errors import Unavailable
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 
 _PATIENCE_SECONDS = 5.0
 

@@ -110,7 +110,7 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
 def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
     """Open the store, and read the records of the spaces."""
     from headrace.archive.model.catalog import Catalog  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.storage.stores.open_store import open_store  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.opening import open_store  # noqa: PLC0415 - not needed to list the verbs
 
     store = open_store(config.store)
     try:
@@ -121,7 +121,7 @@ def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
 
 
 def _queue(config: ArchiveConfig) -> str:
-    from headrace.storage.queues.open_queue import open_queue  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.opening import open_queue  # noqa: PLC0415 - not needed to list the verbs
 
     queue = open_queue(config.queue)
     try:

@@ -20,9 +20,8 @@ from headrace.archive.model.catalog import partition
 from headrace.archive.model.columns import Column
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.oov import ENOUGH
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue import Message
-from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
 from tests.waiting import until
 

@@ -17,8 +17,7 @@ from headrace.archive.lookup.dead_letter_records import PARTITION, DeadLetter, n
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.fill_counts import FillCounts
 from headrace.archive.model.oov import ENOUGH
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.stores.store import Item
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
 from tests.waiting import until

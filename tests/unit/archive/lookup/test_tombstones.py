@@ -10,9 +10,9 @@ import pytest
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.tombstones import CLOCKS_APART_SECONDS
+from headrace.storage.opening import open_store
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
 
 

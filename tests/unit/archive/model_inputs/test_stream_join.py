@@ -21,8 +21,7 @@ from headrace.archive.model_inputs.stream_join import Join, JoinSettings
 from headrace.archive.operations.drop import drop_version
 from headrace.base.errors import ConfigError, StreamError
 from headrace.config import InputSource
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from headrace.stream.row_batches import StreamRows
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
 from tests.unit.archive.filling_parts import LengthEmbedder
