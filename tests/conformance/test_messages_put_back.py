@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.filling import in_flight
+from headrace.archive.filling import retries_and_dead_letters
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.miss_queue import wanted_of
@@ -83,7 +83,7 @@ def noting(queue: dict[str, object], tmp_path: Path) -> Iterator[tuple[Archive, 
 def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
     noting: tuple[Archive, Noting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "_MOST_ASIDE", MOST_ASIDE)
+    monkeypatch.setattr(retries_and_dead_letters, "_MOST_ASIDE", MOST_ASIDE)
     archive, queue = noting
     well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
     ill.busy.set()

@@ -76,14 +76,14 @@ class RemoteServed:
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> CalledModel:
-        """Request the metadata; see ``served_models.Served``. Version 0 means that none is known yet."""
+        """Request the metadata; see ``model_embedder.Served``. Version 0 means that none is known yet."""
         reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, _LARGEST_JSON_BYTES)
         found = _decoded(reply.body, _Metadata)
         outputs = tuple(one.name for one in found.outputs)
         return CalledModel(self._version or 0, tuple(map(_spec, found.inputs)), outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Predict a batch; see ``served_models.Served``. Later calls use the first version that is named."""
+        """Predict a batch; see ``model_embedder.Served``. Later calls use the first version that is named."""
         raw = _packed(values)
         tensor = {
             "name": name,

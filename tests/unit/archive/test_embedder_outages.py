@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling import embedder_outages, in_flight
+from headrace.archive.filling import embedder_outages, retries_and_dead_letters
 from headrace.archive.filling.embedder_outages import PooledEmbedder
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
@@ -105,7 +105,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
 @pytest.mark.rest
 def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
-    monkeypatch.setattr(in_flight, "_LONGEST_ASIDE_SECONDS", 0.5)
+    monkeypatch.setattr(retries_and_dead_letters, "_LONGEST_ASIDE_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
     ill.busy.set()
     archive.want("texts", TEXTS[:20])

@@ -138,7 +138,7 @@ def _kind(settings: object) -> str:
 
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
-    from headrace.archive.embedders.embedder_settings import ModelSettings  # noqa: PLC0415
+    from headrace.archive.embedders.embedder import ModelSettings  # noqa: PLC0415
     from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.operations.open_archive import open_one_embedder  # noqa: PLC0415
 

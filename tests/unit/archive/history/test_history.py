@@ -17,7 +17,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.as_of import PastLookup
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.keys import all_stored
-from headrace.archive.operations.drop import drop_version
+from headrace.archive.operations.space_versions import drop_version
 from headrace.base.errors import InvalidRequest, NotFound
 from headrace.storage.opening import open_queue, open_store
 from headrace.storage.stores.memory import InMemoryStore

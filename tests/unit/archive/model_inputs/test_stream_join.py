@@ -18,7 +18,7 @@ from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.columns import Column
 from headrace.archive.model_inputs.assembly import Filled, ModelInputs
 from headrace.archive.model_inputs.stream_join import Join, JoinSettings
-from headrace.archive.operations.drop import drop_version
+from headrace.archive.operations.space_versions import drop_version
 from headrace.base.errors import ConfigError, StreamError
 from headrace.config import InputSource
 from headrace.storage.opening import open_queue, open_store

@@ -1,4 +1,4 @@
-"""Counts of a model's inputs from the archive: rows with a key, and those that got a value."""
+"""Counts of an archive: of filling its spaces, and of a model's inputs from it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,26 @@ import threading
 from dataclasses import dataclass
 
 
+@dataclass(slots=True)
+class FillCounts:
+    """Counts of filling one space since the process started.
+
+    Attributes:
+        filled: Number of vectors made and stored.
+        there: Number of keys that already had a vector.
+        dead: Number of keys that became dead letters.
+        late_seconds: Total time from queueing to storing, of all filled keys.
+    """
+
+    filled: int = 0
+    there: int = 0
+    dead: int = 0
+    late_seconds: float = 0.0
+
+
 @dataclass(frozen=True)
 class Counted:
-    """Counts of the rows of one input.
+    """Counts of the rows of one input of a model from the archive.
 
     Attributes:
         keys: Number of rows with a key.

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import now
-from headrace.archive.lookup.tombstones import CLOCKS_APART_SECONDS
+from headrace.archive.lookup.writes import CLOCKS_APART_SECONDS
 from headrace.storage.opening import open_store
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue_settings import MemoryQueue

@@ -1,32 +1,74 @@
-"""Vectors of images: parallel downloads and decoding, overlapped with the encoder."""
+"""Vectors of images: parallel downloads and decoding, overlapped with the encoder.
+
+The encoder's recipe is found beside it, or in its metadata.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
 
 import numpy as np
 
-from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
-from headrace.archive.embedders.embedder_settings import ImageSettings
+from headrace.archive.embedders.embedder import Embedded, ImageSettings, embed_with_isolation, fingerprint
 from headrace.archive.embedders.encoder import Encoder, open_encoder
-from headrace.archive.embedders.images.download import DownloadLimits
-from headrace.archive.embedders.images.fetch import ImageFetcher
-from headrace.archive.embedders.images.recipe import described, read_recipe
-from headrace.archive.embedders.text import normalized
+from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher
+from headrace.archive.embedders.text_embedder import normalized
 from headrace.base import cpus
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.tensors import Array
 from headrace.config.image_recipe import Recipe
+from headrace.config.toml_reader import convert, parse, read_table
 from headrace.images.decoding import ImageLimits, decoded, import_pillow
 from headrace.images.preparation import input_for, prepared
 from headrace.net.allowed_destinations import networks
 from headrace.net.content_failures import Failing, Failure
 from headrace.net.deadline_connection import Connector, Resolve, system_addresses
+
+_RECIPE_FILE = "encoder.toml"
+RECIPE_METADATA = "headrace.encoder"
+"""Metadata key under which an ONNX file may hold the text of a recipe."""
+
+_LATER_FIELDS = {"fit": "crop"}
+"""Fields of a recipe that older releases lack, and their values there."""
+
+
+def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) -> Recipe:
+    """Read an encoder's recipe: from the file named, else from beside the encoder, else from its metadata.
+
+    Args:
+        named: File that the settings name, or None.
+        model: The encoder's file or directory.
+        metadata: Metadata of the encoder's file.
+
+    Raises:
+        ConfigError: There is no recipe, or it is invalid.
+    """
+    beside = (model if model.is_dir() else model.parent) / _RECIPE_FILE
+    if named is not None or beside.exists():
+        file = named or beside
+        return convert(read_table(file, f"recipe: {file}"), Recipe, f"recipe: {file}")
+    if text := metadata.get(RECIPE_METADATA):
+        where = f"the metadata {RECIPE_METADATA} of {model.name}"
+        return convert(parse(text, where), Recipe, where)
+    raise ConfigError(
+        f"recipe: expected a recipe that prepares images for {model.name}, got none; write it to {beside}, "
+        "as in size = [224, 224], mean = [0.485, 0.456, 0.406], std = [0.229, 0.224, 0.225]"
+    )
+
+
+def described(recipe: Recipe) -> dict[str, object]:
+    """Return a recipe's fields for the fingerprint of an embedder.
+
+    A field that older releases lack is left out at their value, so that its vectors keep their fingerprint.
+    """
+    fields = {name: getattr(recipe, name) for name in recipe.__struct_fields__}
+    return {name: value for name, value in fields.items() if _LATER_FIELDS.get(name) != value}
+
 
 _AXES = 2
 _Ready = tuple[int, Array | Failure | BaseException]

@@ -8,8 +8,8 @@ import pytest
 
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.archive_toml import SpaceSettings
-from headrace.archive.model.fill_counts import FillCounts
-from headrace.archive.operations.alarms import Seen, warnings
+from headrace.archive.model.counts import FillCounts
+from headrace.archive.operations.status import Seen, warnings
 from headrace.storage.queues.queue import Depth
 
 EMBEDDED: dict[str, Any] = {"embedder": "minilm"}

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from headrace.archive.embedders.embedder import Embedder
+from headrace.archive.embedders.image_embedder import RECIPE_METADATA, described, read_recipe
 from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.base.errors import ConfigError
+from headrace.config.image_recipe import Recipe
 from tests.hostile_images import HostileServer, answer, redirect
 from tests.image_encoder import encoded, picture, write_encoder
 
@@ -240,3 +242,33 @@ def test_a_pretrained_encoder_sees_what_is_alike(tmp_path: Path) -> None:
     assert cosines[3, 4] > 0.9
     assert cosines[0, 2] > 0.8
     assert cosines[0, 3] < 0.5
+
+
+# Where recipes are found, and what of them is in a fingerprint.
+
+
+def test_recipes_are_found_beside_the_encoder_or_in_its_metadata(tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    told = r"recipe: expected a recipe that prepares images for model.onnx, got none.*encoder.toml"
+    with pytest.raises(ConfigError, match=told):
+        read_recipe(None, model, {})
+    assert read_recipe(None, model, {RECIPE_METADATA: "size = [4, 4]"}).size == (4, 4)
+    (tmp_path / "encoder.toml").write_text("size = [5, 5]")
+    assert read_recipe(None, model, {RECIPE_METADATA: "size = [4, 4]"}).size == (5, 5)
+    (tmp_path / "other.toml").write_text("size = [6, 6]\nsizes = 1")
+    with pytest.raises(ConfigError, match=r"other.toml: sizes: unknown setting; did you mean size\?"):
+        read_recipe(tmp_path / "other.toml", model, {})
+
+
+def test_recipes_of_earlier_releases_are_described_as_these_did() -> None:
+    assert described(Recipe(size=(4, 4))) == {
+        "size": (4, 4),
+        "resize": 0,
+        "filter": "bicubic",
+        "white": 1.0,
+        "mean": (0.0, 0.0, 0.0),
+        "std": (1.0, 1.0, 1.0),
+        "layout": "NCHW",
+        "channels": "RGB",
+    }
+    assert described(Recipe(size=(4, 4), fit="stretch"))["fit"] == "stretch"

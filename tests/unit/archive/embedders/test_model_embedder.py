@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.archive.embedders.embedder import Embedder
+from headrace.archive.embedders.model_embedder import LocalModels
 from headrace.archive.embedders.open_embedders import open_embedder
-from headrace.archive.embedders.served_models import LocalModels
-from headrace.archive.operations.server_archive import Running
+from headrace.archive.operations.open_archive import Running
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from headrace.config import ServerConfig
 from headrace.serving.engine import Engine, ModelSpec

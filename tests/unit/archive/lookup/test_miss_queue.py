@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.archive.model.quotas import Quota
+from headrace.archive.lookup.miss_queue import Quota
 
 
 def test_without_a_rate_there_is_no_limit() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.archive.lookup.circuit_breaker import OPENS_AFTER, Breaker
+from headrace.archive.lookup.background_reads import OPENS_AFTER, Breaker
 
 
 def steady(seconds: float, reads: int = 1000) -> Breaker:

@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from headrace.archive.embedders import minilm
+from headrace.archive.embedders import text_embedder
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.open_embedders import open_embedder
-from headrace.archive.embedders.text import MOST_CHARACTERS_A_TOKEN, TextEmbedder, runs
+from headrace.archive.embedders.text_embedder import MOST_CHARACTERS_A_TOKEN, TextEmbedder, runs
 from headrace.base.errors import ConfigError, LoadError
 from headrace.base.tensors import Array
 from headrace.runtimes import onnx as onnx_runtime
@@ -45,10 +45,10 @@ def vectors(embedder: Embedder, texts: Sequence[str]) -> Array:
 
 def plainly(text: str) -> Array:
     """The same as the model's card says it, one text at a time, without a line of the embedder's."""
-    tokenizer = minilm.tokenizer()
+    tokenizer = text_embedder.minilm_tokenizer()
     tokenizer.enable_truncation(256)
     ids = np.array([tokenizer.encode(text).ids], np.int64)
-    model = onnx_runtime.load(minilm.model_file(), RuntimeOptions())
+    model = onnx_runtime.load(text_embedder.minilm_file(), RuntimeOptions())
     inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     mean = model.predict(inputs)["last_hidden_state"][0].astype(np.float64).mean(axis=0)
     model.close()

@@ -14,11 +14,11 @@ from headrace.archive.history.history import past_partition
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.model.catalog import partition, with_default, without
-from headrace.archive.operations.drop import check_unneeded, drop_version
-from headrace.base.errors import ConfigError, FailedPrecondition, NotFound
+from headrace.archive.operations.space_versions import check_unneeded, drop_version, read_whole
+from headrace.base.errors import ConfigError, FailedPrecondition, NotFound, TooLarge
 from headrace.storage.stores.store import pages
 from headrace.versions.manifest import publish
-from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
+from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
 from tests.waiting import until
 
 SPACE = {"embedder": "lengths", "history_seconds": 600.0}
@@ -168,3 +168,55 @@ def test_a_directory_without_models_is_not_where_they_are(archive: Archive, tmp_
     (models / "notes.txt").write_text("not a model")
     with pytest.raises(ConfigError, match=r"--models: expected models .* found none below .*models; name"):
         check_unneeded("texts", 2, [models])
+
+
+# A space version is read whole: every key once, as it is stored, and no more than may be.
+
+KEYS = [f"key {number}" for number in range(4500)] + ["é" * 5000, "\0", "../"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "lmdb"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+def test_a_space_version_is_read_as_it_is_stored(tmp_path: Path, kind: str, dtype: str) -> None:
+    given = np.random.default_rng(0).standard_normal((len(KEYS), DIMENSION)).astype(np.float32)
+    told: list[int] = []
+    with open_parts(
+        tmp_path, kind, {"dimension": DIMENSION, "dtype": dtype, "max_key_bytes": 10_000}
+    ) as archive:
+        archive.put("texts", KEYS, given)
+        archive.put("texts", KEYS[:1], given[:1])
+        archive.invalidate("texts", KEYS[7:9])
+        whole = read_whole(archive, "texts", told=told.append)
+        answered = archive.lookup("texts", whole.keys[:1000]).vectors
+    assert (whole.space, whole.version) == ("texts", 1)
+    assert sorted(whole.keys) == sorted(KEYS[:7] + KEYS[9:])
+    assert whole.vectors.dtype == np.dtype(dtype)
+    numbers = whole.vectors.astype(np.float32)
+    if whole.scales is not None:
+        numbers *= whole.scales[:, None]
+    np.testing.assert_array_equal(numbers[:1000], answered.astype(np.float32))
+    places = [KEYS.index(key) for key in whole.keys]
+    np.testing.assert_allclose(numbers, given[places], atol=0.02)
+    assert told[-1] == len(KEYS) - 2
+    assert told == sorted(told)
+
+
+def test_a_space_without_vectors_is_empty(tmp_path: Path) -> None:
+    with open_parts(tmp_path, "memory", {"dimension": DIMENSION, "dtype": "int8"}) as archive:
+        whole = read_whole(archive, "texts")
+    assert whole.keys == []
+    assert whole.vectors.shape == (0, DIMENSION)
+    assert whole.scales is not None
+    assert whole.scales.shape == (0,)
+
+
+def test_what_is_too_large_or_not_there_is_refused(tmp_path: Path) -> None:
+    with open_parts(tmp_path, "memory", {"dimension": DIMENSION}) as archive:
+        archive.put("texts", KEYS[:100], np.ones((100, DIMENSION)))
+        with pytest.raises(TooLarge, match="space: expected at most 3199 bytes of vectors"):
+            read_whole(archive, "texts", most_bytes=3199)
+        assert len(read_whole(archive, "texts", most_bytes=3200).keys) == 100
+        with pytest.raises(NotFound):
+            read_whole(archive, "texts", 7)
+        with pytest.raises(NotFound):
+            read_whole(archive, "images")
