@@ -1,8 +1,8 @@
 """Tokens of an identity provider (JWT), the public keys that verify them, and the callers that they identify.
 
 A token does not decide how it is verified: the allowed algorithms are those of the settings, each key has its
-own algorithm, and keys are looked up in a file (JWKS) by name; they are never fetched. No address in a token
-is followed. Reading the keys needs the extra ``jwt``.
+own algorithm, and keys are looked up in a file by name. No address in a token is followed. The file (JWKS) is
+never fetched. Reading the keys needs the extra ``jwt``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.base.errors import TooLarge
 from headrace.config import Limits
+from headrace.frontends.archive.service import spaces
 from tests.unit.frontends.archive.doors import a_door, ask, error_of, post
 
 GIVEN = {"age": [30, 40], "country": ["CH", "Ö"], "score": [0.25, 0.5]}
@@ -189,7 +190,7 @@ def test_what_is_wrong_is_named_over_grpc() -> None:
 
 def test_a_table_is_described_with_its_columns() -> None:
     with a_door() as service:
-        (told,) = service.spaces(service.archive, "users")
+        (told,) = spaces(service.archive, "users")
         assert told["versions"][0]["columns"] == COLUMNS  # type: ignore[index]
         (space,) = ask(service, "Describe", space="users").spaces
     assert (space.versions[0].dtype, space.versions[0].answered) == ("row", "row")
