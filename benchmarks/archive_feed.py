@@ -23,8 +23,7 @@ from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, 
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.operations.open_archive import open_archive
-from headrace.archive.windows.batch_reader import open_stream_batches
-from headrace.archive.windows.feed import Feed
+from headrace.archive.windows.feed import Feed, open_stream_batches
 from headrace.base.tensors import Array
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 

@@ -29,9 +29,9 @@ from benchmarks.models import ROOT
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from demo import data
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.images.recipe import read_recipe
+from headrace.archive.embedders.image_embedder import read_recipe
 from headrace.archive.embedders.open_embedders import open_embedder
-from headrace.archive.embedders.text import TextEmbedder, runs
+from headrace.archive.embedders.text_embedder import TextEmbedder, runs
 from headrace.base.tensors import Tensors
 from headrace.config.image_recipe import Recipe
 from headrace.images.decoding import FORMATS, ImageLimits, decoded

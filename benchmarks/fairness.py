@@ -18,9 +18,7 @@ import numpy as np
 
 from benchmarks.processes import cores, on_core
 from benchmarks.rounds import Effort, middle, print_lines, spread, verdict
-from headrace.access.key_edits import NEW_FILE, with_key
-from headrace.access.key_file import KeyEntry
-from headrace.access.keys import draw
+from headrace.access.keys import NEW_FILE, KeyEntry, draw, with_key
 from headrace.frontends.wire import protos
 
 GREEDY_AT_ONCE = 128

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks import sharing_servers
 from benchmarks.rounds import Effort
-from headrace.sealed_memory.keeper_process import KeeperProcess
+from headrace.sealed_memory.keeper import KeeperProcess
 from tests.faults.worker_processes import pss_bytes
 from tests.sharing_models import publish_clicks, publish_lookup
 

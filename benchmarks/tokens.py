@@ -15,13 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 
 from benchmarks.rounds import Effort, middle, print_lines, ratios, spread, verdict
-from headrace.access.caller_limits import CallerLimits
+from headrace.access.caller import CallerLimits
 from headrace.access.gate import Gate
-from headrace.access.jwks import read_token_keys
-from headrace.access.key_file import KeyEntry, KeyFile, as_keys
-from headrace.access.keys import draw
+from headrace.access.keys import KeyEntry, KeyFile, as_keys, draw
 from headrace.access.permissions import PREDICT
-from headrace.access.tokens import REMEMBERED_TOKENS, Tokens
+from headrace.access.tokens import REMEMBERED_TOKENS, Tokens, read_token_keys
 from headrace.frontends.guarded_service import guard
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application

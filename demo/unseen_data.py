@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from demo.data import Rating, Ratings, fetch, load
-from headrace.archive.embedders.embedder_settings import TextSettings
-from headrace.archive.embedders.text import open_text
+from headrace.archive.embedders.embedder import TextSettings
+from headrace.archive.embedders.text_embedder import open_text
 from headrace.base.tensors import Array
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 
 from headrace import Engine
-from headrace.access.key_file import read_keys
-from headrace.access.keys import digest_of
+from headrace.access.keys import digest_of, read_keys
 from headrace.archive.lookup.dead_letter_records import DeadLetters
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.operations.open_archive import open_archive_file

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from headrace.ctr.files.arrays import Replaced, load_array, write_array
-from headrace.sealed_memory import copies, file_copying, keeper_client, messages
+from headrace.sealed_memory import copies, file_copying, keeper_client
 from headrace.sealed_memory.copies import SealedCopy
 from headrace.sealed_memory.file_copying import (
     Content,
@@ -32,9 +32,8 @@ from headrace.sealed_memory.file_copying import (
     sealed_copy,
     use_keeper,
 )
-from headrace.sealed_memory.keeper_client import KeeperClient
-from headrace.sealed_memory.keeper_process import KeeperProcess
-from headrace.sealed_memory.messages import Copied, Question
+from headrace.sealed_memory.keeper import KeeperProcess
+from headrace.sealed_memory.keeper_client import Copied, KeeperClient, Question
 from tests.stopped_processes import stopped
 from tests.waiting import until
 
@@ -187,7 +186,7 @@ def test_a_file_that_is_replaced_before_it_is_copied_is_the_one_that_was_opened(
 def test_a_damaged_file_refuses_nobody_who_gave_a_whole_one_of_the_same_checksum(
     keeper: KeeperProcess, file: int, tmp_path: Path, leaves: bool
 ) -> None:
-    before, question = descriptors(keeper.pid), Question(messages.FORMAT, "copy", Content(SIZE, SUM))
+    before, question = descriptors(keeper.pid), Question(keeper_client.FORMAT, "copy", Content(SIZE, SUM))
     (tmp_path / "damaged").write_bytes(bytes(SIZE))
     with contextlib.ExitStack() as held:
         damaged = held.enter_context((tmp_path / "damaged").open("rb")).fileno()
@@ -198,7 +197,7 @@ def test_a_damaged_file_refuses_nobody_who_gave_a_whole_one_of_the_same_checksum
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 lifelines.append(held.enter_context(ours))
                 with theirs:
-                    messages.send(gate, question, theirs.fileno(), one)
+                    keeper_client.send(gate, question, theirs.fileno(), one)
             if leaves:
                 lifelines.pop(0).close()
         answers = [keeper_client._answer(one, lambda: None) for one in lifelines]
@@ -208,7 +207,7 @@ def test_a_damaged_file_refuses_nobody_who_gave_a_whole_one_of_the_same_checksum
         given = [one for _, passed in answers for one in passed]
         assert len({os.fstat(one).st_ino for one in given}) == 1
         assert os.pread(given[0], SIZE, 0) == NUMBERS.tobytes()
-        messages.close(given)
+        keeper_client.close(given)
     until(lambda: descriptors(keeper.pid) <= before)
 
 
@@ -431,16 +430,16 @@ def test_what_is_not_sealed_is_not_taken(file: int, caplog: pytest.LogCaptureFix
     with keeping, askers:
         thread, results = asked(KeeperClient(askers.fileno()), file, Content(SIZE))
         until(lambda: bool(_readable(keeping)))
-        received = messages.receive(keeping, 2)
+        received = keeper_client.receive(keeping, 2)
         assert received is not None
         loose = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
         os.ftruncate(loose, SIZE)
         with socket.socket(fileno=received[1][0]) as lifeline:
-            messages.send(lifeline, Copied(), loose)
+            keeper_client.send(lifeline, Copied(), loose)
             thread.join(120)
             lifeline.settimeout(60)
             assert lifeline.recv(1) == b"", "the other end is closed"
-        messages.close([received[1][1], loose])
+        keeper_client.close([received[1][1], loose])
         assert results == [None]
         assert "its copy is not sealed" in caplog.text
         assert memfds("self", "loose") == 0

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.filling import in_flight
+from headrace.archive.filling import retries_and_dead_letters
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.miss_queue import wanted_of
 from headrace.archive.model.archive_toml import archive_config
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue import Depth, Message, Queue, Receiver
-from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.waiting import until
 from tools.services.kafka_server import Kafka
@@ -84,7 +83,7 @@ def noting(queue: dict[str, object], tmp_path: Path) -> Iterator[tuple[Archive, 
 def test_more_than_are_kept_aside_are_put_back_and_none_is_lost(
     noting: tuple[Archive, Noting], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight, "_MOST_ASIDE", MOST_ASIDE)
+    monkeypatch.setattr(retries_and_dead_letters, "_MOST_ASIDE", MOST_ASIDE)
     archive, queue = noting
     well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
     ill.busy.set()

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import Conflict
-from headrace.versions.control_record import Stamp, number_key, parse_record, with_hold
-from headrace.versions.control_store import FileStore, RecordStore, Stored
+from headrace.versions.control_record import (
+    FileStore,
+    RecordStore,
+    Stamp,
+    Stored,
+    number_key,
+    parse_record,
+    with_hold,
+)
 from headrace.versions.pins_and_holds import change
 
 

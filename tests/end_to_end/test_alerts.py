@@ -25,7 +25,7 @@ from headrace.frontends.metrics.engine_metrics import METRICS
 from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import publish, read_manifest
-from headrace.workers.metrics_collection import METRICS as WORKERS_METRICS
+from headrace.workers.metrics import METRICS as WORKERS_METRICS
 from tests.certificates import Authority
 from tests.faults.isolated_models import children_of
 from tests.faults.worker_processes import workers_of

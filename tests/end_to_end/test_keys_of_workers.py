@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace import example
-from headrace.access.key_file import KeyEntry
+from headrace.access.keys import KeyEntry
 from headrace.cli.main import main
 from tests.faults.worker_processes import connections_of, workers_of
 from tests.model_directories import affine, write

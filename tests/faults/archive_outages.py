@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.circuit_breaker import OPENS_AFTER
+from headrace.archive.lookup.background_reads import OPENS_AFTER
 from headrace.base.errors import Unavailable
 from tests.waiting import until
 from tools.services.service import Service

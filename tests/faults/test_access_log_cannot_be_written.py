@@ -18,8 +18,7 @@ from headrace import example
 from headrace.base.errors import ConfigError
 from headrace.base.status_codes import OK
 from headrace.config import AccessLog as Settings
-from headrace.telemetry.access_log import AccessLog
-from headrace.telemetry.access_log.log_file import LineFile
+from headrace.telemetry.access_log import AccessLog, LineFile
 from headrace.telemetry.outcomes import Channel, Outcome, Outcomes
 from tests.outcome_doors import Ask, world
 from tests.running_server import RunningServer

@@ -183,7 +183,7 @@ queue._writer.run(lambda transaction: os.kill(os.getpid(), signal.SIGSTOP) or 0)
 STOPS_IN_A_WRITE_OF_THE_STORE = """
 import os, signal, sys
 from pathlib import Path
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_store
 from headrace.storage.stores.store_settings import LmdbStore
 
 store = open_store(LmdbStore(path=Path(sys.argv[1])))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
+from headrace.storage.opening import open_store
 from headrace.storage.stores.cassandra import InCassandraStore
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store import Item
 from headrace.storage.stores.store_settings import CassandraStore
 from tests.faults.patience import ended

@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import Unavailable
 from headrace.cli.main import main
 from headrace.frontends.wire import protos
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_store
 from headrace.storage.stores.store_settings import RedisStore
 from headrace.versions.manifest import publish
 from tests.faults.hostile import (

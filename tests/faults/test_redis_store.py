@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_store
 from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item
 from headrace.storage.stores.store_settings import RedisStore

@@ -9,11 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.access.gate import Gate
-from headrace.access.jwks import read_token_keys
-from headrace.access.key_file import as_keys, parse_keys, read_keys
-from headrace.access.keys import draw
+from headrace.access.keys import as_keys, draw, parse_keys, read_keys
 from headrace.access.permissions import PREDICT
-from headrace.access.tokens import Tokens
+from headrace.access.tokens import Tokens, read_token_keys
 from headrace.base.errors import HeadraceError
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import write_manifest

@@ -28,7 +28,7 @@ from headrace.frontends.transport.cors import shared
 from headrace.frontends.wire import protos
 from headrace.server.server import grpc_methods, http_routes
 from headrace.serving.engine import Engine
-from headrace.telemetry.access_log.lines import line
+from headrace.telemetry.access_log import line
 from headrace.telemetry.outcomes import Outcome
 from headrace.telemetry.tracing.spans import Describer, Routes
 from headrace.telemetry.tracing.tracer import ParentBased

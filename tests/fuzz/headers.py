@@ -6,8 +6,7 @@ import struct
 from collections.abc import Iterator
 
 from headrace.access.gate import Gate
-from headrace.access.key_file import as_keys, parse_keys
-from headrace.access.keys import draw
+from headrace.access.keys import as_keys, draw, parse_keys
 from headrace.frontends.wire import protos
 from tests.fuzz.front_ends import ORIGIN, FrontEnds
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from headrace.archive.embedders.images.download import DownloadLimits
-from headrace.archive.embedders.images.fetch import ImageFetcher
+from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher
 from headrace.config.image_recipe import Recipe
 from headrace.images.decoding import KNOWN_FORMATS, ImageLimits, decoded
 from headrace.images.preparation import prepared

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 import headrace.isolation.messages as isolation
-import headrace.sealed_memory.messages as sealed
+import headrace.sealed_memory.keeper_client as sealed
 import headrace.server.handover.messages as handover
 import headrace.workers.messages as workers
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from headrace.archive.embedders.embedder_settings import ImageSettings, TextSettings
+from headrace.archive.embedders.embedder import ImageSettings, TextSettings
 from headrace.archive.embedders.open_embedders import read_settings
 from headrace.archive.model.archive_toml import ArchiveConfig, archive_config
 from headrace.base.errors import ConfigError

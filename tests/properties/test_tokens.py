@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.access.jwks import read_token_keys
-from headrace.access.tokens import Tokens
+from headrace.access.tokens import Tokens, read_token_keys
 from headrace.base.errors import Unauthenticated
 from tests.unit.access.tokens_of_tests import jwks, settings, signed, token
 

@@ -21,8 +21,8 @@ from headrace.frontends.metrics.engine_metrics import METRICS
 from headrace.frontends.metrics.metric_type import Metric
 from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
 from headrace.server.call_observers import METRICS as OBSERVER_METRICS
-from headrace.workers.metrics_collection import METRICS as WORKER_METRICS
-from headrace.workers.metrics_merge import GAUGES
+from headrace.workers.metrics import GAUGES
+from headrace.workers.metrics import METRICS as WORKER_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

@@ -1,15 +1,115 @@
-"""The caller of a request, as far as it is known, and what it may do."""
+"""The caller of a request, as far as it is known, its limits, and what it may do."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterable
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from fnmatch import translate
+from typing import NamedTuple
 
-from headrace.access.caller_limits import CallerLimits
-from headrace.access.globs import Globs
 from headrace.access.permissions import ADMIN, ANY, named
 from headrace.base.errors import PermissionDenied, shown
+from headrace.config.access import CallerSettings
+
+# Limits on a caller hold for all processes of a server together. They are pure functions of a few numbers.
+
+
+class CallerLimits(NamedTuple):
+    """Limits on a caller, set by its key, or by the settings for tokens; 0 for no limit.
+
+    Attributes:
+        requests_per_second: Calls, and messages of streams, per second.
+        rows_per_second: Rows of predictions per second.
+        burst_seconds: Size of a burst, in seconds' worth of the rate.
+        concurrent_requests: Calls being answered at a time.
+    """
+
+    requests_per_second: float = 0.0
+    rows_per_second: float = 0.0
+    burst_seconds: float = 1.0
+    concurrent_requests: int = 0
+
+    @classmethod
+    def of(cls, settings: CallerSettings) -> CallerLimits:
+        """Return the limits in some settings."""
+        return cls(*(getattr(settings, name) for name in cls._fields))
+
+    @property
+    def any(self) -> bool:
+        """Whether any limit is set."""
+        return bool(self.requests_per_second or self.rows_per_second or self.concurrent_requests)
+
+
+def taken(due: float, now: float, amount: float, rate: float) -> float:
+    """Return the time at which all that was taken will have been earned, including ``amount``.
+
+    Args:
+        due: Time at which what was taken before will have been earned, on the monotonic clock.
+        now: Current time on that clock.
+        amount: Amount to take.
+        rate: Amount earned per second.
+    """
+    return max(due, now) + amount / rate
+
+
+def wait(due: float, now: float, burst_seconds: float) -> float:
+    """Return the seconds until something may be taken; 0.0 if it may be taken now.
+
+    Taking is allowed while at most a burst is owed, whatever the amount. An amount that is known only later,
+    or is larger than a burst, is therefore admitted, and delays what the caller takes next.
+
+    Args:
+        due: Time at which what was taken before will have been earned, on the monotonic clock.
+        now: Current time on that clock.
+        burst_seconds: Largest debt in seconds.
+    """
+    return max(0.0, due - now - burst_seconds)
+
+
+_LONGEST_NAME = 128  # of models and spaces; longer ones cannot exist
+_REMEMBERED = 256
+_WILD = frozenset("*?[")
+
+
+class Globs:
+    """A set of shell patterns (``*``, ``?`` and ``[…]``) that names are matched against.
+
+    Attributes:
+        texts: The patterns.
+        everything: Whether every name matches.
+    """
+
+    __slots__ = ("_known", "_names", "_patterns", "everything", "texts")
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Compile patterns.
+
+        Args:
+            texts: Patterns such as ``ctr*``; none to match no name at all.
+        """
+        self.texts = tuple(texts)
+        self.everything = "*" in self.texts
+        self._names = frozenset(text for text in self.texts if not _WILD.intersection(text))
+        self._patterns = tuple(re.compile(translate(text)) for text in self.texts if text not in self._names)
+        self._known: dict[str, bool] = {}
+
+    def match(self, name: str) -> bool:
+        """Return whether a name matches; results are cached for a bounded number of names."""
+        if self.everything:
+            return True
+        found = self._known.get(name)
+        if found is None:
+            if not 0 < len(name) <= _LONGEST_NAME:
+                return False
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            found = self._known[name] = name in self._names or any(
+                one.match(name) is not None for one in self._patterns
+            )
+        return found
+
 
 USUAL_PRIORITIES = (2, 3)
 """Priority classes that callers may use unless their keys say otherwise; class 1 is served first."""

@@ -10,8 +10,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from headrace.access.caller import NOBODY, Caller
-from headrace.access.key_file import Keys
-from headrace.access.keys import id_of, is_key
+from headrace.access.keys import Keys, id_of, is_key
 from headrace.access.permissions import HEALTH
 from headrace.access.shared_meters import Meters
 from headrace.base.errors import HeadraceError, OverLimit, Unauthenticated

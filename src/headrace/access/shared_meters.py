@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable
 from hashlib import blake2b
 
-from headrace.access.caller import OF_TOKENS
-from headrace.access.caller_limits import CallerLimits, taken, wait
+from headrace.access.caller import OF_TOKENS, CallerLimits, taken, wait
 from headrace.base.errors import OverLimit
 
 CELLS = 16_384

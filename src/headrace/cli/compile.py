@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 def _run_archives() -> None:
     # Imported late: compiled kernels.
     from headrace.archive.lookup import cache_kernels  # noqa: PLC0415
-    from headrace.archive.windows import kernel_preparation as windows  # noqa: PLC0415
+    from headrace.archive.windows import counters as windows  # noqa: PLC0415
     from headrace.storage.stores import lmdb_pages  # noqa: PLC0415
 
     for kernels in (cache_kernels, lmdb_pages, windows):

@@ -20,7 +20,7 @@ from headrace.cli import auditing, command_groups, common, number_types
 from headrace.config import checks
 
 if TYPE_CHECKING:
-    from headrace.access.key_file import KeyEntry
+    from headrace.access.keys import KeyEntry
 
 _FILE = Path("keys.toml")
 _EXAMPLES = """examples:
@@ -164,8 +164,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 def run_new(options: argparse.Namespace) -> int:
     """Create a key, and print it."""
-    from headrace.access.key_edits import NEW_FILE, with_key  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.access.keys import draw  # noqa: PLC0415 - as above
+    from headrace.access.keys import (  # noqa: PLC0415 - not needed to list the verbs
+        NEW_FILE,
+        draw,
+        with_key,
+    )
 
     key = draw()
     entry = _entry(options, key.id, key.digest)
@@ -195,7 +198,7 @@ def _doubts(entry: KeyEntry) -> Iterator[str]:
 
 def run_list(options: argparse.Namespace) -> int:
     """Print the keys."""
-    from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
+    from headrace.access.keys import parse_keys  # noqa: PLC0415 - as above
 
     entries = parse_keys(_text(options.file), str(options.file)).key
     if options.json:
@@ -213,8 +216,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_revoke(options: argparse.Namespace) -> int:
     """Revoke keys."""
-    from headrace.access.key_edits import without_keys  # noqa: PLC0415 - as above
-    from headrace.access.key_file import parse_keys  # noqa: PLC0415 - as above
+    from headrace.access.keys import parse_keys, without_keys  # noqa: PLC0415
 
     with _alone(options.file):
         text = _text(options.file)
@@ -233,7 +235,7 @@ def run_revoke(options: argparse.Namespace) -> int:
 
 
 def _entry(options: argparse.Namespace, public: str, digest: str) -> KeyEntry:
-    from headrace.access.key_file import KeyEntry  # noqa: PLC0415 - as above
+    from headrace.access.keys import KeyEntry  # noqa: PLC0415 - as above
     from headrace.access.permissions import VERBS  # noqa: PLC0415 - as above
 
     unknown = [verb for verb in options.verbs if verb not in VERBS]
@@ -265,8 +267,8 @@ def _entry(options: argparse.Namespace, public: str, digest: str) -> KeyEntry:
 
 
 def _said(entry: KeyEntry) -> dict[str, object]:
-    from headrace.access.caller_limits import CallerLimits  # noqa: PLC0415 - as above
-    from headrace.access.key_file import states  # noqa: PLC0415 - as above
+    from headrace.access.caller import CallerLimits  # noqa: PLC0415 - as above
+    from headrace.access.keys import states  # noqa: PLC0415 - as above
 
     return {
         "name": entry.name,

@@ -80,13 +80,13 @@ class RemoteServed:
         self._timeout_seconds = timeout_seconds
 
     def describe(self) -> CalledModel:
-        """Request the metadata; see ``served_models.Served``. Version 0 means that none is known yet."""
+        """Request the metadata; see ``model_embedder.Served``. Version 0 means that none is known yet."""
         reply = self._client.ask(self._path(), b"", {}, self._timeout_seconds, LARGEST_METADATA_BYTES)
         inputs, outputs = read_metadata(reply.body)
         return CalledModel(self._version or 0, inputs, outputs)
 
     def predict(self, name: str, values: Array, output: str) -> Array:
-        """Predict a batch; see ``served_models.Served``. Later calls use the first version that is named."""
+        """Predict a batch; see ``model_embedder.Served``. Later calls use the first version that is named."""
         headers, body = message([packed(name, values)], [output])
         most_bytes = LARGEST_METADATA_BYTES + len(values) * _LARGEST_ROW_BYTES
         path = f"{self._path()}/infer"

@@ -28,9 +28,9 @@ from headrace.base.errors import (
     shown,
 )
 from headrace.base.files import read_text
+from headrace.net.allowed_destinations import KEPT_IN_PATHS
 from headrace.net.client_tls import client_context
 from headrace.net.deadline_connection import Connection, Lookups, connect, system_addresses
-from headrace.net.urls import KEPT_IN_PATHS
 
 _PIECE_BYTES = 2**20
 _LARGEST_ERROR_BYTES = 65_536

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from headrace.access.gate import Gate
-from headrace.access.key_file import Keys
-from headrace.access.key_file_watch import LOOK_SECONDS, Watched, WatchedKeys
+from headrace.access.keys import LOOK_SECONDS, Keys, Watched, WatchedKeys
 from headrace.access.permissions import bits
 from headrace.access.shared_meters import Meters
 from headrace.frontends.metrics.engine_metrics import family
@@ -65,8 +64,7 @@ class Access:
         if config.file is not None:
             self._watch(WatchedKeys(config.file), self._take_keys)
         if config.jwt.keys is not None:
-            from headrace.access.jwks import read_token_keys  # noqa: PLC0415 - only with tokens
-            from headrace.access.tokens import Tokens  # noqa: PLC0415 - as above
+            from headrace.access.tokens import Tokens, read_token_keys  # noqa: PLC0415
 
             tokens = self.gate.tokens = Tokens(config.jwt, {})
             self._watch(Watched(config.jwt.keys, lambda file, _: read_token_keys(file)), tokens.take)

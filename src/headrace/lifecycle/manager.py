@@ -17,14 +17,13 @@ from typing import Generic
 
 from headrace.base.clock import Clock
 from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Unavailable
+from headrace.lifecycle import model_records
 from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.load_attempts import TOO_MANY_HANG, Attempt, Attempts, Loader, WaitingLoads
-from headrace.lifecycle.loader_threads import NO_THREAD, Executor
+from headrace.lifecycle.loader_threads import NO_THREAD, Closes, Executor
 from headrace.lifecycle.model_records import OVERWRITTEN, ModelRecord, Place, Unsettled, VersionRecord
-from headrace.lifecycle.no_version import label_error, not_ready, told_of, unknown_model, whole_of
 from headrace.lifecycle.policy import pause_before_retry
-from headrace.lifecycle.version_closing import Closes
 from headrace.lifecycle.version_states import Event, State, VersionStatus
 
 _log = logging.getLogger(__name__)
@@ -244,7 +243,7 @@ class Manager(Generic[LoadedT]):
     def _known(self, model: str) -> ModelRecord[LoadedT]:
         record = self._models.get(model)
         if record is None:
-            raise unknown_model(model, f"Latest({model})", self._models, self.unusable)
+            raise model_records.unknown_model(model, f"Latest({model})", self._models, self.unusable)
         return record
 
     def _find(self, model: str, version: int | None, label: str | None) -> LoadedT:
@@ -259,12 +258,13 @@ class Manager(Generic[LoadedT]):
         record = self._models.get(model)
         asked = f"Latest({model})" if version is None else f"Specific({model}, {version})"
         if record is None:
-            raise unknown_model(model, asked, self._models, self.unusable)
+            raise model_records.unknown_model(model, asked, self._models, self.unusable)
         if label is not None and label not in record.labels:
-            raise label_error(record, label)
+            raise model_records.label_error(record, label)
         number = record.default if version is None else version
         number = number if label is None else record.labels[label]
-        raise not_ready(record, record.versions.get(number) if number is not None else None, asked)
+        found = record.versions.get(number) if number is not None else None
+        raise model_records.not_ready(record, found, asked)
 
     # ---- Moving towards the wanted state ----
 
@@ -446,9 +446,9 @@ class Manager(Generic[LoadedT]):
     def _fail(
         self, model: ModelRecord[LoadedT], version: VersionRecord[LoadedT], error: BaseException
     ) -> None:
-        text = version.reason = whole_of(error)
+        text = version.reason = model_records.whole_of(error)
         # Clients see this text: name the version, not its path.
-        version.error = told_of(error, version.place.path, f"{model.name}/{version.number}")
+        version.error = model_records.told_of(error, version.place.path, f"{model.name}/{version.number}")
         pause = self._plan_retry(model, version, error)
         most = version.place.config.versions.load_attempts
         version.retry_at = None

@@ -13,9 +13,8 @@ from headrace.base.clock import Clock, Timer
 from headrace.config import ServerConfig, Table
 from headrace.lifecycle.desired_state import Deduced, Wanted, deduce, kept_by_what_is_loaded, tell_of_defaults
 from headrace.lifecycle.loader_threads import NO_THREAD, Executor
-from headrace.lifecycle.model_listing import NO_VERSION, Listing, list_models
+from headrace.lifecycle.model_listing import NO_VERSION, Listing, Recall, list_models
 from headrace.lifecycle.model_listing import look as look_at
-from headrace.lifecycle.stat_cache import Recall
 
 _NOT_THERE = "the server's settings name it, but it has no directory; create one, or set path in [models.{}]"
 

@@ -12,10 +12,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import shown
+from headrace.net.allowed_destinations import Network, Target, forbidden
 from headrace.net.client_tls import client_context
 from headrace.net.content_failures import never, not_now
-from headrace.net.public_addresses import Network, forbidden
-from headrace.net.urls import Target
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

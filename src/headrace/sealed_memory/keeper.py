@@ -4,7 +4,7 @@ It opens no files. A question carries a descriptor of the file that the asker ha
 file does not matter. A copy is identified by its checksum, or else by the file's identity and state. It is
 dropped when every process that received it has closed its socket.
 
-``headrace.sealed_memory.keeper_process`` starts it; it ends when all asking ends are closed.
+``KeeperProcess`` starts it, and restarts it when it has ended; it ends when all asking ends are closed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -29,10 +30,10 @@ import msgspec
 from headrace.base import clock, logs
 from headrace.base.cpus import NICER_BY
 from headrace.base.files import FileState, state_of
-from headrace.sealed_memory import messages
+from headrace.sealed_memory import keeper_client
 from headrace.sealed_memory.copies import SealedCopy
 from headrace.sealed_memory.file_copying import Content, NotCopied, Refusal, make_copy, pieces
-from headrace.sealed_memory.messages import Copied, Digested, Question, Reply, Working
+from headrace.sealed_memory.keeper_client import Copied, Digested, Question, Reply, Working
 
 _log = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ class Keeper:
     def _take(self) -> bool:
         """Receive a question; return False when all asking ends are closed."""
         try:
-            received = messages.receive(self._client, _MOST_DESCRIPTORS)
+            received = keeper_client.receive(self._client, _MOST_DESCRIPTORS)
         except BlockingIOError:
             return True
         except OSError as error:  # out of descriptors: the asker sees its socket closed, and copies itself
@@ -125,9 +126,9 @@ class Keeper:
         if received is None:
             return False
         content, descriptors = received
-        question = messages.question(content)
+        question = keeper_client.question(content)
         if question is None or not _fits(question, descriptors):
-            messages.close(descriptors)
+            keeper_client.close(descriptors)
             return True
         self._asked(question, descriptors[1:], socket.socket(fileno=descriptors[0]))
         return True
@@ -136,7 +137,7 @@ class Keeper:
         status = os.fstat(files[0])
         key, is_settled = _key(question, status), _is_settled(status)
         if key in self._checksums:
-            messages.close(files)
+            keeper_client.close(files)
             self._send(Digested(self._checksums[key]), lifeline)
             lifeline.close()
             return
@@ -152,7 +153,7 @@ class Keeper:
             if job.files and state != job.state:
                 job.others[lifeline] = files  # a fallback if the first file is damaged
             else:
-                messages.close(files)
+                keeper_client.close(files)
         self._selector.register(lifeline, selectors.EVENT_READ, lambda: self._leave(job, lifeline))
         if not job.files:  # done: hand it on here; ``_finish`` hands on work in progress
             self._hand(job, lifeline)
@@ -162,7 +163,7 @@ class Keeper:
         patch = job.content.patch
         if patch is None:
             return
-        whole = Question(messages.FORMAT, "copy", msgspec.structs.replace(job.content, patch=None))
+        whole = Question(keeper_client.FORMAT, "copy", msgspec.structs.replace(job.content, patch=None))
         base = self._jobs.get(_key(whole, status))
         if base is not None and base.copy is not None:
             os.close(job.files[0])
@@ -173,7 +174,7 @@ class Keeper:
         """Answer the questions of one job that a thread has completed."""
         self._woken.recv(1)
         job = self._done.get()
-        messages.close(job.files)
+        keeper_client.close(job.files)
         job.files = []
         if not job.lifelines:
             self._forget(job)
@@ -197,7 +198,7 @@ class Keeper:
         others, job.others = job.others, {}
         if not isinstance(job.result, Refusal):
             for files in others.values():
-                messages.close(files)
+                keeper_client.close(files)
             return {}
         for lifeline in others:
             job.lifelines.discard(lifeline)
@@ -214,7 +215,7 @@ class Keeper:
         """Remove a process that has left or needs nothing more; drop the copy with the last one."""
         if lifeline in job.lifelines:
             job.lifelines.discard(lifeline)
-            messages.close(job.others.pop(lifeline, []))
+            keeper_client.close(job.others.pop(lifeline, []))
             self._selector.unregister(lifeline)
             lifeline.close()
             if not job.lifelines:
@@ -233,7 +234,7 @@ class Keeper:
 
     def _send(self, reply: Reply, lifeline: socket.socket, *descriptors: int) -> bool:
         try:
-            messages.send(lifeline, reply, *descriptors)
+            keeper_client.send(lifeline, reply, *descriptors)
         except OSError:  # the asker has ended, or does not read
             return False
         return True
@@ -312,6 +313,72 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICER_BY)  # like loader threads: requests have priority
     Keeper(socket.socket(fileno=int(descriptor))).run()
+
+
+_AGAIN_SECONDS = 1.0
+_END_SECONDS = 5.0
+
+
+class KeeperProcess:
+    """A keeper's process, with both ends of its socket, so that pending questions survive a restart.
+
+    The keeper ends when all asking ends are closed, and thus with its last asker, even if that one crashes.
+
+    Attributes:
+        descriptor: The asking end, for ``use_keeper`` in each process that it is passed to.
+    """
+
+    def __init__(self, log_format: str = "text", log_level: str = "info") -> None:
+        """Start the process.
+
+        Args:
+            log_format: Format of its log, on this process's standard error: text or json.
+            log_level: Minimum level of its log.
+
+        Raises:
+            OSError: The process cannot be started.
+        """
+        self._keeping, self._asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.descriptor = self._asking.fileno()
+        self._command = [
+            *(sys.executable, "-m", "headrace.sealed_memory.keeper", str(self._keeping.fileno())),
+            *(log_format, log_level),
+        ]
+        self._started = time.monotonic()
+        try:
+            self._process = self._start()
+        except OSError:
+            self._keeping.close()
+            self._asking.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The process id of the keeper."""
+        return self._process.pid
+
+    def look_after(self) -> None:
+        """Restart the keeper if it has ended; never blocks. To be called about once a second."""
+        ended = self._process.poll()
+        if ended is None or time.monotonic() - self._started < _AGAIN_SECONDS:
+            return
+        _log.warning("the keeper of shared memory has ended (%d) and is started again", ended)
+        self._started = time.monotonic()
+        try:
+            self._process = self._start()
+        except OSError as error:
+            _log.warning("the keeper of shared memory cannot be started: %s", error.strerror)
+
+    def close(self) -> None:
+        """Kill the keeper, even if others still ask it. Copies remain with the processes that hold them."""
+        self._keeping.close()
+        self._asking.close()
+        self._process.kill()
+        self._process.wait(_END_SECONDS)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        keeping = self._keeping.fileno()
+        return subprocess.Popen(self._command, pass_fds=[keeping], stdin=subprocess.DEVNULL)
 
 
 if __name__ == "__main__":

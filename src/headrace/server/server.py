@@ -32,7 +32,7 @@ from headrace.serving.engine import Engine
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
-    from headrace.archive.operations.server_archive import Share
+    from headrace.archive.operations.open_archive import Share
     from headrace.frontends.access_control import Access
     from headrace.frontends.archive.lifespan import Serving
     from headrace.frontends.metrics.disk_space import DiskSpace

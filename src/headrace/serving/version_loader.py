@@ -21,8 +21,7 @@ from headrace.batching.statistics import ModelTotals
 from headrace.config import MODEL_CONFIG_FILE, ModelConfig
 from headrace.lifecycle.idle_time import stop_if_dropped
 from headrace.lifecycle.loader_threads import LoaderThreads
-from headrace.lifecycle.readiness_checks import probe
-from headrace.lifecycle.warmup import WarmUpBatch, warm_up, warm_up_serving_threads
+from headrace.lifecycle.warmup import WarmUpBatch, probe, warm_up, warm_up_serving_threads
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.model.streaming_servable import FirstPart, is_streaming
 from headrace.predictors.cached_predictor import Cached
@@ -31,7 +30,7 @@ from headrace.runtimes import registry
 from headrace.serving.labels_file import with_labels
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.model_calls import ModelCalls
-from headrace.versions.file_trust import TrustedFiles
+from headrace.versions.file_trust import StagedVersion, TrustedFiles
 from headrace.versions.manifest import Manifest, check_manifest, space_versions
 
 if TYPE_CHECKING:
@@ -220,9 +219,6 @@ class VersionLoader:
         """Load a signed version so that no file can be replaced after it was verified."""
         if runtime.checks:  # the runtime computes with the bytes that it has verified
             return run(path)
-        # Imported late: only signed versions need it.
-        from headrace.versions.private_copies import StagedVersion  # noqa: PLC0415
-
         staged = self.threads.when_idle(lambda: StagedVersion(path, manifest, stop_if_dropped))
         try:
             servable = run(staged.path)

@@ -23,7 +23,7 @@ import msgspec
 
 from headrace.base.errors import HeadraceError
 from headrace.config.toml_reader import convert
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue
 from headrace.storage.queues.queue import Delivery, Message, Queue, Receiver
 from headrace.storage.queues.queue_settings import AnyQueue
 from headrace.testing.opener import Opener

@@ -33,7 +33,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge
 from headrace.config.toml_reader import convert
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_store
 from headrace.storage.stores.store import (
     LARGEST_VALUE_BYTES,
     LONGEST_KEY_BYTES,

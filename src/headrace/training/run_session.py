@@ -34,7 +34,7 @@ from headrace.training.running.learner import Learnable, Learner
 from headrace.training.running.source import RenumberedBlocks, open_origin, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.versions.manifest import Signer
-from headrace.versions.protected_versions import server_settings
+from headrace.versions.retention import server_settings
 
 
 def make_learner(

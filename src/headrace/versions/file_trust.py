@@ -1,4 +1,4 @@
-"""Decide which files of a version may be loaded, by links, owners and permissions.
+"""Decide which files of a version may be loaded, by links, owners and permissions; copy them where needed.
 
 The served directory, a model's and a version's may be links: their authors decide what is served anyway. A
 link *inside* a version could lead out of it, to files that the server can read and the link's author cannot.
@@ -8,19 +8,24 @@ So files that others may write are refused, and so are files of unknown users (`
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import pwd
+import shutil
 import stat
-from collections.abc import Collection, Iterator, Sequence
+import tempfile
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import ConfigError, LoadError
-from headrace.base.files import is_directory
+from headrace.base.files import is_abandoned, is_directory, open_file
 from headrace.config import ServerConfig
-from headrace.versions.manifest import Manifest, check_manifest
+from headrace.versions.manifest import FileRecord, Manifest, check_manifest
 
 if TYPE_CHECKING:
     from headrace.versions.signatures import Verifier
@@ -209,3 +214,86 @@ def verifier(keys: Path | None) -> Verifier | None:
     from headrace.versions.signatures import Verifier  # noqa: PLC0415 - an extra
 
     return Verifier(keys)
+
+
+# Private copies are for runtimes that read files again after they were checked. Where versions must be
+# signed, users who may write to the model directory are not trusted. Such a user could replace a file after
+# headrace has checked it and before a runtime's own library reads it. So headrace copies each file to a
+# private directory and checks the copy, and the runtime reads the copy.
+
+_PREFIX = "headrace-version-"
+_PIECE_BYTES = 2**24
+
+
+class StagedVersion:
+    """A private copy of a version; removed when it is closed or collected, or when the process ends.
+
+    Attributes:
+        path: Its directory.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, between: Callable[[], object]) -> None:
+        """Copy the files that a manifest lists, and check them.
+
+        Args:
+            directory: The version directory.
+            manifest: Its manifest, whose names must be paths below the directory.
+            between: Called between the pieces that are read; an exception from it ends the copying.
+
+        Raises:
+            LoadError: A file cannot be copied, or differs from the manifest.
+        """
+        _sweep()
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LoadError(f"cannot create a directory for a private copy: {error.strerror}") from error
+        self._remove = weakref.finalize(self, _removed, self.path, self._lock)
+        try:
+            with suppress(OSError):  # the file system has no locks
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name, record in manifest.files.items():
+                self._copy(directory, name, record, between)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Remove the copy."""
+        self._remove()
+
+    def _copy(self, directory: Path, name: str, record: FileRecord, between: Callable[[], object]) -> None:
+        made, target, left = hashlib.sha256(), self.path / name, record.size_bytes
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with open_file(directory / name) as opened, target.open("xb", buffering=0) as copied:
+                piece = memoryview(bytearray(min(record.size_bytes + 1, _PIECE_BYTES)))
+                while left >= 0 and (size := opened.readinto(piece)):  # stop once it exceeds the listed size
+                    made.update(piece[:size])
+                    done, left = 0, left - size
+                    while done < size:
+                        done += copied.write(piece[done:size]) or 0
+                    between()
+        except OSError as error:
+            raise LoadError(f"{name} cannot be copied for loading: {error.strerror or error}") from error
+        if left or made.hexdigest() != record.sha256:
+            raise LoadError(f"corrupt: {name} was changed while it was loaded; publish the version again")
+
+
+def _removed(path: Path, lock: int) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    os.close(lock)
+
+
+def _sweep() -> None:
+    """Remove the copies that killed processes of this user have left."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if (
+                entry.name.startswith(_PREFIX)
+                and entry.is_dir(follow_symlinks=False)
+                and entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+                and is_abandoned(Path(entry.path))
+            ):
+                shutil.rmtree(entry.path, ignore_errors=True)

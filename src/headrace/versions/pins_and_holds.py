@@ -20,8 +20,12 @@ from headrace.base.errors import ConfigError, Conflict, LoadError, NotFound, lis
 from headrace.base.files import read_text, saying, sync_directory
 from headrace.versions.control_record import (
     LONGEST_TEXT,
+    PATIENCE_SECONDS,
     ControlRecord,
+    FileStore,
+    NoLocks,
     Pin,
+    RecordStore,
     Stamp,
     digest_key,
     encode_record,
@@ -32,7 +36,6 @@ from headrace.versions.control_record import (
     without_hold,
     without_pin,
 )
-from headrace.versions.control_store import PATIENCE_SECONDS, FileStore, NoLocks, RecordStore
 from headrace.versions.layout import PIN_FILE, version_directories, version_number
 from headrace.versions.manifest import manifest_digest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.lifecycle.desired_state import Want, Wanted
-from headrace.workers import budgets
+from headrace.workers import worker_shares
 from headrace.workers.messages import WantedTold, Wants
 
 
@@ -21,7 +21,7 @@ def told(models: Mapping[str, Wanted], unusable: Mapping[str, str], workers: int
         {
             name: WantedTold(
                 versions=dict(one.versions),
-                config=budgets.of_model(one.config, workers),
+                config=worker_shares.of_model(one.config, workers),
                 labels=dict(one.labels),
                 fingerprints={number: _as_number(found) for number, found in one.fingerprints.items()},
                 problem=one.problem,

@@ -27,10 +27,9 @@ from headrace.workers.messages import (
     View,
     Wants,
 )
-from headrace.workers.metrics_collection import Scraping, own_families
-from headrace.workers.metrics_merge import Version
+from headrace.workers.metrics import Scraping, Version, own_families
 from headrace.workers.state_merge import Standing
-from headrace.workers.worker_slot import Place
+from headrace.workers.worker_processes import Place
 
 # Sum the counts of versions over all workers: one worker asks, and the supervisor asks the others.
 

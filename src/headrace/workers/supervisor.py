@@ -21,13 +21,11 @@ from headrace.frontends.transport.listening_sockets import until_none_waits
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.lifetime_audit import ServerLife
 from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells
-from headrace.workers import budgets, restart_rules
-from headrace.workers.channel import Channel
-from headrace.workers.child_processes import Process, Processes, how_ended
-from headrace.workers.connection_shares import taking, weighted
-from headrace.workers.messages import Alone, Beat, Begin, Drain, Failed, Finish, Message, Serving
+from headrace.workers import restart_rules, worker_shares
+from headrace.workers.messages import Alone, Beat, Begin, Channel, Drain, Failed, Finish, Message, Serving
 from headrace.workers.shared_state import Commons
-from headrace.workers.worker_slot import Place, open_places, places_at
+from headrace.workers.worker_processes import Place, Process, Processes, how_ended, open_places, places_at
+from headrace.workers.worker_shares import taking, weighted
 
 if TYPE_CHECKING:
     from headrace.server.handover.startup import Handover
@@ -84,7 +82,7 @@ class Supervisor:
         """
         self._start = start
         config = start.config
-        self._config = budgets.of_server(config, workers)
+        self._config = worker_shares.of_server(config, workers)
         self._beat_seconds = min(_LONGEST_BEAT_SECONDS, config.worker_timeout_seconds / _BEATS_OF_TIMEOUT)
         if ports is None:
             self.places = open_places(config, workers)

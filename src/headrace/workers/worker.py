@@ -19,8 +19,7 @@ from headrace.sealed_memory.file_copying import use_keeper
 from headrace.server.process import end_at_once, leave_at_work, tune_process
 from headrace.server.server import Server
 from headrace.serving.engine import Engine
-from headrace.workers import budgets
-from headrace.workers.channel import Channel
+from headrace.workers import worker_shares
 from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import (
     RELEASE,
@@ -28,6 +27,7 @@ from headrace.workers.messages import (
     Alone,
     Beat,
     Begin,
+    Channel,
     Count,
     Counted,
     Drain,
@@ -41,8 +41,7 @@ from headrace.workers.messages import (
     Wants,
 )
 from headrace.workers.restart_rules import ALONE_SECONDS
-from headrace.workers.state_reports import Telling
-from headrace.workers.worker_service import WorkerService
+from headrace.workers.worker_service import Telling, WorkerService
 
 _log = logging.getLogger(__name__)
 
@@ -326,7 +325,7 @@ class Worker:
 
     def _server_of(self, begin: Begin) -> Server:
         sockets = [socket.socket(fileno=one) for one in begin.sockets]
-        share = partial(budgets.of_archive, workers=begin.workers, fills=begin.fills)
+        share = partial(worker_shares.of_archive, workers=begin.workers, fills=begin.fills)
         service = self._service
         if service is None:
             raise RuntimeError("a worker serves before it has begun")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.access.gate import Gate
-from headrace.access.key_file import KeyEntry, KeyFile, as_keys
-from headrace.access.keys import NewKey, draw
+from headrace.access.keys import KeyEntry, KeyFile, NewKey, as_keys, draw
 from headrace.access.permissions import HEALTH, VERBS, Verb
 
 DRAWN: dict[str, NewKey] = {}

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from headrace.access.caller_limits import CallerLimits, taken, wait
+from headrace.access.caller import CallerLimits, taken, wait
 from headrace.access.shared_meters import CELLS, Meters, shared_memory
 from headrace.base.errors import OverLimit
 

@@ -12,13 +12,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace.access.caller import Caller
+from headrace.access.caller import Caller, Globs
 from headrace.access.gate import Gate
-from headrace.access.globs import Globs
-from headrace.access.key_edits import NEW_FILE, with_key, without_keys
-from headrace.access.key_file import KeyFile, as_keys, parse_keys
-from headrace.access.key_file_watch import WatchedKeys, is_to_be_read
-from headrace.access.keys import KEY_BYTES, draw, id_of, is_digest, is_id, is_key
+from headrace.access.keys import (
+    KEY_BYTES,
+    NEW_FILE,
+    KeyFile,
+    WatchedKeys,
+    as_keys,
+    draw,
+    id_of,
+    is_digest,
+    is_id,
+    is_key,
+    is_to_be_read,
+    parse_keys,
+    with_key,
+    without_keys,
+)
 from headrace.access.permissions import ANY, HEALTH, PREDICT, UNDECLARED, VERBS, bits, named
 from headrace.base.errors import ConfigError, Conflict, PermissionDenied, Unauthenticated
 from headrace.base.files import FileState

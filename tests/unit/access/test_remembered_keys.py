@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import headrace.access.gate
-from headrace.access.key_file import KeyFile, as_keys
+from headrace.access.keys import KeyFile, as_keys
 from headrace.access.permissions import PREDICT
 from headrace.base.errors import PermissionDenied, Unauthenticated
 from tests.unit.access.keys_of_tests import bearer, entry, gate_of

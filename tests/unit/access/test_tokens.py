@@ -14,10 +14,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from msgspec.structs import replace
 
-from headrace.access.caller import Caller
-from headrace.access.caller_limits import CallerLimits
+from headrace.access.caller import Caller, CallerLimits
 from headrace.access.gate import Gate
-from headrace.access.jwks import read_token_keys
 from headrace.access.permissions import PREDICT, named
 from headrace.access.tokens import (
     COUNTED_NAMES,
@@ -27,6 +25,7 @@ from headrace.access.tokens import (
     REMEMBERED_OF_ONE,
     REMEMBERED_TOKENS,
     Tokens,
+    read_token_keys,
 )
 from headrace.base.errors import ConfigError, OverLimit, PermissionDenied, Unauthenticated
 from headrace.config.access import Jwt

@@ -15,8 +15,7 @@ from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.operations.status import Status, look
 from headrace.base.errors import HeadraceError, Unavailable
 from headrace.net.content_failures import Failure
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 
 DIMENSION = 4
 

@@ -14,7 +14,7 @@ from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup import space_reader
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.operations.status import SpaceStatus
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of

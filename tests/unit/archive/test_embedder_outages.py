@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling import embedder_outages, in_flight
+from headrace.archive.filling import embedder_outages, retries_and_dead_letters
 from headrace.archive.filling.embedder_outages import PooledEmbedder
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, status_of
 from tests.waiting import until
 
@@ -106,7 +105,7 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
 @pytest.mark.rest
 def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
-    monkeypatch.setattr(in_flight, "_LONGEST_ASIDE_SECONDS", 0.5)
+    monkeypatch.setattr(retries_and_dead_letters, "_LONGEST_ASIDE_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
     ill.busy.set()
     archive.want("texts", TEXTS[:20])

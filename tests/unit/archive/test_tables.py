@@ -14,7 +14,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.catalog import with_default
 from headrace.archive.model.columns import Column
-from headrace.archive.operations.whole_version import read_whole
+from headrace.archive.operations.space_versions import read_whole
 from headrace.base.errors import ConfigError, InvalidRequest, NotFound
 from tests.unit.archive.filling_parts import open_parts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.access.caller_limits import CallerLimits
-from headrace.access.key_file import KeyEntry, read_keys
+from headrace.access.caller import CallerLimits
+from headrace.access.keys import KeyEntry, read_keys
 from headrace.cli.main import main
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.cli.serve import within_memory
 from headrace.config import ServerConfig, server_config, with_flags
-from headrace.workers import budgets
+from headrace.workers import worker_shares
 
 MIB = 2**20
 KEY = "limits.max_inflight_bytes"
@@ -43,5 +43,5 @@ def test_what_requests_hold_by_default_is_a_quarter_of_the_memory_at_the_most(
     options = Namespace(origins=dict.fromkeys(flags, "an option"), own_settings=given)
     found = within_memory(options, config, None if allowed is None else allowed * MIB)
     assert found.limits.max_inflight_bytes == expected * MIB
-    assert budgets.of_server(found, 4).limits.max_inflight_bytes == of_four * MIB
+    assert worker_shares.of_server(found, 4).limits.max_inflight_bytes == of_four * MIB
     assert found.limits.max_message_bytes == ServerConfig().limits.max_message_bytes or table

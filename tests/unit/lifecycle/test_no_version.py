@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import LoadError
-from headrace.lifecycle.no_version import told_of
+from headrace.lifecycle.model_records import told_of
 
 
 @pytest.mark.parametrize(

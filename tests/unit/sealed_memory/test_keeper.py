@@ -14,9 +14,8 @@ import pytest
 
 from headrace.sealed_memory.copies import _BUSY_SECONDS
 from headrace.sealed_memory.file_copying import Content, Numbers
-from headrace.sealed_memory.keeper import _WORKERS
+from headrace.sealed_memory.keeper import _WORKERS, KeeperProcess
 from headrace.sealed_memory.keeper_client import SILENT_SECONDS, KeeperClient
-from headrace.sealed_memory.keeper_process import KeeperProcess
 
 
 def test_questions_that_make_no_sense_are_refused_and_others_are_answered(

@@ -11,8 +11,8 @@ import pytest
 
 from headrace.base.errors import ConfigError, LoadError
 from headrace.config import ServerConfig, parse_server_config
-from headrace.versions.file_trust import TrustedFiles, owners_named, trusted_files
-from headrace.versions.manifest import publish, write_manifest
+from headrace.versions.file_trust import StagedVersion, TrustedFiles, owners_named, trusted_files
+from headrace.versions.manifest import publish, read_manifest, write_manifest
 from headrace.versions.signatures import new_keys, signer
 
 STRANGER, OTHER = 54321, 54322
@@ -283,3 +283,77 @@ def test_what_is_loaded_again_must_be_what_was_checked(version: Path) -> None:
     write_manifest(version)
     with pytest.raises(LoadError, match="its manifest was changed"):
         trusting(version).check_again(version, manifest, is_code=True)
+
+
+# The private copy is what was checked, whatever becomes of the files that it is a copy of.
+
+
+@pytest.fixture
+def signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "made/variables").mkdir(parents=True)
+    (tmp_path / "made/model.bin").write_bytes(b"weights")
+    (tmp_path / "made/variables/one").write_bytes(b"1")
+    return publish(tmp_path / "made", tmp_path / "models/m")
+
+
+def staged(signed: Path, between: object = lambda: None) -> StagedVersion:
+    manifest = read_manifest(signed)
+    assert manifest is not None
+    return StagedVersion(signed, manifest, between)  # type: ignore[arg-type]
+
+
+def test_what_is_listed_is_copied_and_nothing_else(signed: Path) -> None:
+    (signed / "not_listed.py").write_text("import os")
+    copy = staged(signed)
+    found = {path.relative_to(copy.path).as_posix() for path in copy.path.rglob("*") if path.is_file()}
+    assert found == {"model.bin", "variables/one"}
+    assert copy.path.stat().st_mode & 0o777 == 0o700
+    copy.close()
+
+
+def test_a_file_that_is_exchanged_later_is_not_the_one_that_is_read(signed: Path) -> None:
+    copy = staged(signed)
+    (signed / "model.bin").write_bytes(b"another")
+    assert (copy.path / "model.bin").read_bytes() == b"weights"
+    copy.close()
+
+
+def test_a_file_that_is_exchanged_before_it_is_copied_is_refused(signed: Path) -> None:
+    def exchange() -> None:
+        (signed / "variables/one").write_bytes(b"2")
+
+    with pytest.raises(LoadError, match="corrupt: variables/one was changed while it was loaded"):
+        staged(signed, exchange)
+    assert os.listdir(tempfile.gettempdir()) == []
+
+
+def test_no_more_is_copied_than_is_listed(signed: Path) -> None:
+    """A file of a terabyte that takes a listed one's place does not fill the disk first."""
+    with (signed / "model.bin").open("r+b") as file:
+        file.truncate(2**40)
+    with pytest.raises(LoadError, match=r"corrupt: model.bin was changed"):
+        staged(signed)
+
+
+def test_it_goes_when_it_is_closed_or_dropped(signed: Path) -> None:
+    copy = staged(signed)
+    copy.close()
+    assert os.listdir(tempfile.gettempdir()) == []
+    copy = staged(signed)
+    del copy
+    assert os.listdir(tempfile.gettempdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_stays(signed: Path) -> None:
+    left = Path(tempfile.mkdtemp(prefix="headrace-version-"))
+    (left / "model.bin").write_bytes(b"old")
+    os.utime(left, (1, 1))
+    first = staged(signed)
+    assert not left.exists()
+    os.utime(first.path, (1, 1))
+    second = staged(signed)
+    assert first.path.exists()
+    first.close()
+    second.close()

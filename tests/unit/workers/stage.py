@@ -13,10 +13,20 @@ from typing import Any, NamedTuple, cast
 
 from headrace.config import ServerConfig
 from headrace.workers import restart_rules
-from headrace.workers.channel import Channel
-from headrace.workers.child_processes import Processes
-from headrace.workers.messages import Beat, Begin, Finish, Message, Scrape, Scraped, Serving, States, View
+from headrace.workers.messages import (
+    Beat,
+    Begin,
+    Channel,
+    Finish,
+    Message,
+    Scrape,
+    Scraped,
+    Serving,
+    States,
+    View,
+)
 from headrace.workers.supervisor import Start, Supervisor
+from headrace.workers.worker_processes import Processes
 from tests.virtual_loop import VirtualLoop
 
 START_SECONDS = 300.0

@@ -10,10 +10,9 @@ from pathlib import Path
 from headrace.config import ServerConfig
 from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.workers.channel import Channel
-from headrace.workers.messages import Message, ModelTold, Scrape, Scraped, States, View
+from headrace.workers.messages import Channel, Message, ModelTold, Scrape, Scraped, States, View
 from headrace.workers.shared_state import Commons
-from headrace.workers.worker_slot import Place
+from headrace.workers.worker_processes import Place
 
 
 class Told:

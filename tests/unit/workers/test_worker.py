@@ -13,8 +13,7 @@ import pytest
 from headrace.config import ServerConfig
 from headrace.serving.engine import Engine
 from headrace.workers import worker
-from headrace.workers.channel import Channel
-from headrace.workers.messages import RELEASE, Beat, Begin, Failed, Message
+from headrace.workers.messages import RELEASE, Beat, Begin, Channel, Failed, Message
 from tests.virtual_loop import run_virtually
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)

@@ -12,8 +12,8 @@ from headrace.config import ServerConfig
 from headrace.serving.engine import Engine
 from headrace.workers.messages import Act, Beat, Message
 from headrace.workers.shared_state import Commons
+from headrace.workers.worker_processes import Place
 from headrace.workers.worker_service import WorkerService
-from headrace.workers.worker_slot import Place
 from tests.models import Doubling
 
 WHOLE = LoadReport(0.9, 300.0, 1.0)

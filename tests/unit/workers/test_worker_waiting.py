@@ -11,9 +11,8 @@ import pytest
 
 from headrace.server.server import Server
 from headrace.serving.engine import Engine
-from headrace.workers.channel import Channel
 from headrace.workers.desired_state_relay import ToldSource
-from headrace.workers.messages import Alone, Begin
+from headrace.workers.messages import Alone, Begin, Channel
 from headrace.workers.restart_rules import ALONE_SECONDS
 from headrace.workers.worker import Worker
 from tests.virtual_loop import run_virtually

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.embedder_settings import MINILM, ImageSettings, ModelSettings, TextSettings
-from headrace.archive.embedders.images.embedder import open_image
-from headrace.archive.embedders.model_embedder import open_model
-from headrace.archive.embedders.served_models import LocalModels
-from headrace.archive.embedders.text import open_text
+from headrace.archive.embedders.embedder import MINILM, Embedder, ImageSettings, ModelSettings, TextSettings
+from headrace.archive.embedders.image_embedder import open_image
+from headrace.archive.embedders.model_embedder import LocalModels, open_model
+from headrace.archive.embedders.text_embedder import open_text
 from headrace.base.errors import ConfigError, LoadError, nearest
 from headrace.config.toml_reader import convert
 from headrace.net.deadline_connection import Resolve, system_addresses

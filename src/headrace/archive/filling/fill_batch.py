@@ -16,30 +16,29 @@ import numpy as np
 import tenacity
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling.dead_letter_rule import (
+from headrace.archive.filling.embedder_outages import Away
+from headrace.archive.filling.retries_and_dead_letters import (
     ATTEMPTS,
     FIRST_WAIT_SECONDS,
     LONGEST_WAIT_SECONDS,
     EncoderFailed,
+    Task,
     again,
     aside,
     is_last,
     is_poison,
     letter_of,
 )
-from headrace.archive.filling.embedder_outages import Away
-from headrace.archive.filling.in_flight import Task
 from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop, Stopped
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of
 from headrace.archive.lookup.space_reader import SpaceReader
-from headrace.archive.lookup.tombstones import CLOCKS_APART_SECONDS
-from headrace.archive.lookup.validation import size_of
+from headrace.archive.lookup.writes import CLOCKS_APART_SECONDS, size_of
 from headrace.archive.model.archive_toml import MEAN
 from headrace.archive.model.catalog import NO_RECORD, partition
 from headrace.archive.model.contents import content_of
-from headrace.archive.model.fill_counts import FillCounts
+from headrace.archive.model.counts import FillCounts
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.oov import ENOUGH, keep_mean
 from headrace.archive.model.records import Form, joined

@@ -11,12 +11,12 @@ from functools import partial
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.filling.embedder_outages import Askable, PooledEmbedder
 from headrace.archive.filling.fill_batch import BatchFiller
-from headrace.archive.filling.in_flight import Held, Task
+from headrace.archive.filling.retries_and_dead_letters import Held, Task
 from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopped
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.contents import table_column
-from headrace.archive.model.fill_counts import FillCounts
+from headrace.archive.model.counts import FillCounts
 from headrace.base.errors import HeadraceError, Unavailable
 from headrace.storage.queues.queue import Receiver
 

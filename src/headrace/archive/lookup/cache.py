@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.archive.lookup import cache_kernels as kernels
-from headrace.archive.model.key_hashing import hash_texts
+from headrace.archive.lookup.cache_kernels import hash_texts
 from headrace.archive.model.keys import wrong_key
 from headrace.archive.model.records import HEAD, Form
 from headrace.base.tensors import Array

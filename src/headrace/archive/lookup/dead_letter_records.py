@@ -1,6 +1,6 @@
 """Dead letters: keys that could not be embedded, each with the reason, until they are replayed or dropped.
 
-``archive/filling/dead_letter_rule.py`` decides when a key becomes a dead letter.
+``archive/filling/retries_and_dead_letters.py`` decides when a key becomes a dead letter.
 """
 
 from __future__ import annotations

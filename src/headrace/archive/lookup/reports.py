@@ -18,7 +18,7 @@ from typing import TypeVar
 import msgspec
 
 from headrace.archive.lookup.space_reader import Counts
-from headrace.archive.model.fill_counts import FillCounts
+from headrace.archive.model.counts import FillCounts
 from headrace.base.errors import Unavailable
 from headrace.storage.stores.store import Item, Store, pages
 

@@ -17,13 +17,12 @@ import numpy as np
 
 from headrace.archive.lookup.background_reads import Place, Reads, Values
 from headrace.archive.lookup.cache import Cache
-from headrace.archive.lookup.miss_queue import Publisher, Wanted
+from headrace.archive.lookup.miss_queue import Publisher, Quota, Wanted
 from headrace.archive.model.archive_toml import CacheSettings, SpaceSettings
 from headrace.archive.model.catalog import SpaceVersion, partition
 from headrace.archive.model.columns import Column, column_values, values_of
 from headrace.archive.model.keys import all_stored, checked
 from headrace.archive.model.oov import oov_vector
-from headrace.archive.model.quotas import Quota
 from headrace.archive.model.records import joined
 from headrace.base.clock import unix_milliseconds
 from headrace.base.errors import InvalidRequest, Unavailable

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.lookup.background_reads import Reads
-from headrace.archive.lookup.miss_queue import Publisher
+from headrace.archive.lookup.miss_queue import Publisher, Quota
 from headrace.archive.lookup.space_reader import Counts, Keys, Lookup, Parts, SpaceReader
 from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
 from headrace.archive.model.catalog import (
@@ -22,7 +22,6 @@ from headrace.archive.model.catalog import (
     with_version,
 )
 from headrace.archive.model.columns import Column, Columns, check_columns, fingerprint, row_dtype
-from headrace.archive.model.quotas import Quota
 from headrace.archive.model.records import ROW
 from headrace.base.errors import (
     ConfigError,

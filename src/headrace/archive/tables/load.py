@@ -15,7 +15,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.spaces import of_columns
 from headrace.archive.model.catalog import SpaceVersion
 from headrace.archive.model.columns import TEXT, Column, check_columns, rows_of
-from headrace.archive.operations.default_version import Lacking, has_keys, lost_by_moving
+from headrace.archive.operations.space_versions import Lacking, has_keys, lost_by_moving
 from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.tables.table_columns import (
     Guess,

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from headrace.archive.model.window_settings import Window
 from headrace.archive.windows import kernels
 from headrace.archive.windows.bucket_plan import BucketPlan, Measure
 from headrace.archive.windows.kernels import JUMP_ROWS, Cells, CountedRows, Opened, Totals
@@ -452,3 +453,20 @@ def no_rows(plan: BucketPlan, count: int) -> CountedRows:
         np.zeros((count, len(plan.measures)), np.uint8),
         np.zeros((count, plan.sums)),
     )
+
+
+def run_once() -> None:
+    """Compile or load all kernels before a feed needs them: count some rows, and restore a state."""
+    plan = BucketPlan.of([Window(sum="x", seconds=1), Window(count=True, seconds=2)], 1)
+    counters = Counters(plan, ahead_buckets=1, max_cells=10**6)
+    for bucket in (1, 2, 9):
+        rows = CountedRows(
+            np.repeat(counters.slots_of(["key"]), JUMP_ROWS),
+            np.full(JUMP_ROWS, bucket, np.int64),
+            np.ones((JUMP_ROWS, len(plan.measures)), np.uint8),
+            np.ones((JUMP_ROWS, plan.sums)),
+        )
+        list(counters.take(rows))
+    again = Counters(plan, ahead_buckets=1, max_cells=10**6)
+    again.restore(counters.state(), plan)
+    list(again.finish())

@@ -14,7 +14,7 @@ import numpy as np
 import tenacity
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.lookup.validation import checked_rows
+from headrace.archive.lookup.writes import checked_rows
 from headrace.archive.model.window_settings import Window
 from headrace.archive.windows.counters import Changed, Counters
 from headrace.base.errors import FailedPrecondition, HeadraceError, Refused

@@ -110,7 +110,7 @@ def _tried(part: str, check: Callable[[], str]) -> _Found:
 def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
     """Open the store, and read the records of the spaces."""
     from headrace.archive.model.catalog import Catalog  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.storage.stores.open_store import open_store  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.opening import open_store  # noqa: PLC0415 - not needed to list the verbs
 
     store = open_store(config.store)
     try:
@@ -121,7 +121,7 @@ def _store(config: ArchiveConfig, records: dict[str, SpaceRecord]) -> str:
 
 
 def _queue(config: ArchiveConfig) -> str:
-    from headrace.storage.queues.open_queue import open_queue  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.storage.opening import open_queue  # noqa: PLC0415 - not needed to list the verbs
 
     queue = open_queue(config.queue)
     try:
@@ -138,7 +138,7 @@ def _kind(settings: object) -> str:
 
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
-    from headrace.archive.embedders.embedder_settings import ModelSettings  # noqa: PLC0415
+    from headrace.archive.embedders.embedder import ModelSettings  # noqa: PLC0415
     from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.operations.open_archive import open_one_embedder  # noqa: PLC0415
 

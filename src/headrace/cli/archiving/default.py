@@ -44,7 +44,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show the versions, or change the default."""
-    from headrace.archive.operations.default_version import move_default  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.space_versions import move_default  # noqa: PLC0415 - not needed to list the verbs
 
     number = options.number and number_types.whole("N", least=1, most=2**31)(options.number)
     if options.fewer_keys and not number:

@@ -42,7 +42,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Drop the version, unless it is needed."""
-    from headrace.archive.operations.drop import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.space_versions import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
 
     number = number_types.whole("N", least=1, most=2**31)(options.number)
     with archive_options.open_archive_of(options) as archive:

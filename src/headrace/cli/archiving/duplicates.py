@@ -16,7 +16,7 @@ from headrace.cli.archiving import archive_options, whole_space
 from headrace.cli.archiving.pictures import images
 
 if TYPE_CHECKING:
-    from headrace.archive.operations.whole_version import Whole
+    from headrace.archive.operations.space_versions import Whole
     from headrace.similarity.duplicates import Duplicates, Group
 
 _SHOWN_GROUPS = 20

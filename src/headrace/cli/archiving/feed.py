@@ -20,7 +20,7 @@ from headrace.cli.train import message
 from headrace.config import checks
 
 if TYPE_CHECKING:
-    from headrace.archive.windows.batch_reader import Batches
+    from headrace.archive.windows.feed import Batches
     from headrace.cli.archiving.feed_run import Located
     from headrace.training.running.source import TopicOrigin
 
@@ -98,8 +98,7 @@ class _Asking:
 
 def run(options: argparse.Namespace) -> int:
     """Count rows until the stream ends, or a signal arrives."""
-    from headrace.archive.windows.batch_reader import after  # noqa: PLC0415 - as above
-    from headrace.archive.windows.feed import Feed  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.windows.feed import Feed, after  # noqa: PLC0415 - not needed to list the verbs
     from headrace.cli.archiving.feed_run import FeedRun  # noqa: PLC0415 - as above
     from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
     from headrace.training.running.checkpoint import (  # noqa: PLC0415 - as above
@@ -162,7 +161,7 @@ def _opened(
 ) -> Iterator[tuple[Batches, Located | None]]:
     """Open the input; yield its batches, and a function that adds positions to errors."""
     from headrace.archive.tables.file_readers import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.windows.batch_reader import file_batches, open_stream_batches  # noqa: PLC0415 - as above
+    from headrace.archive.windows.feed import file_batches, open_stream_batches  # noqa: PLC0415 - as above
     from headrace.training.running.source import opened as opened_input  # noqa: PLC0415 - as above
 
     if origin is None and asking.input != "-":

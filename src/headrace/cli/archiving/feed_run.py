@@ -19,8 +19,7 @@ from headrace.training.running.loop import Interrupted, Interruptions
 from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
 
 if TYPE_CHECKING:
-    from headrace.archive.windows.batch_reader import Batches
-    from headrace.archive.windows.feed import Feed
+    from headrace.archive.windows.feed import Batches, Feed
     from headrace.training.running.source import TopicOrigin
 
 Located = Callable[[StreamError], HeadraceError]

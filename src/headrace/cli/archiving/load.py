@@ -17,7 +17,7 @@ from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
-    from headrace.archive.operations.default_version import Lacking
+    from headrace.archive.operations.space_versions import Lacking
     from headrace.archive.tables.load import Load, Target
 
 _FORMATS = ("parquet", "arrow", "csv")
@@ -93,7 +93,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Load the file, and show the progress."""
-    from headrace.archive.operations.default_version import Lacking  # noqa: PLC0415 - as above
+    from headrace.archive.operations.space_versions import Lacking  # noqa: PLC0415 - as above
     from headrace.archive.tables.file_readers import ColumnFile  # noqa: PLC0415 - not needed to list the verbs
     from headrace.archive.tables.load import Load, Stopped  # noqa: PLC0415 - as above
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import HeadraceError
 
 if TYPE_CHECKING:
-    from headrace.archive.embedders.images.fetch import ImageFetcher
+    from headrace.archive.embedders.image_fetching import ImageFetcher
     from headrace.archive.model.archive_toml import ArchiveConfig
     from headrace.cli.archiving.contact_sheet import Image
 
@@ -51,9 +51,8 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
 
 
 def _contents(config: ArchiveConfig, base: Path, space: str) -> ImageFetcher | None:
-    from headrace.archive.embedders.embedder_settings import ImageSettings  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.images.download import DownloadLimits  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.images.fetch import ImageFetcher  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.embedder import ImageSettings  # noqa: PLC0415 - as above
+    from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher  # noqa: PLC0415
     from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - as above
     from headrace.net.deadline_connection import (  # noqa: PLC0415 - not needed to list the verbs
         Connector,

@@ -13,7 +13,7 @@ from headrace.cli import common, number_types
 from headrace.cli.archiving import archive_options, whole_space
 
 if TYPE_CHECKING:
-    from headrace.archive.operations.whole_version import Whole
+    from headrace.archive.operations.space_versions import Whole
     from headrace.similarity.layout import Layout
     from headrace.similarity.stored_rows import Rows
 

@@ -64,8 +64,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a table and warnings; unanswered parts are reported last, with exit code 1."""
     from headrace.archive.operations.status import look  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.storage.queues.open_queue import open_queue  # noqa: PLC0415 - as above
-    from headrace.storage.stores.open_store import open_store  # noqa: PLC0415 - as above
+    from headrace.storage.opening import open_queue, open_store  # noqa: PLC0415
 
     config = archive_options.settings_of(options)
     with ExitStack() as held:

@@ -13,7 +13,7 @@ from headrace.cli import number_types
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.operations.whole_version import Whole
+    from headrace.archive.operations.space_versions import Whole
     from headrace.similarity.stored_rows import Metric, Progress, Rows
 
 LARGEST_SIMILARITY = 1e15
@@ -39,7 +39,7 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
         TooLarge: The space exceeds the limit.
         Unavailable: The store does not answer.
     """
-    from headrace.archive.operations.whole_version import read_whole  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.space_versions import read_whole  # noqa: PLC0415 - not needed to list the verbs
 
     with archive_options.open_archive_of(options) as archive:
         return read_whole(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from headrace.access.caller import ASKING
 from headrace.base.errors import NotFound
-from headrace.frontends.archive import descriptions
+from headrace.frontends.archive import service
 from headrace.frontends.archive.service import ArchiveService
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class GuardedArchiveService(ArchiveService):
             return _his(super().described, space)
         caller = ASKING.get()
         his = [name for name in self.archive.config.spaces if caller.spaces.match(name)]
-        return [one for name in his for one in descriptions.spaces(self.archive, name)]
+        return [one for name in his for one in service.spaces(self.archive, name)]
 
 
 def _his(

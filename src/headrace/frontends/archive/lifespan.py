@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.archive.embedders.served_models import LocalModels
+from headrace.archive.embedders.model_embedder import LocalModels
 from headrace.archive.model.archive_toml import read_archive_config
-from headrace.archive.operations.server_archive import Running, Share
+from headrace.archive.operations.open_archive import Running, Share
 from headrace.base.tensors import Tensors
 from headrace.frontends.archive import grpc, rest
 from headrace.frontends.archive.metrics import ArchiveMetrics, Depths

@@ -10,7 +10,7 @@ import msgspec
 from headrace.access.permissions import ARCHIVE_READ, ARCHIVE_WRITE, DESCRIBE_ARCHIVE
 from headrace.archive.model.keys import checked
 from headrace.base.errors import InvalidRequest
-from headrace.frontends.archive import json_bodies, json_columns
+from headrace.frontends.archive import json_bodies
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.request_budget import RequestBudget
@@ -42,7 +42,7 @@ def http_routes(service: ArchiveService) -> list[HttpRoute]:
         values: Values
         if reader.version.columns:
             service.hold_rows(reader, len(keys), budget)
-            values = await json_columns.values_of(document, len(keys), reader.version.columns, service)
+            values = await json_bodies.values_of(document, len(keys), reader.version.columns, service)
         else:
             values = await json_bodies.vectors_of(document, len(keys), reader.version.dimension, service)
         await service.put(space, keys, values, version, call)
@@ -84,7 +84,7 @@ def _looking_up(service: ArchiveService) -> HttpHandler:
             with_written = json_bodies.switch_of(document, "written")
             reader = service.answering(call.parameters["space"], version)
             found = await service.lookup(reader, keys, call, seconds, budget)
-            answer = json_columns.answer if found.columns else json_bodies.answer
+            answer = json_bodies.answer_rows if found.columns else json_bodies.answer_vectors
             return HttpReply(await answer(service, found, budget, with_written=with_written))
 
     return lookup

@@ -16,6 +16,7 @@ import numpy as np
 from headrace.access.permissions import check_admin
 from headrace.archive.lookup.archive import DEFAULT_TIMEOUT_SECONDS, Archive
 from headrace.archive.lookup.space_reader import Lookup, SpaceReader
+from headrace.archive.model.columns import described
 from headrace.archive.model.keys import SLICE_LETTERS, checked, in_slices, letters
 from headrace.base.errors import (
     DeadlineExceeded,
@@ -24,13 +25,58 @@ from headrace.base.errors import (
 )
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
-from headrace.frontends.archive import descriptions
 from headrace.frontends.wire.request_budget import RequestBudget
 
 if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, Call
     from headrace.frontends.wire.time_slicer import TimeSlicer
+
+
+def spaces(archive: Archive, space: str = "") -> list[dict[str, object]]:
+    """Describe spaces, with the field names of the message ``Space``.
+
+    Args:
+        archive: The archive.
+        space: Name of the space; "" for all.
+
+    Raises:
+        NotFound: There is no such space.
+    """
+    return [_described(archive, name) for name in ([space] if space else archive.config.spaces)]
+
+
+def _described(archive: Archive, space: str) -> dict[str, object]:
+    record = archive.record(space)
+    settings, counts = archive.config.spaces[space], archive.counts[space]
+    return {
+        "name": space,
+        "default_version": record.default,
+        "versions": [
+            {
+                "version": one.number,
+                "dimension": one.dimension,
+                "dtype": one.dtype,
+                "answered": one.dtype if one.columns else one.form.answered.name,
+                "embedder": one.embedder,
+                "fingerprint": one.fingerprint,
+                "is_full": one.is_full,
+                "created_seconds": one.created,
+                "columns": described(one.columns),
+            }
+            for one in record.versions
+        ],
+        "max_keys": settings.max_keys,
+        "max_key_bytes": settings.max_key_bytes,
+        "counts": {
+            "lookups": counts.lookups,
+            "keys": counts.keys,
+            "cached": counts.cached,
+            "stored": counts.stored,
+            "missing": counts.missing,
+        },
+    }
+
 
 _AT_ONCE_KEYS = 256
 _AT_ONCE_BYTES = 256 * 1024
@@ -85,8 +131,8 @@ class ArchiveService:
         self._threads.shutdown(cancel_futures=True)
 
     def described(self, space: str = "") -> list[dict[str, object]]:
-        """Describe spaces; see ``descriptions.spaces``."""
-        return descriptions.spaces(self.archive, space)
+        """Describe spaces; see ``spaces``."""
+        return spaces(self.archive, space)
 
     # --- looking up ---
 

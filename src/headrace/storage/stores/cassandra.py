@@ -11,14 +11,17 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.base.errors import Unavailable, needs_extra
-from headrace.storage.stores.key_limits import (
+from headrace.storage.stores.store import (
+    LONGEST_KEY_BYTES,
+    START,
+    Item,
+    Page,
     check_items,
     check_partition,
     check_record,
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.store import LONGEST_KEY_BYTES, START, Item, Page
 from headrace.storage.stores.store_settings import CassandraStore
 
 try:

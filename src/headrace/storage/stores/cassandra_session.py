@@ -21,8 +21,13 @@ from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPoli
 from cassandra.query import tuple_factory
 
 from headrace.base.errors import Unavailable
-from headrace.storage.stores.credentials import password, tls_context
-from headrace.storage.stores.store_settings import CassandraStore, RemoteStore, host_and_port
+from headrace.storage.stores.store_settings import (
+    CassandraStore,
+    RemoteStore,
+    host_and_port,
+    password,
+    tls_context,
+)
 
 RECORDS = '"Records"'
 """The table of records. Its capital letter keeps it apart from partition names, which have none."""

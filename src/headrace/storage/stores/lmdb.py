@@ -30,15 +30,18 @@ import numpy as np
 from headrace.base.errors import Unavailable
 from headrace.base.tensors import Array
 from headrace.storage.lmdb_environment import CONTENTS_KEY, LmdbOptions, Transaction, open_lmdb
-from headrace.storage.stores.key_limits import (
+from headrace.storage.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, find
+from headrace.storage.stores.store import (
+    LONGEST_KEY_BYTES,
+    START,
+    Item,
+    Page,
     check_items,
     check_partition,
     check_record,
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, find
-from headrace.storage.stores.store import LONGEST_KEY_BYTES, START, Item, Page
 from headrace.storage.stores.store_settings import LmdbStore
 
 _log = logging.getLogger(__name__)

@@ -14,14 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.base.errors import Unavailable
-from headrace.storage.stores.key_limits import (
+from headrace.storage.stores.store import (
+    START,
+    Item,
+    Page,
     check_items,
     check_partition,
     check_record,
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.store import START, Item, Page
 from headrace.storage.stores.store_settings import MemoryStore
 
 _BINS = 1024

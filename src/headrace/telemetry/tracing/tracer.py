@@ -12,10 +12,8 @@ from headrace.base.background_queue import BackgroundQueue
 from headrace.base.trace_context import TRACEPARENT, Headers, Parent, TraceContext, parent_in, state_in
 from headrace.config import Tracing
 from headrace.telemetry.outcomes import Outcome, Outcomes
-from headrace.telemetry.tracing.batch_spans import Batches
-from headrace.telemetry.tracing.exporters import Export
-from headrace.telemetry.tracing.otel_settings import combined
-from headrace.telemetry.tracing.spans import Describer, SpanData, batch_span, parts
+from headrace.telemetry.tracing.exporters import Export, combined
+from headrace.telemetry.tracing.spans import Batches, Describer, SpanData, batch_span, parts
 
 _log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from headrace.training.releasing.patch import Patch, base_of, choose_base, find_
 from headrace.versions.layout import model_directories, version_directories
 from headrace.versions.manifest import SPACES_KEY, Signer, Writer, publish, read_manifest
 from headrace.versions.pins_and_holds import read_control, undisturbed
-from headrace.versions.protected_versions import read_named_versions
 from headrace.versions.retention import (
     delete_versions,
     hide_versions,
+    read_named_versions,
     remove_hidden,
     sweep,
     versions_to_delete,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.filling import in_flight
+from headrace.archive.filling import retries_and_dead_letters
 from headrace.archive.filling.backfill import PAGE, Backfill, Pace
 from headrace.archive.filling.filler import Filler
 from headrace.archive.lookup.archive import Archive
@@ -20,9 +20,8 @@ from headrace.archive.model.catalog import partition
 from headrace.archive.model.columns import Column
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.oov import ENOUGH
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue import Message
-from headrace.storage.stores.open_store import open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
 from tests.waiting import until
 
@@ -333,7 +332,7 @@ def test_contents_come_from_a_table_and_what_has_no_row_is_a_dead_letter(of_film
 def test_a_table_that_was_never_loaded_holds_up_its_own_space_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aside: int
 ) -> None:
-    monkeypatch.setattr(in_flight, "_MOST_ASIDE", aside)
+    monkeypatch.setattr(retries_and_dead_letters, "_MOST_ASIDE", aside)
     spaces = {
         "films": {"embedder": "lengths", "content": "table:titles.title"},
         "texts": {"embedder": "lengths"},

@@ -17,11 +17,10 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.as_of import PastLookup
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.keys import all_stored
-from headrace.archive.operations.drop import drop_version
+from headrace.archive.operations.space_versions import drop_version
 from headrace.base.errors import InvalidRequest, NotFound
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store import START, Item
 from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts

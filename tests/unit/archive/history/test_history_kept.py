@@ -16,7 +16,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.keys import all_stored
 from headrace.base.errors import Unavailable
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import START, Item
 from headrace.storage.stores.store_settings import MemoryStore

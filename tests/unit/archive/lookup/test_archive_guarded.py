@@ -20,12 +20,11 @@ from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings, ar
 from headrace.archive.model.catalog import SpaceVersion
 from headrace.archive.model.oov import oov_vector
 from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, Unavailable
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue import Message
 from headrace.storage.queues.queue_settings import MemoryQueue
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
 from tests.waiting import until

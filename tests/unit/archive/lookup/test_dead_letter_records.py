@@ -8,17 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.filling.dead_letter_rule import ATTEMPTS
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.filler import Filler
+from headrace.archive.filling.retries_and_dead_letters import ATTEMPTS
 from headrace.archive.filling.space_encoders import Filled, Stop
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import PARTITION, DeadLetter, now
 from headrace.archive.model.archive_toml import archive_config
-from headrace.archive.model.fill_counts import FillCounts
+from headrace.archive.model.counts import FillCounts
 from headrace.archive.model.oov import ENOUGH
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.stores.store import Item
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
 from tests.waiting import until

@@ -11,8 +11,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.catalog import with_default
 from headrace.archive.model.oov import ENOUGH, keep_mean
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
 from tests.waiting import until
 

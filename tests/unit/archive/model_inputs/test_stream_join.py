@@ -18,11 +18,10 @@ from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.columns import Column
 from headrace.archive.model_inputs.assembly import Filled, ModelInputs
 from headrace.archive.model_inputs.stream_join import Join, JoinSettings
-from headrace.archive.operations.drop import drop_version
+from headrace.archive.operations.space_versions import drop_version
 from headrace.base.errors import ConfigError, StreamError
 from headrace.config import InputSource
-from headrace.storage.queues.open_queue import open_queue
-from headrace.storage.stores.open_store import open_store
+from headrace.storage.opening import open_queue, open_store
 from headrace.stream.schema import METADATA_KEY, Field, Schema, parse_schema
 from headrace.stream.stream_io import StreamRows
 from tests.unit.archive.filling_parts import LengthEmbedder

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.operations.default_version import Lacking
+from headrace.archive.operations.space_versions import Lacking
 from headrace.base.errors import InvalidRequest
 from tests.unit.archive.filling_parts import open_parts
 from tests.unit.archive.tables.loading_parts import load_table, loader

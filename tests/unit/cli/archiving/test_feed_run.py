@@ -10,8 +10,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from headrace.archive.windows.batch_reader import Batches
-from headrace.archive.windows.feed import Feed
+from headrace.archive.windows.feed import Batches, Feed
 from headrace.cli.archiving.feed_run import FeedRun
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.loop import Interruptions

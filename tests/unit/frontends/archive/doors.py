@@ -18,9 +18,8 @@ from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcCall, HttpCall, HttpReply
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.time_slicer import TimeSlicer
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store_settings import MemoryStore
 from headrace.telemetry.outcomes import Outcomes
 from tests.unit.frontends.oip.doubles import run

@@ -6,9 +6,8 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
 from headrace.frontends.archive.service import CALLER_HEADER, _caller
 from headrace.frontends.calls import HttpCall
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.store_settings import MemoryStore
 from headrace.telemetry.outcomes import Channel, Outcome
 

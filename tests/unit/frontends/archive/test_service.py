@@ -23,7 +23,7 @@ from headrace.frontends.calls import GrpcCall
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
-from headrace.storage.queues.open_queue import open_queue
+from headrace.storage.opening import open_queue
 from headrace.storage.queues.queue_settings import MemoryQueue
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import Item

@@ -48,7 +48,7 @@ def failing(error: Exception, after: int) -> HttpStreamHandler:
 def test_each_item_is_an_event(caplog: pytest.LogCaptureFixture) -> None:
     app, seen = application(counting), list[Outcome]()
     app.outcomes.observe(seen.append)
-    response = ask(app, scope("/count/2", (b"x-request-id", b"mine")), body(b"hel", b"lo"))
+    response = ask(app, scope("/count/2", (b"x-request-id", b"mine")), body(b"he", b"llo"))
     assert response.status == 200
     assert response.headers[b"content-type"] == b"text/event-stream; charset=utf-8"
     assert response.headers[b"cache-control"] == b"no-cache"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.storage.opening import open_queue
 from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.open_queue import open_queue
 from headrace.storage.queues.queue import Message
 from headrace.storage.queues.queue_settings import KafkaQueue, LmdbQueue, MemoryQueue
 from headrace.testing.queue_process import messages

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import islice
 from pathlib import Path
 
+from headrace.storage.opening import open_store
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.open_store import open_store
 from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item, pages
 from headrace.storage.stores.store_settings import LmdbStore, MemoryStore, RedisStore

@@ -12,8 +12,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from headrace.base.trace_context import Parent, TraceContext, new_span_id, new_trace_id
 from headrace.config import Tracing
-from headrace.telemetry.tracing.exporters import Export, Sent
-from headrace.telemetry.tracing.otel_settings import combined
+from headrace.telemetry.tracing.exporters import Export, Sent, combined
 from headrace.telemetry.tracing.otlp_encoding import Encoder
 from headrace.telemetry.tracing.spans import SpanData
 

@@ -35,8 +35,7 @@ from headrace.training.releasing.publishing import (
 )
 from headrace.training.running.checkpoint import save_checkpoint
 from headrace.versions import pins_and_holds
-from headrace.versions.control_record import Stamp, number_key, with_pin
-from headrace.versions.control_store import FileStore
+from headrace.versions.control_record import FileStore, Stamp, number_key, with_pin
 from headrace.versions.layout import CONTROL_LOCK
 from headrace.versions.manifest import check_manifest, publish
 from headrace.versions.pins_and_holds import change, hold, let_go, pin, unpin

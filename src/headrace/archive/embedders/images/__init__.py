@@ -1,1 +1,0 @@
-"""Vectors of images: fetching, decoding, preparation, and the encoder."""
