@@ -14,8 +14,8 @@ from PIL import Image
 
 from headrace.archive.embedders.images.download import DownloadLimits
 from headrace.archive.embedders.images.fetch import ImageFetcher
-from headrace.config.image_recipe import Recipe
-from headrace.images.decoding import KNOWN_FORMATS, ImageLimits, decoded
+from headrace.config.image_recipe import KNOWN_FORMATS, Recipe
+from headrace.images.decoding import ImageLimits, decoded
 from headrace.images.preparation import prepared
 from headrace.net.content_failures import Failing
 from headrace.net.deadline_connection import Connector

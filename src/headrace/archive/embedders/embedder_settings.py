@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from headrace.config.checks import DAY, MOST_THREADS, seconds, whole, wrong
+from headrace.config.image_recipe import FORMATS, MOST_PIXELS, Format
 
 MINILM = "minilm"
 """The name of the built-in text encoder."""
@@ -14,7 +15,6 @@ MINILM = "minilm"
 _MOST_TOKENS = 8192
 _MOST_PORTS = 65_535
 _LARGEST_DOWNLOAD_BYTES = 2**31 - 1
-_MOST_PIXELS = 2**30
 _MOST_REDIRECTS = 20
 _MOST_BATCH_ROWS = 1024
 _LARGEST_VERSION = 2**63 - 1
@@ -85,7 +85,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
         max_bytes: Maximum size of a file in bytes.
         max_redirects: Maximum number of successive redirects.
         max_pixels: Maximum number of pixels of an image.
-        formats: Formats to decode: JPEG, PNG, WEBP, GIF, BMP, TIFF.
+        formats: Formats that are decoded.
         connections: Maximum number of concurrent downloads.
         batch_rows: Maximum number of images in one encoder call.
         threads: Maximum number of threads of one encoder call.
@@ -104,7 +104,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
     max_bytes: int = 20 * 1024 * 1024
     max_redirects: int = 3
     max_pixels: int = 40_000_000
-    formats: tuple[Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"], ...] = ("JPEG", "PNG", "WEBP", "GIF")
+    formats: tuple[Format, ...] = FORMATS
     connections: int = 16
     batch_rows: int = 16
     threads: int = 1
@@ -120,7 +120,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
         seconds("timeout_seconds", self.timeout_seconds, most=DAY, above_zero=True)
         whole("max_bytes", self.max_bytes, least=1, most=_LARGEST_DOWNLOAD_BYTES)
         whole("max_redirects", self.max_redirects, most=_MOST_REDIRECTS)
-        whole("max_pixels", self.max_pixels, least=1, most=_MOST_PIXELS)
+        whole("max_pixels", self.max_pixels, least=1, most=MOST_PIXELS)
         whole("connections", self.connections, least=1, most=MOST_THREADS)
         whole("batch_rows", self.batch_rows, least=1, most=_MOST_BATCH_ROWS)
         whole("threads", self.threads, least=1, most=MOST_THREADS)
