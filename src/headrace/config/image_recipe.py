@@ -106,7 +106,7 @@ class ImageConfig(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True)
         max_bytes: Maximum size of an image file in bytes.
         max_pixels: Maximum number of pixels of an image, according to its header.
         max_call_pixels: Maximum number of pixels of the images of a request that are decoded for one call
-            of the model, according to their headers; those of a JPEG count once for each of its scans.
+            of the model, according to their headers; those of a JPEG count once for every five of its scans.
     """
 
     name: str = "image"
@@ -114,7 +114,7 @@ class ImageConfig(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True)
     formats: tuple[Format, ...] = FORMATS
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 40_000_000
-    max_call_pixels: int = 400_000_000
+    max_call_pixels: int = 160_000_000
 
     def __post_init__(self) -> None:
         """Check the settings; errors name the section."""

@@ -137,7 +137,8 @@ class ImageServable:
         if total > most:
             raise TooLarge(
                 f"too many pixels: expected at most max_call_pixels = {most} in all images, got {total} "
-                "(those of a JPEG count once per scan); send fewer images per request, or smaller ones",
+                "(those of a JPEG count once for every five scans); "
+                "send fewer images per request, or smaller ones",
                 field=self._config.name,
             )
 

@@ -104,9 +104,10 @@ def test_images_with_too_many_pixels_in_all_are_refused_before_any_is_decoded(tm
     assert "expected at most max_call_pixels = 20000 in all images, got 20256" in caught.value.message
     with pytest.raises(InvalidRows, match="row 0: a broken image"):
         servable.predict(batch(empty, empty))
-    scanned = encoded(photograph(100), "JPEG", progressive=True)
-    with pytest.raises(TooLarge, match="of a JPEG count once per scan"):
-        servable.predict(batch(scanned))
+    scanned = encoded(photograph(100), "JPEG", progressive=True)  # 10 scans, which count twice
+    assert len(servable.predict(batch(scanned))["probabilities"]) == 1
+    with pytest.raises(TooLarge, match=r"got 20256 \(those of a JPEG count once for every five scans\)"):
+        servable.predict(batch(scanned, picture()))
     repeated = picture((255,), side=100)
     assert len(servable.predict(batch(*[repeated] * 5))["probabilities"]) == 5
 
