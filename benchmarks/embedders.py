@@ -33,8 +33,8 @@ from headrace.archive.embedders.image_embedder import read_recipe
 from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text_embedder import TextEmbedder, runs
 from headrace.base.tensors import Tensors
-from headrace.config.image_recipe import Recipe
-from headrace.images.decoding import FORMATS, ImageLimits, decoded
+from headrace.config.image_recipe import FORMATS, Recipe
+from headrace.images.decoding import ImageLimits, decoded
 from headrace.images.preparation import prepared
 from headrace.runtimes import onnx as onnx_runtime
 from headrace.runtimes.options import RuntimeOptions

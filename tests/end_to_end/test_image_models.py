@@ -17,7 +17,7 @@ import pytest
 from onnx import TensorProto
 
 from headrace.archive.operations.open_archive import open_archive_file
-from headrace.base.errors import InvalidRequest
+from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.base.event_loop import run_in
 from headrace.config import ServerConfig, parse_model_config
 from headrace.frontends.wire import protos
@@ -148,6 +148,25 @@ def test_a_bad_image_fails_its_own_request_only(tmp_path: Path) -> None:
     assert broken.message.startswith("image: row 0: not an image")
     assert isinstance(half, InvalidRequest)
     assert half.message.startswith("image: row 1: not an image")
+
+
+def test_a_request_with_too_many_pixels_fails_alone(tmp_path: Path) -> None:
+    batching = "\n[batching]\nmax_wait_seconds = 1.0\nallowed_batch_rows = [8]\nmax_batch_rows = 8\n"
+    limits = "[image]\nmax_pixels = 5000\nmax_call_pixels = 5000"
+    write(tmp_path, "brightness", 1, brightness(), SETTINGS.replace("[image]", limits) + batching)
+    large = picture((255,), side=60)
+    with Engine.in_thread(tmp_path) as engine:
+
+        async def ask() -> list[Any]:
+            contents = [[large], [large, picture((0,), side=60)], [large], [BLACK, JPEG]]
+            answers = [engine.predict("brightness", {"image": content}) for content in contents]
+            return await asyncio.gather(*answers, return_exceptions=True)
+
+        first, second, third, last = run_in(engine._loop, ask())
+    assert first["label"].tolist() == third["label"].tolist() == [b"bright"]
+    assert last["label"].tolist() == [b"dark", b"bright"]
+    assert isinstance(second, TooLarge)
+    assert "expected at most max_call_pixels = 5000 in all images, got 7200" in second.message
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import numpy as np
 from PIL import Image
 
 from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher
-from headrace.config.image_recipe import Recipe
-from headrace.images.decoding import KNOWN_FORMATS, ImageLimits, decoded
+from headrace.config.image_recipe import KNOWN_FORMATS, Recipe
+from headrace.images.decoding import ImageLimits, decoded
 from headrace.images.preparation import prepared
 from headrace.net.content_failures import Failing
 from headrace.net.deadline_connection import Connector

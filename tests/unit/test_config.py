@@ -89,6 +89,7 @@ input = "pixels"
 formats = ["JPEG"]
 max_bytes = 1000000
 max_pixels = 1000000
+max_call_pixels = 5000000
 
 [default]
 values = { probabilities = [0.5, 0.5], name = "none" }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -11,11 +11,20 @@ from msgspec.structs import force_setattr
 from headrace.base.errors import ConfigError
 from headrace.config.checks import whole, wrong
 
-_LARGEST_SIDE = 4096
-_MOST_PIXELS = 2**30
-_LARGEST_IMAGE_BYTES = 2**31 - 1
-
 Format = Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"]
+
+KNOWN_FORMATS: tuple[Format, ...] = get_args(Format)
+"""Formats that settings may name, by their names in Pillow."""
+
+FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "GIF")
+"""Formats decoded by default."""
+
+MOST_PIXELS = 178_956_970
+"""Upper bound for ``max_pixels``: Pillow refuses larger images, whatever the settings say."""
+
+_MOST_CALL_PIXELS = 10**15
+_LARGEST_SIDE = 4096
+_LARGEST_IMAGE_BYTES = 2**31 - 1
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,13 +105,16 @@ class ImageConfig(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True)
         formats: Formats that are decoded.
         max_bytes: Maximum size of an image file in bytes.
         max_pixels: Maximum number of pixels of an image, according to its header.
+        max_call_pixels: Maximum number of pixels of the images of a request that are decoded for one call
+            of the model, according to their headers; those of a JPEG count once for every five of its scans.
     """
 
     name: str = "image"
     input: str = ""
-    formats: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "GIF")
+    formats: tuple[Format, ...] = FORMATS
     max_bytes: int = 20 * 1024 * 1024
     max_pixels: int = 40_000_000
+    max_call_pixels: int = 160_000_000
 
     def __post_init__(self) -> None:
         """Check the settings; errors name the section."""
@@ -118,4 +130,8 @@ class ImageConfig(Recipe, frozen=True, kw_only=True, forbid_unknown_fields=True)
         if not self.formats:
             raise wrong("formats", "at least one", self.formats)
         whole("max_bytes", self.max_bytes, least=1, most=_LARGEST_IMAGE_BYTES)
-        whole("max_pixels", self.max_pixels, least=1, most=_MOST_PIXELS)
+        whole("max_pixels", self.max_pixels, least=1, most=MOST_PIXELS)
+        whole("max_call_pixels", self.max_call_pixels, least=1, most=_MOST_CALL_PIXELS)
+        if self.max_call_pixels < self.max_pixels:
+            expected = f"at least max_pixels = {self.max_pixels}"
+            raise wrong("max_call_pixels", expected, self.max_call_pixels)

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.config.image_recipe import Recipe
+from headrace.images.file_parts import check_checksums, png_bit_depth, scans, webp_size
 from headrace.net.content_failures import Failing, never
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
-"""Formats decoded by default."""
-
-KNOWN_FORMATS = (*FORMATS, "BMP", "TIFF")
-"""Formats that the settings may name."""
-
-_MOST_SCANS = 100
-"""Maximum number of scans of a progressive JPEG: each takes few bytes but costs time for all pixels."""
-
-_START_OF_SCAN = b"\xff\xda"
 _ORIENTATION = 0x0112
 _UPRIGHT = 1
-_WEBP_HEADER_BYTES = 30
+_BITS = 8
+_SCANS_OF_ONE_PASS = 5  # scans of a JPEG that take about as long as decoding a PNG of its size
+_WHITE_16 = 0xFFFF
 _DRAFT = (
     2  # a JPEG is decoded at its smallest scale with at least this many pixels per needed pixel, per side
 )
@@ -69,6 +63,26 @@ def looks_like_image(content: bytes) -> bool:
     )
 
 
+def cost(content: bytes, limits: ImageLimits) -> int:
+    """Return the number of pixels that decoding goes over, according to the file's header.
+
+    The pixels of a JPEG count once for every five of its scans, but at least once.
+
+    Args:
+        content: Bytes of an image file.
+        limits: Limits of decoding.
+
+    Raises:
+        Failing: As for ``decoded``, for reasons that the header shows.
+    """
+    width, height = webp_size(content)
+    if width and "WEBP" in limits.formats:  # opening one would allocate memory for all pixels
+        check_pixels((width, height), limits.most_pixels)
+        return width * height
+    with _opened(content, limits) as image:
+        return image.width * image.height * max(scans(content), _SCANS_OF_ONE_PASS) // _SCANS_OF_ONE_PASS
+
+
 def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
     """Decode an image, rotate it by its EXIF orientation, and resize it or its centre.
 
@@ -85,15 +99,23 @@ def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
     Raises:
         Failing: The content is no image of these formats, is broken, or is too large; always final.
     """
+    with _opened(content, limits) as image:
+        return _prepared(image, png_bit_depth(content), recipe)
+
+
+@contextmanager
+def _opened(content: bytes, limits: ImageLimits) -> Iterator[Image]:
+    """Open an image whose header is within the limits; all errors inside become ``Failing``."""
     import PIL.Image  # noqa: PLC0415 - an extra
     from PIL import UnidentifiedImageError  # noqa: PLC0415 - an extra
 
-    check_scans(content)
+    scans(content)
+    check_checksums(content)
     check_pixels(webp_size(content), limits.most_pixels)
     try:
         with PIL.Image.open(io.BytesIO(content), formats=tuple(limits.formats)) as image:
             check_pixels(image.size, limits.most_pixels)
-            return _prepared(image, recipe)
+            yield image
     except UnidentifiedImageError:
         raise never(f"not an image: expected {', '.join(limits.formats)}, got {content[:12]!r} …") from None
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as error:
@@ -104,16 +126,6 @@ def decoded(content: bytes, recipe: Recipe, limits: ImageLimits) -> Array:
         raise
     except Exception as error:  # Pillow's decoders may raise anything on broken files
         raise never(f"a broken image: {type(error).__name__}: {error}") from error
-
-
-def check_scans(content: bytes) -> None:
-    """Reject a JPEG with too many scans.
-
-    Raises:
-        Failing: The JPEG has too many scans.
-    """
-    if content.startswith(b"\xff\xd8") and content.count(_START_OF_SCAN) > _MOST_SCANS:
-        raise never(f"a broken image: a JPEG of more than {_MOST_SCANS} scans")
 
 
 def check_pixels(size: tuple[int, int], most: int) -> None:
@@ -127,33 +139,14 @@ def check_pixels(size: tuple[int, int], most: int) -> None:
         raise never(f"too large: expected at most max_pixels = {most}, got {width} × {height}")
 
 
-def webp_size(content: bytes) -> tuple[int, int]:
-    """Return the declared size of a WebP file in pixels; (0, 0) for any other file.
-
-    Older versions of Pillow allocate memory for the whole image when they open one.
-    """
-    if len(content) < _WEBP_HEADER_BYTES or content[:4] != b"RIFF" or content[8:12] != b"WEBP":
-        return 0, 0
-    kind = content[12:16]
-    if kind == b"VP8X":
-        return 1 + int.from_bytes(content[24:27], "little"), 1 + int.from_bytes(content[27:30], "little")
-    if kind == b"VP8L":
-        bits = int.from_bytes(content[21:25], "little")
-        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
-    if kind == b"VP8 ":
-        width, height = (int.from_bytes(content[at : at + 2], "little") for at in (26, 28))
-        return width & 0x3FFF, height & 0x3FFF
-    return 0, 0
-
-
-def _prepared(image: Image, recipe: Recipe) -> Array:
+def _prepared(image: Image, bit_depth: int, recipe: Recipe) -> Array:
     from PIL.Image import Resampling  # noqa: PLC0415 - an extra
 
-    orientation = _orientation(image)
     needed = _DRAFT * (recipe.resize or max(recipe.size))
     mode = "L" if recipe.channels == "gray" else "RGB"
     image.draft(mode, (needed, needed))
-    pixels = _turned(_opaque(image, mode), orientation)
+    image.load()  # first, as reading the EXIF data may load, and a failure would pass for one of those data
+    pixels = _turned(_opaque(image, mode, bit_depth), _orientation(image))
     box = centre(pixels.size, recipe)
     height, width = recipe.size
     if pixels.size != (width, height) or box != (0, 0, width, height):
@@ -206,15 +199,33 @@ def _turned(image: Image, orientation: int) -> Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _opaque(image: Image, mode: str) -> Image:
+def _opaque(image: Image, mode: str, bit_depth: int) -> Image:
     """Convert an image to a mode without transparency, on a white background."""
     import PIL.Image  # noqa: PLC0415 - an extra
 
+    transparent = image.info.get("transparency")
     if image.mode.startswith("I"):  # Pillow would clip 16-bit values at 255
-        numbers = np.clip(np.asarray(image), 0, 0xFFFF).astype(np.uint16)
+        numbers = np.clip(np.asarray(image), 0, _WHITE_16).astype(np.uint16)
+        if isinstance(transparent, int):
+            numbers[numbers == transparent] = _WHITE_16
         return PIL.Image.fromarray((numbers >> 8).astype(np.uint8)).convert(mode)
-    if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
+    if "A" in image.mode or "a" in image.mode or transparent is not None:
+        if bit_depth != _BITS and image.mode in {"L", "RGB"}:
+            image.info["transparency"] = _in_8_bits(transparent, bit_depth)
         drawn = image.convert("RGBA")
         white = PIL.Image.new("RGBA", drawn.size, (255, 255, 255, 255))
         return PIL.Image.alpha_composite(white, drawn).convert(mode)
     return image if image.mode == mode else image.convert(mode)  # which would copy it
+
+
+def _in_8_bits(colour: Any, bit_depth: int) -> Any:
+    """Return the transparent colour of a PNG, one sample or three, as Pillow decodes pixels of it.
+
+    Pillow keeps the upper 8 of 16 bits, so colours that differ only in the lower ones are transparent, too.
+    """
+    if isinstance(colour, tuple):
+        return tuple(_in_8_bits(sample, bit_depth) for sample in colour)
+    if not isinstance(colour, int):
+        return colour
+    most = (1 << bit_depth) - 1
+    return colour >> (bit_depth - _BITS) if bit_depth > _BITS else (colour & most) * 255 // most

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRows, NotLoadable, listed, without_paths
+from headrace.base.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    InvalidRows,
+    NotLoadable,
+    TooLarge,
+    listed,
+    without_paths,
+)
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.config.image_recipe import ImageConfig
-from headrace.images.decoding import ImageLimits, decoded, import_pillow
-from headrace.images.preparation import prepared, shape_of, takes_images
+from headrace.images.decoding import ImageLimits, cost, decoded, import_pillow
+from headrace.images.preparation import check_range, prepared, shape_of, takes_images
+from headrace.model.call_context import DEADLINE
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.net.content_failures import Failing
 
@@ -71,6 +82,9 @@ class ImageServable:
 
         Raises:
             InvalidRows: Images are broken, too large, or of another format; it names all of them.
+            TooLarge: The images have too many pixels in all. If the batch holds several requests, each is
+                then computed alone, so none fails for the images of its neighbours.
+            DeadlineExceeded: The deadline of all requests passed before the images were decoded.
         """
         if signature not in self._with_images:
             return self._model.predict(inputs, signature)
@@ -84,6 +98,7 @@ class ImageServable:
 
     def _pixels(self, contents: Array) -> Array:
         """Return the model's input for a batch of images; an object that is repeated is decoded once."""
+        self._check_cost(contents.ravel())
         pixels = np.empty((len(contents), *self._config.shape), self._spec.dtype)
         wrong: dict[int, tuple[str, str]] = {}
         last = None
@@ -92,6 +107,7 @@ class ImageServable:
                 pixels[row] = pixels[row - 1]
                 continue
             last = content
+            _check_deadline()
             try:
                 pixels[row] = self._decoded(content)
             except Failing as failing:
@@ -101,6 +117,30 @@ class ImageServable:
         if wrong:
             raise InvalidRows.of(wrong)
         return pixels
+
+    def _check_cost(self, contents: Iterable[bytes]) -> None:
+        """Reject images with too many pixels in all, before any is decoded.
+
+        Raises:
+            TooLarge: They have too many.
+            DeadlineExceeded: The deadline has passed.
+        """
+        total, last = 0, None
+        for content in contents:
+            if content is last or len(content) > self._config.max_bytes:
+                continue
+            last = content
+            _check_deadline()
+            with suppress(Failing):  # told with its row when it is decoded
+                total += cost(content, self._limits)
+        most = self._config.max_call_pixels
+        if total > most:
+            raise TooLarge(
+                f"too many pixels: expected at most max_call_pixels = {most} in all images, got {total} "
+                "(those of a JPEG count once for every five scans); "
+                "send fewer images per request, or smaller ones",
+                field=self._config.name,
+            )
 
     def _decoded(self, content: bytes) -> Array:
         if len(content) > self._config.max_bytes:
@@ -144,6 +184,11 @@ class ImageServable:
         return sample
 
 
+def _check_deadline() -> None:
+    if time.monotonic() > DEADLINE.get():
+        raise DeadlineExceeded("the deadline passed before all images were decoded")
+
+
 def black(config: ImageConfig) -> bytes:
     """Return a black image of a model's size: a PNG file if that is allowed, else of the first format."""
     import PIL.Image  # noqa: PLC0415 - an extra
@@ -158,7 +203,8 @@ def _input(signature: Signature, config: ImageConfig) -> TensorSpec:
     """Return the model's input that the pixels become.
 
     Raises:
-        NotLoadable: There is no such input, several are possible, or it takes something else.
+        NotLoadable: There is no such input, several are possible, it takes something else, or the numbers
+            do not fit its dtype.
     """
     there = listed(signature.inputs)
     if config.input:
@@ -169,6 +215,10 @@ def _input(signature: Signature, config: ImageConfig) -> TensorSpec:
         named = list(signature.inputs)
     fitting = [spec for spec in named if takes_images(spec, config)]
     if len(fitting) == 1:
+        try:
+            check_range(config, fitting[0])
+        except ConfigError as error:
+            raise NotLoadable(f"image.{error.message}") from error
         return fitting[0]
     if fitting:
         raise NotLoadable(f"image.input: expected the name of one input, as several fit: {listed(fitting)}")

@@ -11,6 +11,12 @@ from headrace.base.tensors import Array
 from headrace.config.image_recipe import Recipe
 from headrace.model.servable import Signature, TensorSpec
 
+_LEAST_RANGE = 2
+"""Smaller ranges of integers are a mistake: the numbers would be 0 and 1, and an image black and white."""
+
+_SLACK = 0.25
+"""Excess over an integer's range that rounding removes: std = 0.00392 stands for 1 / 255."""
+
 
 def prepared(image: Array, recipe: Recipe, dtype: np.dtype[Any]) -> Array:
     """Convert a decoded image to a model's input.
@@ -20,7 +26,8 @@ def prepared(image: Array, recipe: Recipe, dtype: np.dtype[Any]) -> Array:
     Args:
         image: uint8 ``[height, width, channels]``, red first.
         recipe: Scale, layout and order of the channels.
-        dtype: Dtype of the model's input; integers are rounded.
+        dtype: Dtype of the model's input. Integers are rounded to the nearest, as in quantization; halves to
+            the even one. ``check_range`` has found that the numbers fit.
 
     Returns:
         Array of shape ``recipe.shape``.
@@ -39,12 +46,39 @@ def input_for(recipe: Recipe, signature: Signature) -> TensorSpec:
     """Return the input of an encoder that takes images prepared by a recipe.
 
     Raises:
-        ConfigError: The encoder has several inputs, or its input takes something else.
+        ConfigError: The encoder has several inputs, its input takes something else, or the numbers do not
+            fit its dtype.
     """
     if len(signature.inputs) == 1 and takes_images(signature.inputs[0], recipe):
+        try:
+            check_range(recipe, signature.inputs[0])
+        except ConfigError as error:
+            raise ConfigError(f"recipe: {error.message}") from error
         return signature.inputs[0]
     got = "; ".join(map(str, signature.inputs))
     raise ConfigError(f"recipe: it makes images {shape_of(recipe)}, but the encoder takes {got}")
+
+
+def check_range(recipe: Recipe, spec: TensorSpec) -> None:
+    """Check that an input of integers can hold the numbers of a recipe, and tells dark from bright.
+
+    Raises:
+        ConfigError: A number from ``(0 - mean) / std`` to ``(white - mean) / std`` would not fit, or they are
+            so close that each would become one of two integers.
+    """
+    if spec.dtype.kind not in "iu":
+        return
+    least, most = np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max
+    for mean, std in zip(recipe.mean, recipe.std, strict=True):
+        low, high = sorted((0.0 - mean / std, (recipe.white - mean) / std))
+        fits = least - _SLACK <= low and high <= most + _SLACK
+        if not fits or high - low < _LEAST_RANGE:
+            offset = 128 if least < 0 else 0
+            raise ConfigError(
+                f"white, mean, std: expected numbers that differ by {_LEAST_RANGE} or more and fit the input "
+                f"{spec}, {least} to {most}, got {low:g} to {high:g}; for all 256 levels of brightness set "
+                f"white = 255, mean = [{offset}], std = [1]"
+            )
 
 
 def takes_images(spec: TensorSpec, recipe: Recipe) -> bool:

@@ -18,6 +18,8 @@ _LARGEST_FILE_BYTES = 2**24
 def with_labels(config: ModelConfig, path: Path, checksums: Mapping[str, str] | None) -> ModelConfig:
     """Return settings with the labels of ``signature.labels_file`` in them.
 
+    A byte order mark and blanks at the ends of lines do not belong to the labels.
+
     Args:
         config: The model's settings.
         path: The version directory.
@@ -32,12 +34,12 @@ def with_labels(config: ModelConfig, path: Path, checksums: Mapping[str, str] | 
     key = f"signature.labels_file: {name}"
     try:
         content = read_file(path / name, _LARGEST_FILE_BYTES)
-        text = content.decode()
+        text = content.decode("utf-8-sig")
     except OSError as error:
         raise NotLoadable(f"{key} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise NotLoadable(f"{key} is not UTF-8: {error.reason} at byte {error.start}") from error
     if checksums is not None and checksums.get(name) != hashlib.sha256(content).hexdigest():
         raise NotLoadable(f"{key} is not as the version's manifest says; publish the version again")
-    labels = tuple(text.replace("\r\n", "\n").removesuffix("\n").split("\n"))
+    labels = tuple(line.rstrip() for line in text.removesuffix("\n").split("\n"))
     return structs.replace(config, signature=structs.replace(config.signature, labels=labels, labels_file=""))

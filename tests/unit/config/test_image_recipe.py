@@ -64,6 +64,14 @@ def test_a_model_takes_images_as_its_settings_say() -> None:
             "image.max_pixels: expected a whole number, 1 to",
         ),
         (
+            "[image]\nsize = [9, 9]\nmax_pixels = 178956971",  # Pillow would refuse it all the same
+            "image.max_pixels: expected a whole number, 1 to 178956970",
+        ),
+        (
+            "[image]\nsize = [9, 9]\nmax_pixels = 1000\nmax_call_pixels = 999",
+            "image.max_call_pixels: expected at least max_pixels = 1000, got 999",
+        ),
+        (
             "[image]\nsize = [9, 9]\n[batching]\npad_variable_length = true",
             r"batching.pad_variable_length: expected false with \[image\]",
         ),

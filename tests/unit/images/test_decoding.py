@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from headrace.config.image_recipe import Recipe
-from headrace.images.decoding import FORMATS, ImageLimits, centre, decoded, webp_size
+from headrace.config.image_recipe import FORMATS, Recipe
+from headrace.images.decoding import ImageLimits, centre, cost, decoded
+from headrace.images.file_parts import MOST_SCANS, scans
 from headrace.net.content_failures import Failing
-from tests.image_encoder import encoded, photograph, picture, png
+from tests.image_encoder import chunk, encoded, photograph, picture, png
 
 SMALL = Recipe(size=(8, 8))
 LIMITS = ImageLimits(FORMATS, 1_000_000)
@@ -46,6 +47,14 @@ def test_a_photograph_is_turned_as_it_was_taken(orientation: int) -> None:
     file = encoded(Image.fromarray(np.ascontiguousarray(back)), "PNG", exif=exif)
     made = decoded(file, Recipe(size=(8, 16)), LIMITS)
     np.testing.assert_array_equal(made, turned)
+
+
+def test_a_tiff_is_turned_once() -> None:
+    image = Image.new("RGB", (8, 8), "black")
+    image.paste("white", (0, 0, 4, 4))
+    file = encoded(image, "TIFF", tiffinfo={0x0112: 6})
+    made = decoded(file, SMALL, ImageLimits(("TIFF",), 1000))
+    np.testing.assert_array_equal(made, image.transpose(Image.Transpose.ROTATE_270))
 
 
 def test_the_centre_is_resized_as_pillow_resizes_the_whole() -> None:
@@ -94,6 +103,22 @@ def test_what_is_transparent_is_white() -> None:
     palette.putpalette([0, 0, 0, 200, 0, 0])
     assert (decoded(encoded(palette, transparency=1), SMALL, LIMITS) == 255).all()
     assert (decoded(encoded(palette), SMALL, LIMITS) == (200, 0, 0)).all()
+
+
+@pytest.mark.parametrize(("depth", "kind"), [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (8, 2), (16, 2)])
+def test_a_transparent_colour_of_any_depth_is_white(depth: int, kind: int) -> None:
+    channels, sample = (3 if kind else 1), 1 if depth < 16 else 0x0110
+    row = b"\0" + np.full(64 * channels, sample, ">u2").tobytes()
+    if depth <= 8:
+        bits = np.unpackbits(np.full((64 * channels, 1), sample, np.uint8), axis=1)[:, 8 - depth :]
+        row = b"\0" + np.packbits(bits).tobytes()
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 64, depth, kind, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(row * 64)) + chunk(b"IEND", b"")
+    drawn = decoded(b"\x89PNG\r\n\x1a\n" + head + data, SMALL, LIMITS)
+    assert (drawn == round(sample * 255 / (2**depth - 1))).all()
+    for number, wanted in ((sample, 255), (0, drawn[0, 0, 0])):
+        colour = chunk(b"tRNS", struct.pack(">H", number) * channels)
+        assert (decoded(b"\x89PNG\r\n\x1a\n" + head + colour + data, SMALL, LIMITS) == wanted).all()
 
 
 def test_numbers_of_16_bits_keep_their_brightness() -> None:
@@ -155,9 +180,12 @@ def test_pixel_bombs_are_refused_by_what_they_say(bomb: bytes) -> None:
 
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
     image = encoded(photograph(64), "JPEG", progressive=True)
-    start = image.rindex(b"\xff\xda")
-    scan = image[start:-2]
-    assert reason(image[:-2] + scan * 1000 + b"\xff\xd9") == "a broken image: a JPEG of more than 100 scans"
+    head, scan = image[:-2], image[image.rindex(b"\xff\xda") : -2]
+    more = MOST_SCANS - scans(image)
+    assert decoded(head + scan * more + b"\xff\xd9", SMALL, LIMITS).shape == (8, 8, 3)
+    for count in (more + 1, 1000):
+        told = reason(head + scan * count + b"\xff\xd9")
+        assert told == "a broken image: a JPEG of more than 20 scans"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -171,6 +199,32 @@ def test_every_cut_and_every_damage_is_an_image_or_a_reason(kind: str) -> None:
         for place in random.integers(0, len(whole), 8):
             damaged[place] = random.integers(0, 256)
         try_one(bytes(damaged))
+
+
+@pytest.mark.parametrize("level", [0, 6])
+def test_a_damaged_png_is_refused_or_has_the_right_pixels(level: int) -> None:
+    random = np.random.default_rng(3)
+    recipe, refused = Recipe(size=(64, 64)), 0
+    for image in (photograph(64), Image.linear_gradient("L").resize((64, 64))):
+        whole = encoded(image, compress_level=level)
+        right = decoded(whole, recipe, LIMITS)
+        for place in random.integers(8, len(whole), 150):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << random.integers(8)
+            try:
+                np.testing.assert_array_equal(decoded(bytes(damaged), recipe, LIMITS), right)
+            except Failing:
+                refused += 1
+    assert refused > 250
+
+
+def test_a_png_whose_data_end_early_is_refused() -> None:
+    image = Image.fromarray(np.random.default_rng(3).integers(0, 256, (64, 64), np.uint8))
+    data = zlib.compress(b"".join(b"\0" + bytes(row) for row in np.asarray(image)))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 64, 8, 0, 0, 0, 0))
+    for wrong in (data[: len(data) // 2], data[:1000] + bytes(100) + data[1100:]):
+        file = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", wrong) + chunk(b"IEND", b"")
+        assert reason(file).startswith("a broken image: ")
 
 
 def try_one(content: bytes) -> None:
@@ -188,7 +242,20 @@ def test_only_listed_formats_are_decoded() -> None:
     assert "not an image" in reason(b"")
 
 
-def test_sizes_of_webp_files_are_read_from_their_heads() -> None:
-    for side, settings in ((33, {}), (47, {"lossless": True}), (21, {"exif": b"Exif\0\0", "lossless": True})):
-        assert webp_size(encoded(Image.new("RGB", (side, 2 * side)), "WEBP", **settings)) == (side, 2 * side)
-    assert webp_size(b"RIFF") == (0, 0)
+# ---- What it costs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_an_image_costs_the_pixels_of_its_header(kind: str) -> None:
+    whole = encoded(Image.new("RGB", (40, 30)), kind)
+    assert cost(whole, LIMITS) == 1200
+    with pytest.raises(Failing, match="too large: expected at most max_pixels = 1000, got 40 × 30"):
+        cost(whole, ImageLimits(FORMATS, 1000))
+    with pytest.raises(Failing, match="not an image: expected BMP"):
+        cost(whole, ImageLimits(("BMP",), 2000))
+
+
+def test_a_jpeg_costs_its_pixels_once_for_every_five_scans() -> None:
+    whole = encoded(photograph(64), "JPEG", progressive=True)
+    assert whole.count(b"\xff\xda") == 10
+    assert cost(whole, LIMITS) == 2 * 64 * 64

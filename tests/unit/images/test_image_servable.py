@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import base64
+import math
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto
 
-from headrace.base.errors import InvalidRows, NotLoadable
+from headrace.base.errors import DeadlineExceeded, InvalidRows, NotLoadable, TooLarge
 from headrace.base.tensors import Array
 from headrace.config import ImageConfig
+from headrace.images import image_servable
 from headrace.images.decoding import ImageLimits, decoded
 from headrace.images.image_servable import ImageServable, black
 from headrace.images.preparation import prepared
+from headrace.model.call_context import DEADLINE
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
@@ -69,6 +75,75 @@ def test_integer_inputs_get_whole_numbers(tmp_path: Path) -> None:
     config = ImageConfig(size=(SIDE, SIDE), channels="gray", layout="NHW", white=255)
     servable = ImageServable(classifier(tmp_path, brightness(dtype=TensorProto.UINT8)), config)
     assert servable.predict(batch(picture((9,))))["probabilities"].tolist() == [[-8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "settings", "got"),
+    [
+        (TensorProto.INT8, {"white": 255}, "-128 to 127, got 0 to 255; .* mean = .128., std = .1."),
+        (TensorProto.UINT8, {"white": 255, "mean": (128,)}, "0 to 255, got -128 to 127; .* mean = .0."),
+        (TensorProto.UINT8, {}, "0 to 255, got 0 to 1; "),
+    ],
+)
+def test_integer_inputs_that_cannot_hold_the_numbers_are_refused(
+    tmp_path: Path, dtype: int, settings: dict[str, object], got: str
+) -> None:
+    config = ImageConfig(**settings_of(GRAY), **settings)
+    expected = "expected numbers that differ by 2 or more and fit the input pixels"
+    with pytest.raises(NotLoadable, match=rf"image\.white, mean, std: {expected} .*{got}"):
+        ImageServable(classifier(tmp_path, brightness(dtype=dtype)), config)
+
+
+def test_images_with_too_many_pixels_in_all_are_refused_before_any_is_decoded(tmp_path: Path) -> None:
+    limits = {"max_pixels": 10_000, "max_call_pixels": 20_000}
+    servable = ImageServable(classifier(tmp_path), ImageConfig(**settings_of(GRAY), **limits))
+    empty = png(100, 100)  # decoding it fails
+    with pytest.raises(TooLarge) as caught:
+        servable.predict(batch(empty, picture(), b"no image", empty))
+    assert caught.value.field == "image"
+    assert "expected at most max_call_pixels = 20000 in all images, got 20256" in caught.value.message
+    with pytest.raises(InvalidRows, match="row 0: a broken image"):
+        servable.predict(batch(empty, empty))
+    scanned = encoded(photograph(100), "JPEG", progressive=True)  # 10 scans, which count twice
+    assert len(servable.predict(batch(scanned))["probabilities"]) == 1
+    with pytest.raises(TooLarge, match=r"got 20256 \(those of a JPEG count once for every five scans\)"):
+        servable.predict(batch(scanned, picture()))
+    repeated = picture((255,), side=100)
+    assert len(servable.predict(batch(*[repeated] * 5))["probabilities"]) == 5
+
+
+@pytest.fixture
+def deadline() -> Iterator[Callable[[float], object]]:
+    """Sets how many seconds a call may still take."""
+    token = DEADLINE.set(math.inf)
+    yield lambda left: DEADLINE.set(time.monotonic() + left)
+    DEADLINE.reset(token)
+
+
+def test_nothing_is_decoded_after_the_deadline(tmp_path: Path, deadline: Callable[[float], object]) -> None:
+    servable = ImageServable(classifier(tmp_path), GRAY)
+    deadline(1e6)
+    assert len(servable.predict(batch(picture()))["probabilities"]) == 1
+    deadline(-1)
+    with pytest.raises(DeadlineExceeded, match="the deadline passed before all images were decoded"):
+        servable.predict(batch(b"broken", picture()))
+
+
+def test_decoding_stops_when_the_deadline_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline: Callable[[float], object]
+) -> None:
+    servable, decoded_sizes = ImageServable(classifier(tmp_path), GRAY), list[int]()
+    whole = image_servable.decoded
+
+    def decoded_and_late(content: bytes, *others: Any) -> Array:
+        decoded_sizes.append(len(content))
+        deadline(-1)
+        return whole(content, *others)
+
+    monkeypatch.setattr(image_servable, "decoded", decoded_and_late)
+    with pytest.raises(DeadlineExceeded):
+        servable.predict(batch(picture(), picture((9,)), picture((8,))))
+    assert len(decoded_sizes) == 1
 
 
 def test_every_wrong_image_is_named_with_its_row(tmp_path: Path) -> None:

@@ -14,12 +14,17 @@ from headrace.serving.labels_file import with_labels
 CONFIG = ModelConfig(signature=SignatureConfig(labels_file="labels.txt", top=1))
 
 
-@pytest.mark.parametrize("text", ["cat\ndog\nKühe\n", "cat\r\ndog\r\nKühe"])
+@pytest.mark.parametrize("text", ["cat\ndog\nKühe\n", "cat\r\ndog\r\nKühe", "\ufeffcat \ndog\t\r\nKühe  \n"])
 def test_each_line_is_a_label(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.txt").write_bytes(text.encode())
     assert with_labels(CONFIG, tmp_path, None).signature.labels == ("cat", "dog", "Kühe")
     checksums = {"labels.txt": hashlib.sha256(text.encode()).hexdigest()}
     assert with_labels(CONFIG, tmp_path, checksums).signature.top == 1
+
+
+def test_blanks_within_and_before_a_label_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_bytes(b" a b \n\nc")
+    assert with_labels(CONFIG, tmp_path, None).signature.labels == (" a b", "", "c")
 
 
 def test_settings_without_a_file_stay_as_they_are(tmp_path: Path) -> None:

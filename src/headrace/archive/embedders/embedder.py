@@ -18,6 +18,7 @@ from headrace.base.errors import ConfigError, InvalidRequest, ModelError
 from headrace.base.files import open_file
 from headrace.base.tensors import Array
 from headrace.config.checks import DAY, MOST_THREADS, seconds, whole, wrong
+from headrace.config.image_recipe import FORMATS, MOST_PIXELS, Format
 from headrace.net.content_failures import Failure
 
 # Fingerprints: one digest of all files and settings that determine vectors.
@@ -150,7 +151,6 @@ MINILM = "minilm"
 _MOST_TOKENS = 8192
 _MOST_PORTS = 65_535
 _LARGEST_DOWNLOAD_BYTES = 2**31 - 1
-_MOST_PIXELS = 2**30
 _MOST_REDIRECTS = 20
 _MOST_BATCH_ROWS = 1024
 _LARGEST_VERSION = 2**63 - 1
@@ -221,7 +221,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
         max_bytes: Maximum size of a file in bytes.
         max_redirects: Maximum number of successive redirects.
         max_pixels: Maximum number of pixels of an image.
-        formats: Formats to decode: JPEG, PNG, WEBP, GIF, BMP, TIFF.
+        formats: Formats that are decoded.
         connections: Maximum number of concurrent downloads.
         batch_rows: Maximum number of images in one encoder call.
         threads: Maximum number of threads of one encoder call.
@@ -240,7 +240,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
     max_bytes: int = 20 * 1024 * 1024
     max_redirects: int = 3
     max_pixels: int = 40_000_000
-    formats: tuple[Literal["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"], ...] = ("JPEG", "PNG", "WEBP", "GIF")
+    formats: tuple[Format, ...] = FORMATS
     connections: int = 16
     batch_rows: int = 16
     threads: int = 1
@@ -256,7 +256,7 @@ class ImageSettings(EmbedderSettings, frozen=True, tag="image"):
         seconds("timeout_seconds", self.timeout_seconds, most=DAY, above_zero=True)
         whole("max_bytes", self.max_bytes, least=1, most=_LARGEST_DOWNLOAD_BYTES)
         whole("max_redirects", self.max_redirects, most=_MOST_REDIRECTS)
-        whole("max_pixels", self.max_pixels, least=1, most=_MOST_PIXELS)
+        whole("max_pixels", self.max_pixels, least=1, most=MOST_PIXELS)
         whole("connections", self.connections, least=1, most=MOST_THREADS)
         whole("batch_rows", self.batch_rows, least=1, most=_MOST_BATCH_ROWS)
         whole("threads", self.threads, least=1, most=MOST_THREADS)

@@ -194,6 +194,7 @@ def test_fingerprints_change_with_encoder_and_recipe_and_with_nothing_else(
         ({"directory": "nowhere"}, "directory: expected a directory"),
         ({"recipe": "nowhere.toml"}, r"recipe: .*nowhere\.toml cannot be read"),
         ({"model": "nowhere.onnx"}, "which does not exist"),
+        ({"max_pixels": 178_956_971}, "max_pixels: expected a whole number, 1 to 178956970"),
         ({"connections": 0}, "connections: expected a whole number, 1 or more"),
     ],
 )
