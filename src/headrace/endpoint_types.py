@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, shown
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, listed, shown
 from headrace.base.tensors import BY_DTYPE, Array
 
 _SCALARS: dict[object, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -111,6 +111,31 @@ class Part(NamedTuple):
         return objects
 
 
+def hints_of(where: str, target: Any) -> dict[str, Any]:
+    """Return the annotations of a function or class, those in quotes evaluated.
+
+    Args:
+        where: Its place, for error messages.
+        target: The function or class.
+
+    Raises:
+        ConfigError: An annotation names something that its module does not have.
+    """
+    try:
+        return typing.get_type_hints(target, include_extras=True)
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
+        missing = str(getattr(error, "name", "") or "")
+        named = [
+            f"{name}: {shown(one)}"
+            for name, one in inspect.get_annotations(target).items()
+            if isinstance(one, str) and missing in one
+        ]
+        raise ConfigError(
+            f"{where}: an annotation cannot be read, of {listed(named)}: {error}; "
+            "move what it names to the top level of the module"
+        ) from error
+
+
 def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> Part:
     """Return what a parameter, or the result, consists of.
 
@@ -131,7 +156,7 @@ def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> 
         made = typing.get_args(kind)[0]
     given = name != "return"
     if fields := _fields(made, given=given):
-        inner = typing.get_type_hints(made, include_extras=True)
+        inner = hints_of(where, made)
         # The fields of a batch of objects are those of one row; an object of columns has columns.
         in_rows = not batch or made is not kind
         columns = (_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
@@ -231,8 +256,7 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
         raise ConfigError(f"{where}: expected a shape of sizes from 1 and None for any size, got {shape}")
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is np.ndarray and arguments:
-        (element,) = typing.get_args(arguments[1])
-        dtype = np.dtype(element)
+        dtype = _dtype_of(arguments)
         if dtype in BY_DTYPE:
             rows = () if batch else (None,)
             return Column(name, BY_DTYPE[dtype].oip, rows if shape is None else shape, _array)
@@ -253,6 +277,18 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
             _texts if kind is str else _values,
         )
     raise ConfigError(f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else ""))
+
+
+def _dtype_of(arguments: tuple[Any, ...]) -> np.dtype[Any] | None:
+    """Return the dtype in the arguments of ``np.ndarray[…]``; None if they name no single one."""
+    given = typing.get_args(arguments[1])
+    if not given:
+        return None
+    try:
+        dtype = np.dtype(given[0])
+    except (TypeError, ValueError):  # abstract, such as np.floating
+        return None
+    return dtype if not dtype.hasobject or given[0] is np.object_ else None  # NumPy takes Any for object
 
 
 def _array(column: Array) -> Array:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
-import typing
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +30,7 @@ from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, Inv
 from headrace.base.tensors import Tensors
 from headrace.config import MODEL_NAME
 from headrace.config.headrace_toml import A_MODEL_NAME
-from headrace.endpoint_types import Part, part_of, told
+from headrace.endpoint_types import Part, hints_of, part_of, told
 
 _MARK = "__headrace_endpoint__"
 _OUTPUT = "output"
@@ -100,7 +99,7 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
         )
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"{where}: expected a function, got a coroutine function; use def")
-    hints = typing.get_type_hints(function, include_extras=True)
+    hints = hints_of(where, function)
     parts = []
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
@@ -192,19 +191,21 @@ def _field(result: Any, name: str) -> Any:
 # ---- app.py ----
 
 
-def endpoints_of(source: Path, file: Path) -> dict[str, Endpoint]:
+def endpoints_of(source: Path, file: Path, *, as_guest: bool = False) -> dict[str, Endpoint]:
     """Import an ``app.py`` and return its endpoints by name.
 
     Args:
         source: A copy of the file, which does not change; each copy is imported once per process.
         file: The file itself: the ``__file__`` of the module, whose folder is in ``sys.path``.
+        as_guest: Whether the process is someone else's, such as a notebook's: ``sys.modules`` keeps the
+            modules that it has, and the file gets its own.
 
     Raises:
         ConfigError: The file cannot be imported, has no endpoints, two with the same name, or one that
             another decorator wraps.
     """
     found = dict[str, Endpoint]()
-    for variable, value in vars(_imported(source, file)).items():
+    for variable, value in vars(_imported(source, file, as_guest)).items():
         marked: Endpoint | None = getattr(value, "__dict__", {}).get(_MARK)
         if marked is None:
             continue
@@ -220,18 +221,19 @@ def endpoints_of(source: Path, file: Path) -> dict[str, Endpoint]:
     return found
 
 
-def model_of(source: str, file: str, name: str) -> type[EndpointModel]:
+def model_of(source: str, file: str, name: str, *, as_guest: bool = False) -> type[EndpointModel]:
     """Return the class ``Model`` of an endpoint, for a ``model.py``.
 
     Args:
         source: As for ``endpoints_of``.
         file: As for ``endpoints_of``.
         name: The endpoint's name.
+        as_guest: As for ``endpoints_of``.
 
     Raises:
         ConfigError: As for ``endpoints_of``.
     """
-    return _model_class(endpoints_of(Path(source), Path(file))[name])
+    return _model_class(endpoints_of(Path(source), Path(file), as_guest=as_guest)[name])
 
 
 def _model_class(served: Endpoint) -> type[EndpointModel]:
@@ -242,10 +244,15 @@ def _model_class(served: Endpoint) -> type[EndpointModel]:
     return Model
 
 
-def _imported(source: Path, file: Path) -> ModuleType:
+def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
     if source in _apps:
         return _apps[source]
-    before = _forget_modules(file.parent)
+    if file.stem in sys.stdlib_module_names:
+        raise ConfigError(
+            f"{file.name}: has the name of Python's module {file.stem}, which it would replace; "
+            "rename the file"
+        )
+    before = _forget_modules(file)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = ModuleType(file.stem)
@@ -254,19 +261,21 @@ def _imported(source: Path, file: Path) -> ModuleType:
     try:
         exec(compile(source.read_bytes(), file, "exec"), vars(module))
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
-        _forget_modules(file.parent)
+        _forget_modules(file)
         sys.modules.update(before)  # the version before may import them in its functions
         if isinstance(error, HeadraceError | KeyboardInterrupt):
             raise
         raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
+    if as_guest:
+        sys.modules.update(before)
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
     _apps[source] = module
     return module
 
 
-def _forget_modules(folder: Path) -> dict[str, ModuleType]:
-    """Have modules in a folder imported again, as they may have changed with the file that imports them.
+def _forget_modules(file: Path) -> dict[str, ModuleType]:
+    """Have a file's modules imported again: its own, and those beside it, which may have changed with it.
 
     Returns:
         The modules, by name.
@@ -274,7 +283,8 @@ def _forget_modules(folder: Path) -> dict[str, ModuleType]:
     forgotten = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
-        if place and name != "__main__" and Path(place).parent == folder:
+        is_beside = place is not None and Path(place).parent == file.parent
+        if name != "__main__" and (is_beside or name == file.stem):
             forgotten[name] = sys.modules.pop(name)
     return forgotten
 

@@ -399,6 +399,34 @@ async def waits(age: float) -> float:
     raise AssertionError
 
 
+def abstract(image: NDArray[np.floating[Any]], other: float) -> float:
+    raise AssertionError
+
+
+def abstract_number(image: NDArray[np.floating]) -> float:
+    raise AssertionError
+
+
+def any_array(image: NDArray[Any]) -> float:
+    raise AssertionError
+
+
+def names_nothing(age: float, person: Nobody) -> float:  # type: ignore[name-defined]  # noqa: F821
+    raise AssertionError
+
+
+@dataclass
+class OfNobody:
+    """A class whose field has an annotation that names nothing."""
+
+    age: float
+    friend: Nobody  # type: ignore[name-defined]  # noqa: F821
+
+
+def names_nothing_in_a_class(person: OfNobody) -> float:
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("function", "batch", "said"),
     [
@@ -417,6 +445,19 @@ async def waits(age: float) -> float:
         (takes_other, False, r"TakesOther.age is a field, but TakesOther\(\) does not take it"),
         (a_shape_of_a_number, False, r"the shape \(3,\) needs 1 lists in one another, got 0"),
         (a_size_below_one, False, r"expected a shape of sizes from 1 .* got \(-1, 28\)"),
+        (abstract, False, "parameter image: expected .*floating"),
+        (abstract_number, False, "parameter image: expected .*floating"),
+        (any_array, False, "parameter image: expected .*Any"),
+        (
+            names_nothing,
+            False,
+            "endpoint f: an annotation cannot be read, of person: 'Nobody': name 'Nobody' is",
+        ),
+        (
+            names_nothing_in_a_class,
+            False,
+            "parameter person: an annotation cannot be read, of friend: 'Nobody'",
+        ),
         (waits, False, "expected a function, got a coroutine function"),
     ],
 )

@@ -19,7 +19,7 @@ _LOOK_SECONDS = 0.5
 _KEPT = 2
 _MODEL = """from headrace.endpoints import model_of
 
-Model = model_of({source!r}, {file!r}, {name!r})
+Model = model_of({source!r}, {file!r}, {name!r}, as_guest={as_guest!r})
 """
 
 
@@ -62,13 +62,14 @@ def _temporary() -> tempfile.TemporaryDirectory[str]:
         ) from error
 
 
-def publish_endpoints(file: Path, directory: Path, number: int) -> None:
+def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: bool = False) -> None:
     """Write a version of each endpoint, and remove models whose endpoints are gone.
 
     Args:
         file: The ``app.py``, resolved.
         directory: The directory of models.
         number: The version's number.
+        as_guest: Whether the process is someone else's, who keeps the modules that it has.
 
     Raises:
         ConfigError: The file cannot be read or imported, or its models cannot be written.
@@ -76,8 +77,8 @@ def publish_endpoints(file: Path, directory: Path, number: int) -> None:
     source = directory / f".{number}.py"
     try:
         shutil.copyfile(file, source)
-        names = endpoints_of(source, file).keys()
-        code = partial(_MODEL.format, source=str(source), file=str(file))
+        names = endpoints_of(source, file, as_guest=as_guest).keys()
+        code = partial(_MODEL.format, source=str(source), file=str(file), as_guest=as_guest)
         _write(directory, number, {name: code(name=name) for name in names})
         for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
             shutil.rmtree(gone)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import shutil
-import tempfile
+import re
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +24,7 @@ from headrace.config import ServerConfig, with_flags
 from headrace.config.checks import DAY
 from headrace.model.data_frames import Inputs
 from headrace.notebook.object_files import Found, find
+from headrace.notebook.temporary_files import draft_directory
 from headrace.server.server import Server
 from headrace.serving.model_spec import ModelSpec
 
@@ -62,9 +61,7 @@ def serve(
         LoadError: The model cannot be saved or loaded; of several models, none can be loaded.
     """
     with ExitStack() as undo:
-        draft = Path(tempfile.mkdtemp(prefix="headrace-serve-"))
-        undo.callback(shutil.rmtree, draft, ignore_errors=True)
-        found = find(model, name, draft, undo)
+        found = find(model, name, draft_directory(undo), undo)
         config = with_flags(
             ServerConfig(host=host, http_port=http_port, grpc_port=grpc_port, models=dict(found.entries)),
             allow_code=allow_code or found.is_own_code,
@@ -144,9 +141,14 @@ class LocalServer:
         self.stop()
 
     def stop(self) -> None:
-        """Answer accepted requests, unload the models and free the ports; a second call does nothing."""
+        """Answer accepted requests, unload the models and free the ports; a second call does nothing.
+
+        Raises:
+            FailedPrecondition: A served function called it, and would have to wait for itself.
+        """
         if self._forks != event_loop.forks:
             return  # the server runs in the parent process
+        self._expect_other_thread()
         with self._lock:
             atexit.unregister(self._exit)
             self._undo.close()
@@ -157,6 +159,16 @@ class LocalServer:
 
     def _end(self) -> None:
         run_in(self._loop, _leave(self._server) if self._is_exit else _stop(self._server))
+
+    def _expect_other_thread(self) -> None:
+        """Check that the running thread computes no answer of this server."""
+        manager = self._server.engine.manager
+        for name in manager.models():
+            loaded = manager.ready_now(name)
+            if loaded is not None and loaded.batcher.instances.is_this_thread():
+                raise FailedPrecondition(
+                    f"stop: {name} calls it, and would wait for its own answer; call it outside of {name}"
+                )
 
     def _expect_running(self) -> None:
         if self._stopped.is_set():
@@ -191,11 +203,25 @@ def _loop_in_thread(undo: ExitStack) -> asyncio.AbstractEventLoop:
 
 
 async def _start(server: Server) -> None:
+    """Start a server.
+
+    Raises:
+        ConfigError: A port is not available.
+    """
     try:
         await server.start()
+    except ConfigError as error:
+        await server.engine.close()
+        raise type(error)(_in_python(error.message)) from error
     except BaseException:
         await server.engine.close()
         raise
+
+
+def _in_python(message: str) -> str:
+    """Name arguments instead of the options of the command line."""
+    flag = re.compile("--(host|http-port|grpc-port)( N)?")
+    return flag.sub(lambda found: found[1].replace("-", "_") + ("=N" if found[2] else ""), message)
 
 
 async def _ready(server: Server) -> tuple[str, ...]:

@@ -100,7 +100,7 @@ def _find_path(path: Path, name: str, draft: Path) -> Found:
         raise ConfigError(f"model: {path} does not exist")
     if path.suffix == ".py":
         _expect_none(name, path)
-        publish_endpoints(path.resolve(), draft, 1)
+        publish_endpoints(path.resolve(), draft, 1, as_guest=True)
         return Found(draft, is_own_code=True)
     if not models.is_directory(path):
         directory = _version(draft, name or path.stem)
@@ -122,9 +122,15 @@ def _expect_none(name: str, path: Path) -> None:
         raise ConfigError(f"name: expected none, because the models of {path} have names; got {shown(name)}")
 
 
+def _expect_no_number(name: str) -> str:
+    if name.isdecimal():  # a directory with a number is a version
+        raise wrong("name", f"{A_MODEL_NAME}, and not only digits", name)
+    return name
+
+
 def _version(draft: Path, name: str) -> Path:
     """Make the model's directory, and return that of its version."""
-    (draft / _expect_name(name)).mkdir()
+    (draft / _expect_no_number(_expect_name(name))).mkdir()
     return draft / name / "1"
 
 
@@ -132,6 +138,7 @@ def _version(draft: Path, name: str) -> Path:
 
 
 def _save(model: object, name: str, draft: Path, undo: ExitStack) -> None:
+    _expect_no_number(name)
     bases = {f"{one.__module__.partition('.')[0]}.{one.__name__}" for one in type(model).__mro__}
     for kind in _FORMATS:
         if not bases.isdisjoint(kind.classes):

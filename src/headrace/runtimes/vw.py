@@ -7,7 +7,7 @@ extra ``vw``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from headrace.runtimes import vw_text_kernels as lines
 from headrace.runtimes.kernel_compiling import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.vw_file import Dump, Link, read
-from headrace.runtimes.vw_interactions import ANY, count_expanded, expanded
+from headrace.runtimes.vw_interactions import ANY, Packed, count_expanded, expanded
 from headrace.runtimes.vw_sum_kernels import Interactions, Scratch, Weights, add_up
 
 INPUT, OUTPUT = "example", "prediction"
@@ -110,7 +110,7 @@ class VwServable:
         self._interactions = dump.interactions
         self._has_wildcards = any(ANY in one for one in dump.interactions)
         self._longest = max(map(len, dump.interactions), default=1)
-        self._fixed = _packed(dump.interactions)
+        self._fixed = Packed.of([np.frombuffer(one, np.uint8)[:, np.newaxis] for one in dump.interactions])
         self._expanded = lru_cache(_SETS_KEPT)(self._expand)
         kind = options.signature.kind
         signature = Signature(
@@ -147,7 +147,11 @@ class VwServable:
         for interactions in self._interactions_of(features, rows):
             add_up(features, self._weights, interactions, scratch, sums, refused)
         if refused.any():
-            raise _too_many(np.flatnonzero(refused).tolist(), f"more than {self._most} products of features")
+            reason = (
+                f": makes more than {self._most} products of features; "
+                "send fewer features in the namespaces that interact"
+            )
+            raise InvalidRows.of(dict.fromkeys(np.flatnonzero(refused).tolist(), (INPUT, reason)))
         if np.isnan(sums).any():
             what = ": its values are so large that the sum is not a number"
             raise InvalidRows.of(dict.fromkeys(np.flatnonzero(np.isnan(sums)).tolist(), (INPUT, what)))
@@ -165,20 +169,19 @@ class VwServable:
             all_of_them[:] = 0, len(self._interactions)
             yield Interactions(*self._fixed, 0, all_of_them, self._most)
             return
-        sets = self._sets(features)
-        first = 0
-        every: list[bytes] = []
+        first, every, count = 0, list[Array](), 0
         which: list[tuple[int, int]] = []
         places: dict[bytes, tuple[int, int]] = {}
-        for row, there in enumerate(sets):
+        for row, there in enumerate(self._sets(features)):
             if there not in places:
                 made = self._expanded(there)
-                places[there] = len(every), len(every) + len(made)
+                places[there] = count, count + sum(one.shape[1] for one in made)
                 every += made
+                _, count = places[there]
             which.append(places[there])
-            if len(every) > _MOST_EXPANDED or row == rows - 1:  # bounds the memory of many different rows
-                yield Interactions(*_packed(every), first, np.array(which, np.int64), self._most)
-                first, every, which, places = row + 1, [], [], {}
+            if count > _MOST_EXPANDED or row == rows - 1:  # bounds the memory of many different rows
+                yield Interactions(*Packed.of(every), first, np.array(which, np.int64), self._most)
+                first, every, count, which, places = row + 1, [], 0, [], {}
 
     def _sets(self, features: lines.Features) -> list[bytes]:
         """Return the namespaces of each row, by first byte.
@@ -190,28 +193,24 @@ class VwServable:
         for end in features.row_ends.tolist():
             sets.append(bytes(sorted(features.groups[start:end].tolist())))
             start = end
-        refused = [
-            row
-            for row, there in enumerate(sets)
-            if count_expanded(self._interactions, len(there)) > _MOST_EXPANDED
-        ]
-        if refused:
-            raise _too_many(refused, f"more than {_MOST_EXPANDED} interactions of its namespaces")
+        made = [count_expanded(self._interactions, len(there)) for there in sets]
+        if max(made) > _MOST_EXPANDED:
+            refused = {
+                row: f": ':' makes {count} interactions of its namespaces, more than {_MOST_EXPANDED}; "
+                "send its features in fewer namespaces"
+                for row, count in enumerate(made)
+                if count > _MOST_EXPANDED
+            }
+            raise InvalidRows.of({row: (INPUT, reason) for row, reason in refused.items()})
         return sets
 
-    def _expand(self, namespaces: bytes) -> tuple[bytes, ...]:
+    def _expand(self, namespaces: bytes) -> list[Array]:
         return expanded(self._interactions, namespaces)
 
     def close(self) -> None:
         """Free the model."""
         self._expanded.cache_clear()
         del self._weights
-
-
-def _packed(interactions: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return the namespaces of all interactions, and the end of each."""
-    terms = np.frombuffer(b"".join(interactions) or b"\0", np.uint8)
-    return terms, np.cumsum([len(one) for one in interactions], dtype=np.int64)
 
 
 def _refusal(wrong: Array) -> InvalidRows:
@@ -224,8 +223,3 @@ def _refusal(wrong: Array) -> InvalidRows:
     return InvalidRows.of(
         {row: (INPUT, f", byte {wrong[row, 1]}: {_REASONS[int(wrong[row, 0])]}") for row in rows}
     )
-
-
-def _too_many(rows: Iterable[int], what: str) -> InvalidRows:
-    reason = f": makes {what}; send fewer features in the namespaces that interact"
-    return InvalidRows.of(dict.fromkeys(rows, (INPUT, reason)))

@@ -8,7 +8,7 @@ has a line ``index:weight …``, with more numbers in a model that can learn fur
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -34,9 +34,14 @@ _KNOWN = _HARMLESS | {
     *("noconstant", "quadratic"),
 }
 _MOST_BITS, _DENSE_BITS, _SPARSE = 32, 20, 16
-_NUMBER = rb"[-+]?(?:0x[0-9a-f.]+p[-+]?[0-9]+|[0-9.]+(?:e[-+]?[0-9]+)?)"
-_WEIGHTS = re.compile(rb"(?:(?:[^\n]*:)?[0-9]{1,10}:" + _NUMBER + rb"(?: [^:\s]+)*+\n)*+")
-_INDEX_AND_WEIGHT = re.compile(rb"(?:^|:)([0-9]{1,10}):([^:\n ]+)(?: [^:\n]*)?$", re.MULTILINE)
+_MOST_HEADER, _SLICE = 2**20, 2**16  # bytes
+_NUMBER = r"[-+]?(?:0x[0-9a-f.]+p[-+]?[0-9]+|[0-9.]+(?:e[-+]?[0-9]+)?)"
+_INDEX_AND_WEIGHT = re.compile(  # the first form is faster; the second has names, as of --invert_hash
+    rf"^([0-9]{{1,10}}):({_NUMBER})(?: [^:\s]+)*+$", re.MULTILINE | re.ASCII
+)
+_NAMED_WEIGHT = re.compile(
+    rf"^(?:[^\n]*:)?([0-9]{{1,10}}):({_NUMBER})(?: [^:\s]+)*+$", re.MULTILINE | re.ASCII
+)
 _STATE = re.compile(
     rb"(?:(?:initial_t|norm normalizer|t|sum_loss|sum_loss_since_last_dump|dump_interval|min_label|max_label"
     rb"|weighted_labeled_examples|weighted_labels|weighted_unlabeled_examples|example_number|total_features"
@@ -94,7 +99,7 @@ def read(text: bytes) -> Dump:
         )
     if not text.endswith(b"\n"):
         raise ValueError("its end is missing")
-    end = _HEADER_END.search(text)
+    end = _HEADER_END.search(text, 0, _MOST_HEADER)
     if not end:
         raise ValueError("the last line of its header, 'Checksum', is missing")
     header = _header(text[: end.end() - 1])
@@ -142,7 +147,7 @@ def _header(text: bytes) -> dict[str, bytes]:
 
 
 def _labels(header: Mapping[str, bytes]) -> tuple[float, float]:
-    least, most = (_number(header[name]) for name in ("Min label", "Max label"))
+    least, most = (_number(header[name].decode("latin-1")) for name in ("Min label", "Max label"))
     if not least <= most:
         raise ValueError(f"Min label {least} is above Max label {most}")
     return least, most
@@ -224,38 +229,63 @@ def _marked(namespaces: Iterable[bytes]) -> Array:
 
 def _weights(text: bytes, start: int, bits: int) -> tuple[Array, Array]:
     """Return the keys and the weights, as in ``Dump``, of the lines from a position on."""
-    state = _STATE.match(text, start)
-    begin = state.end() if state else start
-    lines = _WEIGHTS.match(text, begin)
-    end = lines.end() if lines else begin
-    if end < len(text):
-        number, line = text.count(b"\n", 0, end) + 1, text[end:].partition(b"\n")[0]
-        if re.search(rb":-?(nan|inf)", line):
-            raise ValueError(f"line {number}: the weight is not finite: training has diverged")
-        raise ValueError(f"line {number}: expected 'index:weight', got {shown(line)}")
-    found = _INDEX_AND_WEIGHT.findall(text, begin)
-    if len(found) != text.count(b"\n", begin):
-        raise ValueError("a line of a weight is damaged")
-    keys = np.array([int(key) for key, _ in found], np.uint64)
+    state = _STATE.match(text, start, start + _SLICE)
+    found = [_part(text, begin, end) for begin, end in _slices(text, state.end() if state else start)]
+    keys = np.concatenate([np.empty(0, np.int64), *(part for part, _ in found)])
     with np.errstate(over="ignore"):  # refused below
-        numbers = np.array([_number(weight) for _, weight in found]).astype(np.float32)
+        numbers = np.concatenate([np.empty(0), *(part for _, part in found)]).astype(np.float32)
         weights = _materialized(numbers, state)
     if not np.isfinite(weights).all():
         raise ValueError("a weight is too large for float32: training has diverged")
     order = np.argsort(keys, kind="stable")
     keys, weights = keys[order], weights[order]
-    if len(keys) and keys[-1] >> np.uint64(bits):
+    if len(keys) and keys[-1] >> bits:
         raise ValueError(f"it has a weight with the index {keys[-1]}, and {bits} bits")
     if (keys[1:] == keys[:-1]).any():
         raise ValueError("an index has two weights")
     return _stored(keys.astype(np.uint32), weights, bits)
 
 
+def _slices(text: bytes, begin: int) -> Iterator[tuple[int, int]]:
+    """Yield parts of whole lines, so short that other threads run between the calls that read them."""
+    while begin < len(text):
+        end = text.rfind(b"\n", begin, begin + _SLICE) + 1
+        if not end:
+            raise _damaged(text, begin, begin + _SLICE)
+        yield begin, end
+        begin = end
+
+
+def _part(text: bytes, begin: int, end: int) -> tuple[Array, Array]:
+    """Return the keys and the weights of the lines from a position to another: int64 and float64."""
+    lines = text[begin:end].decode("latin-1")
+    count = lines.count("\n")
+    found = _INDEX_AND_WEIGHT.findall(lines)
+    if len(found) < count:
+        found = _NAMED_WEIGHT.findall(lines)
+    if len(found) < count:
+        for line in lines.split("\n"):
+            if not _NAMED_WEIGHT.match(line):
+                raise _damaged(text, begin, begin + len(line))
+            begin += len(line) + 1
+    keys = np.fromiter((int(key) for key, _ in found), np.int64, count)
+    return keys, np.fromiter((_number(weight) for _, weight in found), np.float64, count)
+
+
+def _damaged(text: bytes, begin: int, end: int) -> ValueError:
+    """Return the error for a line that is no weight's."""
+    number, line = text.count(b"\n", 0, begin) + 1, text[begin:end]
+    if re.search(rb":-?(nan|inf)", line):
+        return ValueError(f"line {number}: the weight is not finite: training has diverged")
+    return ValueError(f"line {number}: expected 'index:weight', got {shown(line)}")
+
+
 def _materialized(weights: Array, state: re.Match[bytes] | None) -> Array:
     """Apply the regularization that VW applies when it loads the model, ``sync_weights`` in ``gd.cc``."""
-    lines = dict(line.rpartition(b" ")[::2] for line in state.group().splitlines()) if state else {}
-    gravity = np.float32(_number(lines.get(b"l1_state", b"0")))
-    contraction = np.float32(_number(lines.get(b"l2_state", b"1")))
+    lines = state.group().decode("latin-1").split("\n") if state else []
+    values = dict(line.rpartition(" ")[::2] for line in lines)
+    gravity = np.float32(_number(values.get("l1_state", "0")))
+    contraction = np.float32(_number(values.get("l2_state", "1")))
     return np.where(np.abs(weights) > gravity, weights - np.sign(weights) * gravity, 0) * contraction
 
 
@@ -268,9 +298,9 @@ def _stored(keys: Array, weights: Array, bits: int) -> tuple[Array, Array]:
     return np.empty(0, np.uint32), every
 
 
-def _number(text: bytes) -> float:
+def _number(text: str) -> float:
     try:
-        return float.fromhex(text.decode()) if b"x" in text else float(text)
+        return float.fromhex(text) if "x" in text else float(text)
     except (ValueError, OverflowError):
         raise ValueError(f"expected a number, got {shown(text)}") from None
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -164,3 +166,69 @@ def test_a_name_that_is_none_and_an_empty_directory_are_refused(tmp_path: Path) 
         headrace.serve(price, name="a/b")
     with pytest.raises(LoadError, match="no models"):
         headrace.serve(tmp_path)
+
+
+@pytest.mark.parametrize("what", ["predict", "stop"])
+def test_a_function_that_would_wait_for_itself_is_refused(what: str) -> None:
+    def asks(x: float) -> float:
+        if x == 7:
+            getattr(server, what)(*([{"x": [1.0]}] if what == "predict" else []))
+        return x
+
+    with headrace.serve(asks) as server:
+        with pytest.raises(FailedPrecondition, match="asks calls i"):
+            server.predict({"x": [7.0]})
+        assert server.predict({"x": [2.0]})["output"].tolist() == [2.0]
+
+
+def test_what_is_wrong_names_the_arguments_of_python() -> None:
+    with headrace.serve(price) as server:
+        taken = int(server.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=r"choose another port with http_port=N \(0 for") as raised:
+            headrace.serve(price, http_port=taken)
+        assert "--" not in raised.value.message
+    with pytest.raises(ConfigError, match=r"choose others with host and http_port$"):
+        headrace.serve(price, host="192.0.2.1")
+
+
+def test_a_name_of_digits_is_refused(tmp_path: Path) -> None:
+    said = "name: expected a model's name: .*, and not only digits, got '123'"
+    for model in (price, own_pipeline()):
+        with pytest.raises(ConfigError, match=said):
+            headrace.serve(model, name="123")
+    (tmp_path / "123.onnx").write_bytes(b"")
+    with pytest.raises(ConfigError, match=said):
+        headrace.serve(tmp_path / "123.onnx")
+
+
+APP = """
+import headrace
+import neighbour_of_app
+
+@headrace.endpoint
+def tripled(x: float) -> float:
+    return neighbour_of_app.times(x)
+"""
+
+
+def test_an_app_leaves_the_callers_modules_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "modules", sys.modules.copy())
+    file, app = tmp_path / "neighbour_of_app.py", tmp_path / "own_app.py"
+    file.write_text("class Row:\n    pass\n\ndef times(x):\n    return x * 3\n")
+    app.write_text(APP)
+    own = importlib.import_module("neighbour_of_app")
+    for factor in (3, 4, 5):
+        file.write_text(file.read_text().replace(f"x * {factor - 1}", f"x * {factor}    # changed"))
+        importlib.invalidate_caches()
+        with headrace.serve(app) as server:
+            assert server.predict({"x": [1.0]})["output"].tolist() == [factor]
+        assert sys.modules["neighbour_of_app"] is own
+
+
+def test_an_app_with_the_name_of_a_module_of_python_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "statistics.py").write_text(APP)
+    before = importlib.import_module("statistics")
+    with pytest.raises(ConfigError, match=r"statistics\.py: has the name of Python's module statistics"):
+        headrace.serve(tmp_path / "statistics.py")
+    assert importlib.import_module("statistics") is before

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,7 +103,7 @@ def test_a_value_that_is_not_supported_is_named(options: bytes, said: str) -> No
         (HEAD % (33, b"") + b":0\n", "bits: expected a number from 1 to 32, got b'33'"),
         (HEAD % (0, b"") + b":0\n", "bits: expected a number from 1 to 32"),
         ((HEAD % (4, b"")).replace(b"label:1", b"label:-2") + b":0\n", "Min label -1.0 is above"),
-        ((HEAD % (4, b"")).replace(b"label:1", b"label:x") + b":0\n", "expected a number, got b'x'"),
+        ((HEAD % (4, b"")).replace(b"label:1", b"label:x") + b":0\n", "expected a number, got 'x'"),
         (HEAD % (4, b" quadratic ui") + b":0\n", "b'quadratic', which is no option"),
         (HEAD % (4, b" --quadratic") + b":0\n", "--quadratic has no value"),
         (HEAD % (4, b" --quadratic uic") + b":0\n", "--quadratic b'uic' has 3 namespaces"),
@@ -108,7 +111,7 @@ def test_a_value_that_is_not_supported_is_named(options: bytes, said: str) -> No
         (HEAD % (4, b" --hash_seed -1") + b":0\n", "--hash_seed: expected a number"),
         (HEAD % (4, b"") + b":0\n5:0.5\n\n6:1\n", "line 13: expected 'index:weight', got b''"),
         (HEAD % (4, b"") + b":0\n5:x\n", "line 12: expected 'index:weight', got b'5:x'"),
-        (HEAD % (4, b"") + b":0\n5:1.2.3\n", r"expected a number, got b'1\.2\.3'"),
+        (HEAD % (4, b"") + b":0\n5:1.2.3\n", r"expected a number, got '1\.2\.3'"),
         (HEAD % (4, b"") + b":0\n5:nan\n", "line 12: the weight is not finite: training has diverged"),
         (HEAD % (4, b"") + b":0\n5:-inf\n", "line 12: the weight is not finite"),
         (HEAD % (4, b"") + b":0\n5:1e300\n", "too large for float32"),
@@ -140,3 +143,43 @@ def test_a_real_dump_that_is_cut_is_refused_or_read() -> None:
     for place in range(0, len(text), 97):
         with contextlib.suppress(ValueError):
             read(text[:place])
+
+
+LARGE = HEAD % (20, b"") + b":0\n" + b"".join(b"%d:%s\n" % (i, (i / 8).hex().encode()) for i in range(20_000))
+
+
+def test_a_large_dump_is_read_in_parts_so_that_other_threads_run_in_between() -> None:
+    """The regular expressions hold Python's lock for as long as one call takes."""
+    calls = 0
+
+    def profile(_frame: FrameType, event: str, called: Any) -> None:
+        nonlocal calls
+        calls += event == "c_call" and called.__name__ == "findall"
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        of = read(LARGE)
+    finally:
+        sys.setprofile(before)
+    assert calls > len(LARGE) // 2**16 > 3
+    assert of.weights[:20_001].tolist() == [*(np.arange(20_000) / 8).tolist(), 0.0]
+
+
+def test_damage_in_a_large_dump_is_found_in_its_line() -> None:
+    end = LARGE.count(b"\n") + 1
+    with pytest.raises(ValueError, match=f"line {end}: expected 'index:weight', got b'7:x'"):
+        read(LARGE + b"7:x\n")
+    with pytest.raises(
+        ValueError, match=rf"line {end}: expected 'index:weight', got b'aaa.*\(65536 in all\)"
+    ):
+        read(LARGE + b"a" * 70_000 + b":7:0.5\n")
+    text = LARGE.replace(b"\n9000:", b"\n9000;", 1)
+    number = text[: text.index(b"9000;")].count(b"\n") + 1
+    with pytest.raises(ValueError, match=f"line {number}: expected 'index:weight', got b'9000;"):
+        read(text)
+
+
+def test_line_ends_of_other_systems_do_not_end_a_line() -> None:
+    of = made(body=b":1\n" + STATE % (b"0", b"1") + b"a\x85\x0b\r:3:0.5 1 1\n")
+    assert of.weights[3] == 0.5
