@@ -226,6 +226,6 @@ def test_a_function_inside_another_is_refused_with_the_way_out(tmp_path: Path) -
     def local(rows: Any) -> Any:
         return 2 * rows
 
-    expected = r"no attribute 'local'; install the package .* Of your own code, use one that is defined at the top level of a module"
+    expected = r"no attribute 'local'; install the package .* Of your own code, use one that is defined"
     with pytest.raises(LoadError, match=expected):
         loaded(tmp_path, doubling(local), trusted=(f"{__name__}.local",))
