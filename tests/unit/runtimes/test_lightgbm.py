@@ -185,3 +185,22 @@ def test_a_tree_of_each_kind_of_child_is_followed_to_a_leaf(tmp_path: Path) -> N
         return f"{head}{found}{' '.join(children)}\n{rest.partition(chr(10))[2]}"
 
     assert "left_child and right_child are not those of a tree" in rewritten(tmp_path, change)
+
+
+def test_rows_to_try_have_categories_that_the_model_knows(tmp_path: Path) -> None:
+    servable = loaded(clicks(), tmp_path)
+    sample = servable.signatures[DEFAULT_SIGNATURE].sample
+    assert sample is not None
+    data = frame(500)
+    known = [str(one).encode() for one in data["country"].cat.categories]
+    assert sample["country"].tolist() == [known[row % len(known)] for row in range(4)]
+    assert sample["plan"][0] == data["plan"].cat.categories[0]
+    assert sample["age"].tolist() == [0.0] * 4
+    assert len(servable.predict(sample)["prediction"]) == 4
+    servable.close()
+
+
+def test_a_model_of_numbers_needs_no_special_rows_to_try(tmp_path: Path) -> None:
+    servable = loaded(visits(), tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].sample is None
+    servable.close()
