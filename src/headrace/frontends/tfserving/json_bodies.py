@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain, islice
+from operator import length_hint
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -18,6 +20,7 @@ from headrace.frontends.tfserving.decimals import shortest
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.texts import decoded
+from headrace.model.misfits import misfit, position, position_in, ragged, said, wrong_element
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
@@ -25,6 +28,7 @@ BASE64 = "b64"
 BYTES_SUFFIX = "_bytes"
 
 _NAMES_TOLD = 20
+_INDEX = re.compile(r"\[(\d+)\]")
 
 _SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
 
@@ -157,8 +161,17 @@ def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signatu
             wanted = "an object, as the first row is" if named else "a value, as the first row is"
             raise InvalidRequest(f"expected {wanted}, got {kind(row)}", field=f"instances[{index}]")
         if named and (len(row) != len(names) or not all(name in row for name in names)):
-            wanted, got = listed(map(shown, names)), listed(map(shown, islice(row, _NAMES_TOLD))) or "none"
-            raise InvalidRequest(f"expected the inputs {wanted}, got {got}", field=f"instances[{index}]")
+            raise _wrong_names(names, row, index)
+
+
+def _wrong_names(names: Sequence[str], row: Mapping[str, Json], index: int) -> InvalidRequest:
+    missing, known = [name for name in names if name not in row], set(names)
+    unknown = list(islice((name for name in row if name not in known), _NAMES_TOLD))
+    told = [f"missing {listed(map(shown, missing))}"] if missing else []
+    told += [f"unexpected {listed(map(shown, unknown))}"] if unknown else []
+    wanted = f"every row needs {listed(map(shown, names))}{' and nothing else' if unknown else ''}"
+    way_out = wanted if missing else f"remove {'it' if len(unknown) == 1 else 'them'}"
+    return InvalidRequest(f"{', '.join(told)}; {way_out}", field=f"instances[{index}]")
 
 
 def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
@@ -241,11 +254,24 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"expected {spec}: {error}", field=spec.name) from error
+        place = _place(error)
+        raise misfit(spec, _value_at(value, place), place) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+        # Short rows of a click model are filled up next, so nobody reads this error.
+        raise ragged(spec, None if spec.shorter else value) from error
+
+
+def _place(error: msgspec.ValidationError) -> list[int]:
+    """Return the indices in the path with which msgspec's messages end: 3 and 0 in ``- at `$[3][0]```."""
+    return [int(index) for index in _INDEX.findall(str(error).rpartition(" - at ")[2])]
+
+
+def _value_at(value: Json, place: Sequence[int]) -> Json:
+    for index in place:
+        value = cast("list[Json]", value)[index]
+    return value
 
 
 def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
@@ -264,10 +290,8 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        said = str(error).partition(" - at ")[0]
-        raise InvalidRequest(
-            f"expected {spec}: {said}, among the values from number {first}", field=spec.name
-        ) from error
+        (index,) = _place(error)
+        raise wrong_element(spec, values[index], position_in(spec, first + index)) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
 
@@ -278,24 +302,39 @@ def _string_array(spec: TensorSpec, value: Json) -> Array:
     for _ in range(len(spec.shape) + 1):
         sizes = {len(one) if isinstance(one, list) else -1 for one in flat}
         if len(sizes) != 1 or sizes == {-1}:
-            raise InvalidRequest(
-                f"expected {spec}, got a list that is ragged or not as deep", field=spec.name
-            )
+            raise _wrong_lists(spec, flat, len(shape))
         shape.append(sizes.pop())
         flat = list(chain.from_iterable(flat))
         if not flat:
             break
-    filled = np.empty(len(flat), STRING)
-    filled[:] = [as_bytes(one, spec.name) for one in flat]
+    filled, rest = np.empty(len(flat), STRING), iter(flat)
+    try:
+        filled[:] = [as_bytes(one, spec.name) for one in rest]
+    except InvalidRequest:
+        number = len(flat) - length_hint(rest) - 1
+        as_bytes(flat[number], spec.name, position(list(map(int, np.unravel_index(number, shape)))))
+        raise
     return filled.reshape(shape)
 
 
-def as_bytes(value: Json, field: str) -> bytes:
+def _wrong_lists(spec: TensorSpec, flat: Sequence[Json], level: int) -> InvalidRequest:
+    if level == 0:
+        return misfit(spec, flat[0], ())
+    if level == 1 and not spec.shorter:
+        for row, value in enumerate(flat):
+            if not isinstance(value, list):
+                return misfit(spec, value, (row,))
+        return ragged(spec, flat)
+    return ragged(spec, None)
+
+
+def as_bytes(value: Json, field: str, where: str = "") -> bytes:
     """Return the bytes of a string, or of an object ``{"b64": …}``.
 
     Args:
         value: The string or object.
         field: Name of the field, for errors.
+        where: Position of the value, put in front of the message.
 
     Raises:
         InvalidRequest: The value is neither, or its base64 is invalid.
@@ -304,13 +343,16 @@ def as_bytes(value: Json, field: str) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
-            raise InvalidRequest(f"expected text: {error.reason}", field=field) from error
+            raise InvalidRequest(f"{where}expected text: {error.reason}", field=field) from error
     if not is_base64(value):
-        raise InvalidRequest(f'expected a string or {{"b64": "…"}}, got {kind(value)}', field=field)
+        way_out = "; put it in quotes" if isinstance(value, int | float) else ""
+        raise InvalidRequest(
+            f'{where}expected a string or {{"b64": "…"}}, got {said(value)}{way_out}', field=field
+        )
     try:
         return decoded(value[BASE64])
     except ValueError as error:
-        raise InvalidRequest(f"expected base64: {error}", field=field) from error
+        raise InvalidRequest(f"{where}expected base64: {error}", field=field) from error
 
 
 def examples_of(
