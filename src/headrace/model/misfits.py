@@ -33,6 +33,10 @@ class Input(Protocol):
     def shape(self) -> tuple[int | None, ...]:
         """The shape of one row."""
 
+    @property
+    def shorter(self) -> bool:
+        """Whether rows may have fewer values than the shape says."""
+
 
 def said(value: object) -> str:
     """Return a value as short text: a string in quotes, a number as written, a list only as its kind."""
@@ -91,8 +95,10 @@ def misfit(spec: Input, value: object, place: Sequence[int]) -> InvalidRequest:
     if len(place) > len(spec.shape):
         return wrong_element(spec, value, position(place))
     wanted = "a list" if place else "a list of rows"
+    way_out = "" if place else "send a list, with one value for each row; "
     return InvalidRequest(
-        f"{position(place)}expected {wanted}, got {said(value)}; the input is {spec}", field=spec.name
+        f"{position(place)}expected {wanted}, got {said(value)}; {way_out}the input is {spec}",
+        field=spec.name,
     )
 
 
@@ -138,9 +144,11 @@ def ragged(spec: Input, rows: object) -> InvalidRequest:
         spec: The input.
         rows: All its rows.
     """
-    if isinstance(rows, list | tuple) and spec.shape and all(isinstance(row, list | tuple) for row in rows):
-        size = len(rows[0]) if spec.shape[0] is None else spec.shape[0]
-        for index, row in enumerate(rows):
+    # Short rows of a click model are filled up next, so nobody reads this error, and nothing is looked for.
+    found = rows if spec.shape and not spec.shorter and isinstance(rows, list | tuple) else ()
+    if found and all(isinstance(row, list | tuple) for row in found):
+        size = len(found[0]) if spec.shape[0] is None else spec.shape[0]
+        for index, row in enumerate(found):
             if len(row) != size:
                 return _another_length(spec, index, size, len(row))
     return InvalidRequest(

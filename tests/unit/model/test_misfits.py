@@ -22,7 +22,13 @@ ANY = TensorSpec("scores", np.dtype(np.float64), (None,))
         (NUMBER, "four", (7,), "age: row 7: expected a number (FP64), got 'four'"),
         (NUMBER, None, (0,), "age: row 0: expected a number (FP64), got null"),
         (NUMBER, {}, (0,), "age: row 0: expected a number (FP64), got an object"),
-        (NUMBER, 4, (), "age: expected a list of rows, got 4; the input is age FP64 [rows]"),
+        (
+            NUMBER,
+            4,
+            (),
+            "age: expected a list of rows, got 4; send a list, with one value for each row; "
+            "the input is age FP64 [rows]",
+        ),
         (WHOLE, 1.5, (0, 1, 2), "age: row 0, position [1, 2]: expected a whole number (UINT8), got 1.5"),
         (
             WHOLE,

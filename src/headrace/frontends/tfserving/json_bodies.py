@@ -259,8 +259,7 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
-        # Short rows of a click model are filled up next, so nobody reads this error.
-        raise ragged(spec, None if spec.shorter else value) from error
+        raise ragged(spec, value) from error
 
 
 def _place(error: msgspec.ValidationError) -> list[int]:

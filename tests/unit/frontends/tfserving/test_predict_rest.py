@@ -203,7 +203,10 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
             b'{"instances": [[1, 2]]}',
             r"row 0: expected a number \(FP32\), got a list; the input is x FP32 \[rows\]",
         ),
-        (b'{"inputs": 1}', r"x: expected a list of rows, got 1; the input is x FP32 \[rows\]"),
+        (
+            b'{"inputs": 1}',
+            r"x: expected a list of rows, got 1; send a list, .*; the input is x FP32 \[rows\]",
+        ),
     ],
 )
 def test_a_wrong_body_is_explained(body: bytes, text: str) -> None:
