@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from operator import length_hint
 from typing import Annotated, Any, cast
 
@@ -17,18 +16,22 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, listed, shown
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.decimals import shortest
+from headrace.frontends.tfserving.json_misfits import (
+    binary_instead,
+    place_of,
+    wrong_lists,
+    wrong_names,
+    wrong_value,
+)
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.texts import decoded
-from headrace.model.misfits import misfit, position, position_in, ragged, said, wrong_element
+from headrace.model.misfits import position, position_in, ragged, said, wrong_element
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
 BASE64 = "b64"
 BYTES_SUFFIX = "_bytes"
-
-_NAMES_TOLD = 20
-_INDEX = re.compile(r"\[(\d+)\]")
 
 _SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
 
@@ -48,7 +51,12 @@ def parse(body: bytes, max_depth: int) -> dict[str, Json]:
     Raises:
         InvalidRequest: The body is not JSON, nests too deep, or is not an object.
     """
-    return document(parse_at_once(body, max_depth))
+    try:
+        return document(parse_at_once(body, max_depth))
+    except InvalidRequest:
+        if (better := binary_instead(body)) is not None:
+            raise better from None
+        raise
 
 
 def document(found: Json) -> dict[str, Json]:
@@ -161,17 +169,7 @@ def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signatu
             wanted = "an object, as the first row is" if named else "a value, as the first row is"
             raise InvalidRequest(f"expected {wanted}, got {kind(row)}", field=f"instances[{index}]")
         if named and (len(row) != len(names) or not all(name in row for name in names)):
-            raise _wrong_names(names, row, index)
-
-
-def _wrong_names(names: Sequence[str], row: Mapping[str, Json], index: int) -> InvalidRequest:
-    missing, known = [name for name in names if name not in row], set(names)
-    unknown = list(islice((name for name in row if name not in known), _NAMES_TOLD))
-    told = [f"missing {listed(map(shown, missing))}"] if missing else []
-    told += [f"unexpected {listed(map(shown, unknown))}"] if unknown else []
-    wanted = f"every row needs {listed(map(shown, names))}{' and nothing else' if unknown else ''}"
-    way_out = wanted if missing else f"remove {'it' if len(unknown) == 1 else 'them'}"
-    return InvalidRequest(f"{', '.join(told)}; {way_out}", field=f"instances[{index}]")
+            raise wrong_names(names, row, index)
 
 
 def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
@@ -254,23 +252,11 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        place = _place(error)
-        raise misfit(spec, _value_at(value, place), place) from error
+        raise wrong_value(spec, value, error) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
         raise ragged(spec, value) from error
-
-
-def _place(error: msgspec.ValidationError) -> list[int]:
-    """Return the indices in the path with which msgspec's messages end: 3 and 0 in ``- at `$[3][0]```."""
-    return [int(index) for index in _INDEX.findall(str(error).rpartition(" - at ")[2])]
-
-
-def _value_at(value: Json, place: Sequence[int]) -> Json:
-    for index in place:
-        value = cast("list[Json]", value)[index]
-    return value
 
 
 def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
@@ -289,7 +275,7 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        (index,) = _place(error)
+        (index,) = place_of(error)
         raise wrong_element(spec, values[index], position_in(spec, first + index)) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
@@ -301,7 +287,7 @@ def _string_array(spec: TensorSpec, value: Json) -> Array:
     for _ in range(len(spec.shape) + 1):
         sizes = {len(one) if isinstance(one, list) else -1 for one in flat}
         if len(sizes) != 1 or sizes == {-1}:
-            raise _wrong_lists(spec, flat, len(shape))
+            raise wrong_lists(spec, flat, len(shape))
         shape.append(sizes.pop())
         flat = list(chain.from_iterable(flat))
         if not flat:
@@ -314,17 +300,6 @@ def _string_array(spec: TensorSpec, value: Json) -> Array:
         as_bytes(flat[number], spec.name, position(list(map(int, np.unravel_index(number, shape)))))
         raise
     return filled.reshape(shape)
-
-
-def _wrong_lists(spec: TensorSpec, flat: Sequence[Json], level: int) -> InvalidRequest:
-    if level == 0:
-        return misfit(spec, flat[0], ())
-    if level == 1 and not spec.shorter:
-        for row, value in enumerate(flat):
-            if not isinstance(value, list):
-                return misfit(spec, value, (row,))
-        return ragged(spec, flat)
-    return ragged(spec, None)
 
 
 def as_bytes(value: Json, field: str, where: str = "") -> bytes:

@@ -38,8 +38,9 @@ class Router:
 
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
         """Compile the routes; the first match handles a request."""
+        self._known = tuple(routes)
         self._routes = [
-            (route.method, _compiled(route.pattern), route.handler, route.verbs) for route in routes
+            (route.method, _compiled(route.pattern), route.handler, route.verbs) for route in self._known
         ]
         # Two halves: paths requested since the last swap, and before it. Paths that clients invent evict
         # each other, and never one in use.
@@ -59,6 +60,18 @@ class Router:
             if found.handler is not None and len(path) <= _LONGEST_PATH_KEPT:  # unknown paths are not kept
                 self._remember((method, path), found)
         return found
+
+    def hint(self, path: str) -> str:
+        """Return a hint for an unknown path: the route that ends with the same word; "" if none does.
+
+        Args:
+            path: The path, shortened.
+        """
+        word = re.split("[/:]", path.rstrip("/").lower())[-1]
+        for route in self._known:
+            if word and re.split("[/:]", route.pattern)[-1] == word:
+                return f"; did you mean {route.method} {route.pattern}?"
+        return ""
 
     def _remember(self, asked: tuple[str, str], found: Match) -> None:
         if len(self._recent) >= PATHS_KEPT:

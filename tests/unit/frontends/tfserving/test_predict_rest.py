@@ -159,6 +159,12 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
     [
         (b"", "body: expected JSON"),
         (b"{", "body: expected JSON"),
+        (
+            b"\x89PNG\r\n\x1a\n\0",
+            r'body: expected JSON, got binary data; send {"instances": \[{"b64": "…"}\]}',
+        ),
+        (b"GIF89a\1\0\1\0", "body: expected JSON, got binary data"),
+        (b'\xef\xbb\xbf{"instances": [1]}', "body: expected JSON: "),
         (b'{"instances": [NaN, }', "body: expected JSON"),
         (b'{"instances": [NaN, 1e400]}', "out of range"),
         (b'{"instances": [1e400]}', "out of range"),
