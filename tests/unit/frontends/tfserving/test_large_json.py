@@ -87,7 +87,12 @@ def test_images_in_one_example_are_decoded_one_by_one() -> None:
             "FP64",
             r"^x: row 5000: expected a number \(FP64\), got '4'; send it without",
         ),
-        ([*[[1, 2]] * 5000, [1, True]], (2,), "INT64", r"^x: row 5000, column 1: expected a whole number"),
+        (
+            [*[[1, 2] for _ in range(5000)], [1, True]],
+            (2,),
+            "INT64",
+            r"^x: row 5000, column 1: expected a whole number",
+        ),
         ([*["a"] * 5000, 7], (), "BYTES", r"^x: row 5000: expected a string or .*, got 7; put it in quotes"),
         ([[1], [1, 2]], (None,), "FP64", "ragged or not as deep; give all rows the same length"),
     ],
