@@ -284,12 +284,14 @@ def _config(options: argparse.Namespace) -> ServerConfig:
     return with_flags(config, **{key: _absolute(getattr(options, key)) for key in SETTINGS})
 
 
-def _way_out(path: Path) -> str:
-    if not os.path.exists(path):
-        return f"; `headrace example {path}` makes one"
-    if not models.is_model_file(path):
-        return ""
-    return f" of models; `headrace publish models/NAME {path}` puts it into one, for `headrace serve models`"
+def _way_out(place: Path) -> str:
+    exists = os.path.exists(place)
+    if exists and models.is_model_file(place):
+        command = f"headrace publish models/NAME {place}"
+        return f" of models; `{command}` puts it into one, for `headrace serve models`"
+    if exists or place.suffix:
+        return "; name a directory of models, or a Python file (.py) with endpoints"
+    return f"; `headrace example {place}` makes one"
 
 
 def _absolute(value: object) -> object:

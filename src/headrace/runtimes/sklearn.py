@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import skops.io
@@ -225,6 +226,11 @@ def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
         return skops.io.load(file, trusted=types)
     except LoadError:
         raise
+    except BadZipFile as error:
+        raise LoadError(
+            f"{file.name} is cut or damaged, or no skops file ({error}); copy it again, or write it with "
+            f"skops.io.dump(estimator, {file.name!r})"
+        ) from error
     except Exception as error:  # the boundary to skops, which passes on errors of zipfile, json and NumPy
         raise LoadError(
             f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}{_way_out(error)}",

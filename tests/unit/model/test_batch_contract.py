@@ -328,3 +328,18 @@ def test_the_pairs_that_were_compared_are_those_of_the_last_rows(monkeypatch: py
     assert found.unchecked == [
         "the check reached its time limit: the rows of 2 of 4 pairs of batches were compared"
     ]
+
+
+def test_pairs_that_were_all_compared_are_not_counted_as_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [0.0]
+
+    def answer(inputs: Tensors) -> Tensors:
+        seconds[0] += len(inputs["x"]) == 1  # only the last part of the check sends a row alone
+        return {"y": inputs["x"]}
+
+    monkeypatch.setattr(batch_contract, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    found = check_contract(answer, signature(), (), (), 0.5)
+    assert found.unchecked == [
+        "the check reached its time limit: the rows of a batch were compared beside other rows, but not all "
+        "of them with a row alone"
+    ]

@@ -131,13 +131,16 @@ def test_options_that_do_not_fit_the_model_are_refused(
     [
         (lambda text: "", "does not begin with 'tree'"),
         (lambda text: text.partition("\nTree=0")[0], "it has no trees"),
-        (lambda text: text.partition("end of trees")[0], "its end is missing"),
+        (lambda text: text.partition("end of trees")[0], "its end is missing; copy the file again, or save"),
         (lambda text: text.partition("end of parameters")[0], "its end is missing"),
         (lambda text: text.replace("\n", "\r\n"), "its line ends were converted; copy it in binary mode"),
         (replaced("\nTree=3\n", "\nTree=9\n"), "tree 3 is not where tree_sizes says"),
         (replaced("num_class=1", "num_class=2"), "contradict each other"),
         (replaced("max_feature_idx=3", "max_feature_idx=2"), "feature_names has 4 names, expected 3"),
-        (replaced("split_feature=", "split_feature=9 "), "tree 0 is cut"),
+        (
+            replaced("split_feature=", "split_feature=9 "),
+            "tree 0 is cut; copy the file again, or save the model again",
+        ),
         (replaced("left_child=1", "left_child=2"), "left_child and right_child are not those of a tree"),
         (replaced("cat_boundaries=0", "cat_boundaries=1"), "cat_boundaries do not increase from 0"),
         (replaced('[["de"', '[["de'), "pandas_categorical, is damaged"),

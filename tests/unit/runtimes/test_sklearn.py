@@ -64,6 +64,16 @@ def test_trusting_another_type_does_not_help_and_is_kept_in_the_line(tmp_path: P
     assert pasted["trusted"] == ["other.Type", TREES]
 
 
+def test_a_file_that_is_cut_is_called_so(tmp_path: Path) -> None:
+    loaded(tmp_path, Ridge().fit(FEATURES, TARGET)).close()
+    (file,) = tmp_path.glob("*.skops")
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(
+        LoadError, match=r"is cut or damaged, or no skops file .*; copy it again, or write it"
+    ):
+        load(tmp_path, RuntimeOptions())
+
+
 def test_only_a_version_with_a_verified_signature_trusts_types_itself(tmp_path: Path) -> None:
     (tmp_path / "trusted_types.txt").write_text(f"other.Type\n{TREES}\n")
     with pytest.raises(LoadError, match="holds types that are not trusted"):
