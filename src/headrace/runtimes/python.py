@@ -46,11 +46,13 @@ from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
 from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.runtimes.model_loop import ModelLoop
+from headrace.runtimes.model_loop import ENDS, ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions
 
 _log = logging.getLogger(__name__)
+
+_RAISED_IN_LOOP = (Exception, *ENDS)
 
 
 class Model(Protocol):
@@ -136,7 +138,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         LoadError: Code is not allowed, the code fails, or ``Model`` is invalid.
     """
     options.expect_code_allowed(f"{file.name} is code, and code from model directories is not run")
-    own, loop = OwnModules(file), ModelLoop()
+    own, loop = OwnModules(file), ModelLoop(f"the model in {file.parent}")
     try:
         with own.running():
             model = _instance(own.import_model(), file, options, loop)
@@ -220,7 +222,7 @@ class PythonServable:
         except Exception as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
-    def _failure(self, error: Exception) -> ModelError:
+    def _failure(self, error: BaseException) -> HeadraceError:
         """Log an exception of the model's own code, and return the error for its caller."""
         level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
         _log.log(level, "predict of the model in %s failed", self._directory, exc_info=error)
@@ -231,7 +233,7 @@ class PythonServable:
         """Let the model free its resources, and remove its modules."""
         try:
             self._model_loop.result(getattr(self._model, "close", _nothing))
-        except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
+        except (Exception, SystemExit):  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
         self._own.forget()
@@ -278,7 +280,7 @@ class AsyncPythonServable(PythonServable):
             return _checked(self._outputs, answer)
         except HeadraceError:
             raise
-        except Exception as error:  # the boundary to the model's own code
+        except _RAISED_IN_LOOP as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
 
@@ -356,7 +358,7 @@ class AsyncStreamingPythonServable(StreamingPythonServable):
                 raise self._failure(failed) from error
             if failed is not None:
                 raise
-        except Exception as error:  # the boundary to the model's own code
+        except _RAISED_IN_LOOP as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
 

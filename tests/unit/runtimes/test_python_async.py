@@ -12,6 +12,7 @@ from headrace.base.errors import DeadlineExceeded, FailedPrecondition, LoadError
 from headrace.base.tensors import Tensors
 from headrace.config import ServerConfig
 from headrace.lifecycle.version_states import State
+from headrace.model.streaming_servable import FirstPart, is_streaming
 from headrace.runtimes.registry import RuntimeOptions, load
 from headrace.serving.engine import Engine
 from tests.model_directories import affine, write
@@ -32,6 +33,7 @@ class Model:
     async def predict(self, inputs):
 """
 CALL = "        return {{'y': (await self.context.predict_async({name!r}, {{'x': inputs['x']}}))['y']}}\n"
+EXITING_LOAD = "async def load(self, path, context):\n        raise SystemExit('no licence')"
 SINGLE = "[batching]\nmax_batch_rows = 1\n[warm_up]\nenabled = false\n"
 X = {"x": [3.0]}
 
@@ -221,3 +223,69 @@ def test_it_calls_others_from_a_process_of_its_own(tmp_path: Path) -> None:
             return (await serving.predict("outer", X))["y"].tolist()
 
     assert asyncio.run(asyncio.wait_for(scenario(), seconds_left())) == [7.0]
+
+
+def test_an_exit_while_it_loads_fails_the_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    publish(tmp_path, "m", "        return inputs\n")
+    path = tmp_path / "m/1/model.py"
+    path.write_text(path.read_text().replace("def load(self, path, context):", EXITING_LOAD))
+
+    async def scenario() -> None:
+        async with engine(tmp_path):
+            pass
+
+    asyncio.run(asyncio.wait_for(scenario(), seconds_left()))
+    assert "m version 1 failed to load" in caplog.text
+    assert "SystemExit: no licence" in caplog.text
+
+
+@pytest.mark.parametrize("raised", ["SystemExit", "KeyboardInterrupt"])
+@pytest.mark.parametrize("kind", ["return", "yield"])
+def test_an_exit_in_a_call_fails_that_call(tmp_path: Path, kind: str, raised: str) -> None:
+    body = f"""
+        if inputs["x"][0] == 3.0:
+            raise {raised}
+        {kind} {{"y": inputs["x"]}}
+"""
+    publish(tmp_path, "m", body)
+    servable = load(tmp_path / "m/1", RuntimeOptions(allow_code=True))
+    predict = FirstPart(servable).predict if is_streaming(servable) else servable.predict
+    with pytest.raises(ModelError, match=raised):
+        predict({"x": np.float32([3.0])})
+    assert predict({"x": np.float32([1.0])})["y"].tolist() == [1.0]
+    servable.close()
+
+
+def test_an_exit_in_a_task_that_nobody_awaits_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = """
+        async def poll():
+            raise SystemExit("bye")
+
+        self.task = asyncio.create_task(poll())
+        await asyncio.wait([self.task])
+        self.task.exception()
+        return {"y": inputs["x"]}
+"""
+    publish(tmp_path, "m", body)
+
+    async def scenario() -> list[float]:
+        async with engine(tmp_path) as serving:
+            await serving.predict("m", X)
+            return (await serving.predict("m", X))["y"].tolist()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), seconds_left())) == [3.0]
+    assert (
+        f"a task of the model in {tmp_path / 'm/1'} raised SystemExit; its event loop goes on" in caplog.text
+    )
+
+
+def test_an_exit_while_it_is_closed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    body = (
+        "        return {'y': inputs['x']}\n\n    async def close(self):\n        raise SystemExit('bye')\n"
+    )
+    publish(tmp_path, "m", body)
+    servable = load(tmp_path / "m/1", RuntimeOptions(allow_code=True))
+    servable.close()
+    assert "SystemExit: bye" in caplog.text
