@@ -7,13 +7,15 @@ its tasks would wait for ever. Here a loop runs until it is closed.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from headrace.base.event_loop import run_in
+from headrace.base.event_loop import CANCELLATION_SECONDS, cancel, run_in
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ def _run(loop: asyncio.AbstractEventLoop, closed: threading.Event, owner: str) -
     while not ending.done():
         with _going_on(owner):
             loop.run_until_complete(ending)
+    _leave(ending.result(), owner)
     loop.close()
 
 
@@ -98,9 +101,27 @@ def _going_on(owner: str) -> Iterator[None]:
         )
 
 
-async def _cancel_others() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.get_running_loop().shutdown_asyncgens()
+async def _cancel_others() -> set[asyncio.Task[Any]]:
+    """Cancel all tasks but this one, close the generators, and return the tasks that ignore it."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    left = await cancel(others)
+    for task in others - left:
+        if not task.cancelled():
+            task.exception()  # nobody waits for it; asyncio logs exceptions that nobody has asked for
+    closing = asyncio.create_task(asyncio.get_running_loop().shutdown_asyncgens())
+    return left | (await asyncio.wait([closing], timeout=CANCELLATION_SECONDS))[1]
+
+
+def _leave(tasks: set[asyncio.Task[Any]], owner: str) -> None:
+    """Leave tasks that ignore their cancellation as they are, for good.
+
+    Freeing them would run their code once more, in any thread. An endless loop with a bare ``except`` would
+    never return from there.
+    """
+    for task in tasks:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+    if tasks:
+        _log.error(
+            "%s: %d of its tasks still ran %g s after their cancellation; they stay in memory",
+            owner, len(tasks), CANCELLATION_SECONDS,
+        )  # fmt: skip

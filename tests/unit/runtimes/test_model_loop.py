@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -51,3 +53,25 @@ def test_a_model_cannot_stop_its_loop() -> None:
     assert loop.result(answers) == 7
     loop.close()
     until(real.is_closed)
+
+
+async def ignores_cancellation(started: threading.Event) -> None:
+    started.set()
+    while True:
+        with suppress(BaseException):  # the mistake under test
+            await asyncio.Event().wait()
+
+
+def test_a_task_that_ignores_its_cancellation_does_not_keep_the_thread(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = set(threading.enumerate())
+    loop, started = ModelLoop("the model m"), threading.Event()
+    real = loop.start()
+    asyncio.run_coroutine_threadsafe(ignores_cancellation(started), real)
+    until(started.is_set)
+    real.time = itertools.count(0.0, 10.0).__next__  # type: ignore[method-assign]  # each look is 10 s later
+    loop.close()
+    until(real.is_closed)
+    until(lambda: ended(before))
+    assert "the model m: 1 of its tasks still ran 5 s after their cancellation" in caplog.text

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.base.errors import DeadlineExceeded, FailedPrecondition, LoadError, ModelError
+from headrace.base.errors import (
+    DeadlineExceeded,
+    FailedPrecondition,
+    InvalidRequest,
+    LoadError,
+    ModelError,
+    Overloaded,
+)
 from headrace.base.tensors import Tensors
 from headrace.config import ServerConfig
 from headrace.lifecycle.version_states import State
@@ -162,6 +169,68 @@ def test_a_failing_call_fails_alone(tmp_path: Path) -> None:
     assert last["y"].tolist() == [2.0]  # type: ignore[index]
 
 
+def test_the_neighbours_of_a_failing_call_are_repeated_together(tmp_path: Path) -> None:
+    body = """
+        self.inside = getattr(self, "inside", 0) + 1
+        self.most = max(self.inside, getattr(self, "most", 0))
+        try:
+            await asyncio.sleep(0)
+            if (inputs["x"] < 0).any():
+                raise ValueError("negative")
+            return {"y": inputs["x"] * 0 + self.most}
+        finally:
+            self.inside -= 1
+"""
+    batching = "[batching]\nmax_wait_seconds = 0.05\ninstances = 3\n"
+    publish(tmp_path, "m", body, settings=f"{batching}[warm_up]\nenabled = false\n")
+
+    async def scenario() -> list[object]:
+        async with engine(tmp_path) as serving:
+            asked = [serving.predict("m", {"x": [x]}) for x in (1.0, 2.0, 3.0, 4.0, 5.0, -1.0)]
+            return await asyncio.gather(*asked, return_exceptions=True)
+
+    *good, failed = asyncio.run(scenario())
+    assert isinstance(failed, ModelError)
+    assert max(answer["y"].item() for answer in good) == 3  # type: ignore[index]  # as many as instances
+
+
+@pytest.mark.parametrize("kind", ["return", "yield"])
+def test_a_call_that_ignores_its_cancellation_loses_its_place(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = f"""
+        loop = asyncio.get_running_loop()
+        self.clock = getattr(self, "clock", None) or itertools.count(loop.time(), 10.0)
+        loop.time = self.clock.__next__  # each look is 10 s later
+        while inputs["x"][0] == 3.0:
+            try:
+                await asyncio.Event().wait()
+            except:
+                pass
+        {kind} {{"y": inputs["x"]}}
+"""
+    one = "[batching]\nmax_batch_rows = 1\ninstances = 1\nmax_streams = 1\n[warm_up]\nenabled = false\n"
+    publish(tmp_path, "m", body, "import itertools", one)
+    path = tmp_path / "m/1/model.py"
+    path.write_text(f"import itertools\n{path.read_text()}")
+
+    async def answer(serving: Engine) -> Tensors:
+        while True:
+            try:
+                return await anext(serving.stream("m", {"x": [1.0]}))
+            except Overloaded:  # the first stream is not closed yet
+                await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as serving:
+            with pytest.raises(DeadlineExceeded):
+                await anext(serving.stream("m", X, timeout_seconds=0.05))
+            await asyncio.wait_for(answer(serving), seconds_left())
+
+    asyncio.run(scenario())
+    assert caplog.text.count("m version 1: a call of predict ignores that it was cancelled") == 1
+
+
 @pytest.mark.parametrize(
     ("calls", "cycle"),
     [
@@ -289,3 +358,35 @@ def test_an_exit_while_it_is_closed_is_logged(tmp_path: Path, caplog: pytest.Log
     servable = load(tmp_path / "m/1", RuntimeOptions(allow_code=True))
     servable.close()
     assert "SystemExit: bye" in caplog.text
+
+
+def test_a_decorator_that_hides_the_coroutine_is_named(tmp_path: Path) -> None:
+    publish(tmp_path, "m", "        return inputs\n")
+    path = tmp_path / "m/1/model.py"
+    path.write_text(
+        path.read_text() + "\n    predict = (lambda wrapped: lambda *given: wrapped(*given))(predict)\n"
+    )
+    servable = load(tmp_path / "m/1", RuntimeOptions(allow_code=True))
+    with pytest.raises(ModelError, match="predict returned a coroutine: mark the method"):
+        servable.predict({"x": np.float32([1.0])})
+    servable.close()
+
+
+@pytest.mark.parametrize("kind", ["return", "yield"])
+def test_an_error_in_a_task_group_is_told(tmp_path: Path, kind: str) -> None:
+    body = f"""
+        async def check():
+            raise InvalidRequest("x: expected at least 4")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(check())
+        {kind} inputs
+"""
+    publish(tmp_path, "m", body)
+    path = tmp_path / "m/1/model.py"
+    path.write_text(f"from headrace.base.errors import InvalidRequest\n{path.read_text()}")
+    servable = load(tmp_path / "m/1", RuntimeOptions(allow_code=True))
+    predict = FirstPart(servable).predict if is_streaming(servable) else servable.predict
+    with pytest.raises(InvalidRequest, match="expected at least 4"):
+        predict({"x": np.float32([1.0])})
+    servable.close()
