@@ -1,17 +1,20 @@
-"""Blocking calls into the serving thread's event loop from other threads."""
+"""Event loops: blocking calls into them from other threads, and the cancellation of their tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
 import os
-from collections.abc import Coroutine
-from typing import TypeVar
+from collections.abc import Collection, Coroutine
+from typing import Any, TypeVar
 
 from headrace.base.errors import Unavailable
 
 _LOOK_SECONDS = 1.0
 """Interval for checking that the loop still runs; a closed loop completes no future."""
+
+CANCELLATION_SECONDS = 5.0
+"""Time that a cancelled task has to end, in seconds; after that it is taken to ignore its cancellation."""
 
 _STOPPED = "the server is stopping"
 
@@ -67,3 +70,20 @@ def run_in(loop: asyncio.AbstractEventLoop, work: Coroutine[object, object, Resu
     except BaseException:  # also interrupts of this thread
         future.cancel()
         raise
+
+
+async def cancel(
+    tasks: Collection[asyncio.Task[Any]], seconds: float | None = CANCELLATION_SECONDS
+) -> set[asyncio.Task[Any]]:
+    """Cancel tasks of the running loop, and wait until they have ended.
+
+    Args:
+        tasks: The tasks.
+        seconds: Longest wait in seconds; None for any.
+
+    Returns:
+        The tasks that still run.
+    """
+    for task in tasks:
+        task.cancel()
+    return (await asyncio.wait(tasks, timeout=seconds))[1] if tasks else set()

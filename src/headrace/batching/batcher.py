@@ -31,7 +31,8 @@ from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
 from headrace.batching.admission import Caution, never_fits, queue_full, too_late
 from headrace.batching.batch_queue import Batch, BatchQueue, by_age, note_failure
-from headrace.batching.compute import EXPIRED, Computing
+from headrace.batching.cancelling import EXPIRED
+from headrace.batching.compute import Computing
 from headrace.batching.concatenation import padded_size
 from headrace.batching.cost import BatchCost
 from headrace.batching.deadline_timer import Expiry

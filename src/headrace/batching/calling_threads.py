@@ -37,7 +37,7 @@ from typing import cast
 from headrace.base.errors import DeadlineExceeded
 from headrace.batching.batch_queue import Batch, headrace_error
 from headrace.batching.blocking_request import WaitingRequest
-from headrace.batching.compute import EXPIRED
+from headrace.batching.cancelling import EXPIRED
 from headrace.batching.cost import BatchCost
 from headrace.batching.request import Answer, Origin, Request
 from headrace.batching.statistics import VersionStatistics

@@ -9,7 +9,6 @@ Batcher: the results are stored in the batch, and the Batcher reads them when it
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import Token
 from itertools import accumulate
@@ -19,7 +18,9 @@ from headrace.base import logs
 from headrace.base.errors import DeadlineExceeded, InvalidRows, ModelDied
 from headrace.base.tensors import Tensors
 from headrace.batching.batch_queue import Batch, declared_outputs, headrace_error, whole_outputs
+from headrace.batching.cancelling import EXPIRED, Cancelling
 from headrace.batching.concatenation import join, join_one, join_padding_rows, padded_size
+from headrace.batching.policy_defaults import instances
 from headrace.batching.request import (
     Answer,
     BatchOutputs,
@@ -34,8 +35,6 @@ from headrace.model.call_context import DEADLINE
 from headrace.model.servable import Servable, Signature, takes_packed
 
 ResultT = TypeVar("ResultT")
-
-EXPIRED = "the deadline passed before the model had answered"
 
 
 class Computing:
@@ -74,6 +73,8 @@ class Computing:
         self._predict_padded = getattr(servable, "predict_padded", None)
         self.loop: asyncio.AbstractEventLoop | None = getattr(servable, "loop", None)
         self._predict_async = getattr(servable, "predict_async", None)
+        self._cancelling = Cancelling(origin)
+        self._retries = asyncio.Semaphore(instances(policy))
         self._tells_deadline = getattr(servable, "may_block", False)
         self._pads = policy.pad_variable_length
         self._now = now
@@ -147,7 +148,7 @@ class Computing:
         if isinstance(error, ModelDied):  # the process is gone, so a retry would fail too
             return [error.shared(len(batch.requests)) for _ in batch.requests]
         if not isinstance(error, InvalidRows):
-            return [await self._alone(batch, index) for index in range(len(batch.requests))]
+            return await self._each_alone(batch, range(len(batch.requests)))
         guilty, good, start = {}, [], 0
         for index, request in enumerate(batch.requests):
             own = error.within(start, start + request.rows)
@@ -171,10 +172,24 @@ class Computing:
         except BaseException as again:
             if self._is_the_callers(again):
                 raise
-            return [await self._alone(batch, index) for index in good]
+            return await self._each_alone(batch, good)
         timings.finished = self._now()
         stops = list(accumulate(rows))
         return [Answer(outputs, stop - count, stop, timings) for count, stop in zip(rows, stops, strict=True)]
+
+    async def _each_alone(self, batch: Batch, chosen: Sequence[int]) -> list[Settlement]:
+        """Call the Servable for each of some requests of a failed batch.
+
+        Coroutines wait together. All batches of the version share the places for that: as many as instances.
+        """
+        if self._predict_async is None:
+            return [await self._alone(batch, index) for index in chosen]
+
+        async def in_a_place(index: int) -> Settlement:
+            async with self._retries:
+                return await self._alone(batch, index)
+
+        return await asyncio.gather(*map(in_a_place, chosen))
 
     async def _alone(self, batch: Batch, index: int) -> Settlement:
         """Call the Servable for one request of a failed batch, if its caller still waits.
@@ -220,12 +235,8 @@ class Computing:
         if self._predict_async is None:
             return self._call(batch, chosen, rows)
         inputs, padded_rows, signature = self._joined(batch, chosen, rows)
-        deadline = _latest_deadline(batch)
-        try:
-            async with asyncio.timeout(None if deadline == math.inf else deadline - self._now()) as limit:
-                outputs = await self._predict_async(inputs, signature)
-        except TimeoutError as error:
-            raise (DeadlineExceeded(EXPIRED) if limit.expired() else error) from None
+        seconds = _latest_deadline(batch) - self._now()
+        outputs = await self._cancelling.result(self._predict_async(inputs, signature), seconds)
         return BatchOutputs(self._declared(batch.signature, outputs, padded_rows), self._origin)
 
     def _joined(self, batch: Batch, chosen: Sequence[int], rows: int) -> tuple[Tensors, int, str]:

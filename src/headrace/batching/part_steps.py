@@ -16,6 +16,7 @@ from typing import Protocol
 from headrace.base.clock import Clock
 from headrace.base.errors import Overloaded
 from headrace.base.tensors import Tensors
+from headrace.batching.cancelling import Cancelling
 from headrace.batching.compute_threads import Threads, Worker
 
 _log = logging.getLogger(__name__)
@@ -124,6 +125,7 @@ class TaskSteps:
         begin: Callable[[], AsyncGenerator[Tensors, None]],
         context: Context,
         clock: Clock,
+        cancelling: Cancelling,
     ) -> None:
         """Begin without a task.
 
@@ -132,11 +134,14 @@ class TaskSteps:
             begin: Returns the generator; called in the task.
             context: Context of the model's code.
             clock: The serving thread's clock.
+            cancelling: Cancels the task.
         """
         self._loop = loop
         self._begin = begin
         self._context = context
         self._clock = clock
+        self._cancelling = cancelling
+        self._ending: asyncio.Task[None] | None = None  # a loop holds its tasks weakly
         self._asked: asyncio.Queue[Settle] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._early: list[Step] = []  # a step that nobody has asked for: its end by a timeout or a task group
@@ -160,8 +165,13 @@ class TaskSteps:
         if self._task is None:
             _soon(self._clock, closed)
         else:
-            self._task.add_done_callback(lambda _: _soon(self._clock, closed))
-            self._task.cancel()
+            self._ending = self._loop.create_task(self._cancelled(self._task, closed))
+
+    async def _cancelled(self, task: asyncio.Task[None], closed: Callable[[], object]) -> None:
+        try:
+            await self._cancelling.end(task)
+        finally:
+            _soon(self._clock, closed)
 
     async def _run(self) -> None:
         parts: AsyncGenerator[Tensors, None] | None = None

@@ -23,7 +23,7 @@ from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, FailedPrecondition, HeadraceError, Overloaded, Unavailable
 from headrace.base.tensors import Tensors
 from headrace.batching.batch_queue import headrace_error, whole_outputs
-from headrace.batching.compute import EXPIRED
+from headrace.batching.cancelling import EXPIRED, Cancelling
 from headrace.batching.compute_threads import Threads
 from headrace.batching.concatenation import join
 from headrace.batching.part_steps import Step, Steps, TaskSteps, ThreadSteps, Work
@@ -79,6 +79,7 @@ class PartStreams:
         self.origin = origin
         self._servable = servable
         self._most = policy.max_streams
+        self._cancelling = Cancelling(origin)
         self._pool: Threads[Work] = Threads(f"{origin.model}/{origin.version}", instances(policy), _run)
         self._open: set[PartStream] = set()
         self._ending: Timer | None = None
@@ -137,7 +138,7 @@ class PartStreams:
         loop = self._servable.loop
         if loop is None:
             return ThreadSteps(self._pool, cast("Any", begin), context, self.clock)
-        return TaskSteps(loop, cast("Any", begin), context, self.clock)
+        return TaskSteps(loop, cast("Any", begin), context, self.clock, self._cancelling)
 
     def start(self, first: Callable[[], object]) -> None:
         """Run a function where the model's code will run, before the first stream, and wait for it.

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from headrace.access.caller import ASKING
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Refused
-from headrace.batching.compute import EXPIRED
+from headrace.batching.cancelling import EXPIRED
 from headrace.batching.request import Answer, BatchOutputs, Origin, Request, Settlement, Timings
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import CachePolicy

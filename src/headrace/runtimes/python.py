@@ -36,7 +36,7 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -44,13 +44,16 @@ from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, M
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
 from headrace.model.call_context import IS_GENERATED
-from headrace.model.casting import DoesNotFit, cast, may_cast, name_of
+from headrace.model.casting import DoesNotFit, may_cast, name_of
+from headrace.model.casting import cast as cast_array
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.runtimes.model_loop import ModelLoop
+from headrace.runtimes.model_loop import ENDS, ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions
 
 _log = logging.getLogger(__name__)
+
+_RAISED_IN_LOOP = (Exception, *ENDS)
 
 
 class Model(Protocol):
@@ -136,7 +139,7 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
         LoadError: Code is not allowed, the code fails, or ``Model`` is invalid.
     """
     options.expect_code_allowed(f"{file.name} is code, and code from model directories is not run")
-    own, loop = OwnModules(file), ModelLoop()
+    own, loop = OwnModules(file), ModelLoop(f"the model in {file.parent}")
     try:
         with own.running():
             model = _instance(own.import_model(), file, options, loop)
@@ -220,8 +223,10 @@ class PythonServable:
         except Exception as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
-    def _failure(self, error: Exception) -> ModelError:
+    def _failure(self, error: BaseException) -> HeadraceError:
         """Log an exception of the model's own code, and return the error for its caller."""
+        if isinstance(error, BaseExceptionGroup) and error.split(HeadraceError)[1] is None:
+            return _first_leaf(error)  # of a TaskGroup in the model
         level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
         _log.log(level, "predict of the model in %s failed", self._directory, exc_info=error)
         said = f"the model raised {type(error).__name__}; the server's log says more"
@@ -231,7 +236,7 @@ class PythonServable:
         """Let the model free its resources, and remove its modules."""
         try:
             self._model_loop.result(getattr(self._model, "close", _nothing))
-        except Exception:  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
+        except (Exception, SystemExit):  # noqa: BLE001 - the boundary to the model's own code; the version is closed anyway
             _log.exception("close of the model in %s failed", self._directory)
         del self._model
         self._own.forget()
@@ -278,7 +283,7 @@ class AsyncPythonServable(PythonServable):
             return _checked(self._outputs, answer)
         except HeadraceError:
             raise
-        except Exception as error:  # the boundary to the model's own code
+        except _RAISED_IN_LOOP as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
 
@@ -356,7 +361,7 @@ class AsyncStreamingPythonServable(StreamingPythonServable):
                 raise self._failure(failed) from error
             if failed is not None:
                 raise
-        except Exception as error:  # the boundary to the model's own code
+        except _RAISED_IN_LOOP as error:  # the boundary to the model's own code
             raise self._failure(error) from error
 
 
@@ -416,7 +421,20 @@ def _read_only(array: Array) -> Array:
     return view
 
 
+def _first_leaf(error: BaseException) -> HeadraceError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return cast("HeadraceError", error)
+
+
 def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
+    if inspect.iscoroutine(answer) or inspect.isasyncgen(answer):
+        if inspect.iscoroutine(answer):
+            answer.close()
+        raise ModelError(
+            "predict returned a coroutine: mark the method (and its decorators' functions) `async def`, or "
+            "return the awaited value"
+        )
     if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
         got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else "no mapping"
         declared = ", ".join(spec.name for spec in specs)
@@ -431,7 +449,7 @@ def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
     if not may_cast(array.dtype, spec.dtype):
         return array
     try:
-        return cast(array, spec.dtype)
+        return cast_array(array, spec.dtype)
     except DoesNotFit as error:
         raise ModelError(f"the output {spec.name!r} of the model: {error}") from None
 
