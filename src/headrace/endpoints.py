@@ -26,11 +26,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows, ModelError
 from headrace.base.tensors import Tensors
 from headrace.config import MODEL_NAME
 from headrace.config.headrace_toml import A_MODEL_NAME
-from headrace.endpoint_types import Part, hints_of, part_of, told
+from headrace.endpoint_types import Part, hints_of, kind_of, part_of, told
 
 _MARK = "__headrace_endpoint__"
 _OUTPUT = "output"
@@ -146,6 +146,7 @@ class EndpointModel:
             InvalidRows: These rows have text that is not UTF-8, the function refuses them with
                 InvalidRequest, or the class of a parameter with ValueError.
             InvalidRequest: The function refuses a batch, or the class of an object of columns does.
+            ModelError: The function returns something else than it declares.
         """
         parts = self._endpoint.parameters
         columns = self._values(inputs)
@@ -176,16 +177,28 @@ class EndpointModel:
 
     def _outputs(self, result: Any) -> dict[str, object]:
         """Return the outputs of a list of results, or of an object of columns."""
-        columns = self._endpoint.result.columns
+        columns, where = self._endpoint.result.columns, f"endpoint {self._endpoint.name}: the result"
         if self._endpoint.result.make is None:
-            return {columns[0].name: columns[0].join(result)}
+            return {columns[0].name: columns[0].join(result, where)}
+        names = [one.name for one in columns]
         if not isinstance(result, list):
-            return {one.name: _field(result, one.name) for one in columns}
-        return {one.name: one.join([_field(row, one.name) for row in result]) for one in columns}
+            fields = _fields_of(result, names, where)
+        else:
+            rows = [_fields_of(row, names, where) for row in result]
+            fields = {name: [row[name] for row in rows] for name in names}
+        return {one.name: one.join(fields[one.name], f"{where}: {one.name}") for one in columns}
 
 
-def _field(result: Any, name: str) -> Any:
-    return result[name] if isinstance(result, Mapping) else getattr(result, name)
+def _fields_of(result: Any, names: list[str], where: str) -> dict[str, Any]:
+    try:
+        return {
+            name: result[name] if isinstance(result, Mapping) else getattr(result, name) for name in names
+        }
+    except (AttributeError, KeyError) as error:
+        raise ModelError(
+            f"{where}: expected an object with {', '.join(names)}, "
+            f"but the function returned {kind_of(result)}"
+        ) from error
 
 
 # ---- app.py ----
