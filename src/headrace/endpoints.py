@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -272,19 +273,26 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
     module.__file__ = str(file)
     sys.modules[file.stem] = module  # dataclasses look there for annotations
     try:
-        exec(compile(source.read_bytes(), file, "exec"), vars(module))
+        exec(compile(source.read_bytes(), file, "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
         _forget_modules(file)
         sys.modules.update(before)  # the version before may import them in its functions
         if isinstance(error, HeadraceError | KeyboardInterrupt):
             raise
-        raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{_place_of(error, file)}: {type(error).__name__}: {error}") from error
     if as_guest:
         sys.modules.update(before)
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
     _apps[source] = module
     return module
+
+
+def _place_of(error: BaseException, file: Path) -> str:
+    """Return the innermost line that failed of the file, or of one beside it, such as ``app.py:12``."""
+    trace = traceback.extract_tb(error.__traceback__)
+    own = [one for one in trace if Path(one.filename).parent == file.parent]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else f"{file.name} fails"
 
 
 def _forget_modules(file: Path) -> dict[str, ModuleType]:
