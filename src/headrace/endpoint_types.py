@@ -24,6 +24,9 @@ _EXPECTED = (
     "expected float, int, bool, str, bytes, a list of these, NDArray[np.float32], "
     "Annotated[NDArray[np.float32], (28, 28)], or a class with such fields"
 )
+_NO_NONE = (
+    "values cannot be None: a float may be NaN; choose an integer or a text of your own for a missing one"
+)
 _NAMES = {datatype: kind.__name__ for kind, datatype in _SCALARS.items()}
 _CHECKING = ("annotated_types", "msgspec", "pydantic")
 """Packages whose metadata are conditions on a value, which only their own classes check."""
@@ -356,6 +359,8 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
             (None,) * depth if shape is None else shape,
             _texts if kind is str else _values,
         )
+    if type(None) in arguments:
+        raise ConfigError(f"{where}: {_EXPECTED}, got {kind}; {_NO_NONE}")
     raise ConfigError(f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else ""))
 
 

@@ -99,7 +99,10 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
             f"{where}: expected {A_MODEL_NAME}, and not only digits; set it with @headrace.endpoint(name=…)"
         )
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{where}: expected a function, got a coroutine function; use def")
+        raise ConfigError(
+            f"{where}: expected a function, got a coroutine function; use def, or a model.py, whose predict "
+            "may be async"
+        )
     hints = hints_of(where, function)
     parts = []
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:

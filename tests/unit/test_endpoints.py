@@ -464,6 +464,10 @@ async def waits(age: float) -> float:
     raise AssertionError
 
 
+def maybe_missing(city: str | None) -> float:
+    raise AssertionError
+
+
 def abstract(image: NDArray[np.floating[Any]], other: float) -> float:
     raise AssertionError
 
@@ -523,7 +527,12 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
             False,
             "parameter person: an annotation cannot be read, of friend: 'Nobody'",
         ),
-        (waits, False, "expected a function, got a coroutine function"),
+        (
+            maybe_missing,
+            False,
+            r"parameter city: expected .*, got str \| None; values cannot be None: .* NaN",
+        ),
+        (waits, False, "expected a function, got a coroutine function; use def, or a model.py"),
     ],
 )
 def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:
