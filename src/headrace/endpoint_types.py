@@ -15,14 +15,19 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, listed, shown
-from headrace.base.tensors import BY_DTYPE, Array
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, ModelError, listed, shown
+from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array, describe
+from headrace.model.casting import may_cast
 
-_SCALARS: dict[object, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
+_SCALARS: dict[type, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
 _EXPECTED = (
     "expected float, int, bool, str, bytes, a list of these, NDArray[np.float32], "
     "Annotated[NDArray[np.float32], (28, 28)], or a class with such fields"
 )
+_NO_NONE = (
+    "values cannot be None: a float may be NaN; choose an integer or a text of your own for a missing one"
+)
+_NAMES = {datatype: kind.__name__ for kind, datatype in _SCALARS.items()}
 _CHECKING = ("annotated_types", "msgspec", "pydantic")
 """Packages whose metadata are conditions on a value, which only their own classes check."""
 
@@ -59,9 +64,87 @@ class Column(NamedTuple):
                 wrong[row] = (self.name, f": expected text in UTF-8, got {shown(error.object)}")
         raise InvalidRows.of(wrong)
 
-    def join(self, rows: Any) -> Any:
-        """Return an output of the rows' values."""
-        return np.stack(rows) if self.read is _array and isinstance(rows, list) and rows else rows
+    @property
+    def declared(self) -> str:
+        """The annotation of one row, for error messages."""
+        if self.read is _array:
+            sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+            return f"an array of {self.datatype} [{sizes}]"
+        kind = "str" if self.read is _texts else _NAMES[self.datatype]
+        return "list[" * len(self.shape) + kind + "]" * len(self.shape)
+
+    def join(self, rows: Any, where: str) -> Any:
+        """Return an output of the rows' values.
+
+        Args:
+            rows: The values: a list, or what a function returned for a batch.
+            where: The result's place, for error messages.
+
+        Raises:
+            ModelError: A value is not of the declared kind.
+            ValueError: The rows have different shapes.
+        """
+        try:
+            array = np.stack(rows) if self.read is _array and isinstance(rows, list) and rows else rows
+            array = self._as_array(array)
+        except ValueError:
+            self._expect_fit(rows, where)
+            raise
+        if not array.size:
+            return rows
+        if array.ndim and self._takes(array, array.shape[1:]):
+            return array
+        self._expect_fit(rows, where)
+        return rows  # integers that are too large, which have their own error
+
+    def _expect_fit(self, rows: Any, where: str) -> None:
+        if not isinstance(rows, list):
+            raise ModelError(
+                f"{where}: expected {self.declared} for each row, but the function returned {kind_of(rows)}"
+            )
+        for value in rows:
+            if not self._fits(value):
+                raise ModelError(
+                    f"{where}: expected {self.declared}, but the function returned {kind_of(value)}"
+                )
+
+    def _fits(self, value: Any) -> bool:
+        """Return whether a row's value may become this output; integers also if they are too large for it."""
+        try:
+            array = self._as_array(value)
+            objects = np.asarray(value, STRING)
+        except ValueError:  # lists of different lengths
+            return False
+        if not array.size or self._takes(array, array.shape):
+            return True
+        are_integers = all(isinstance(one, int) for one in objects.flat)
+        return are_integers and self.datatype in ("INT64", "FP64") and objects.ndim == len(self.shape)
+
+    def _as_array(self, value: Any) -> Array:
+        return np.asarray(value, STRING if self.datatype == "BYTES" else None)
+
+    def _takes(self, array: Array, shape: tuple[int, ...]) -> bool:
+        """Return whether values, of which one row has this shape, may become this output."""
+        if len(shape) != len(self.shape):
+            return False
+        if self.datatype == "BYTES":
+            return all(isinstance(one, str | bytes) for one in array.flat)
+        return may_cast(array.dtype, BY_OIP[self.datatype].dtype)
+
+
+def kind_of(value: Any) -> str:
+    """Return the type of a value, never the value, which may be of another caller."""
+    if value is None:
+        return "None"
+    sized = isinstance(value, list | tuple | np.ndarray)
+    return type(value).__name__ + (f" ({_described(value)})" if sized else "")
+
+
+def _described(value: Any) -> str:
+    try:
+        return describe(np.asarray(value))
+    except ValueError:
+        return "of different lengths"
 
 
 class Part(NamedTuple):
@@ -276,6 +359,8 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
             (None,) * depth if shape is None else shape,
             _texts if kind is str else _values,
         )
+    if type(None) in arguments:
+        raise ConfigError(f"{where}: {_EXPECTED}, got {kind}; {_NO_NONE}")
     raise ConfigError(f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else ""))
 
 

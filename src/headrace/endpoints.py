@@ -20,17 +20,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows, ModelError
 from headrace.base.tensors import Tensors
 from headrace.config import MODEL_NAME
 from headrace.config.headrace_toml import A_MODEL_NAME
-from headrace.endpoint_types import Part, hints_of, part_of, told
+from headrace.endpoint_types import Part, hints_of, kind_of, part_of, told
 
 _MARK = "__headrace_endpoint__"
 _OUTPUT = "output"
@@ -98,7 +99,10 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
             f"{where}: expected {A_MODEL_NAME}, and not only digits; set it with @headrace.endpoint(name=…)"
         )
     if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"{where}: expected a function, got a coroutine function; use def")
+        raise ConfigError(
+            f"{where}: expected a function, got a coroutine function; use def, or a model.py, whose predict "
+            "may be async"
+        )
     hints = hints_of(where, function)
     parts = []
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
@@ -146,6 +150,7 @@ class EndpointModel:
             InvalidRows: These rows have text that is not UTF-8, the function refuses them with
                 InvalidRequest, or the class of a parameter with ValueError.
             InvalidRequest: The function refuses a batch, or the class of an object of columns does.
+            ModelError: The function returns something else than it declares.
         """
         parts = self._endpoint.parameters
         columns = self._values(inputs)
@@ -176,16 +181,28 @@ class EndpointModel:
 
     def _outputs(self, result: Any) -> dict[str, object]:
         """Return the outputs of a list of results, or of an object of columns."""
-        columns = self._endpoint.result.columns
+        columns, where = self._endpoint.result.columns, f"endpoint {self._endpoint.name}: the result"
         if self._endpoint.result.make is None:
-            return {columns[0].name: columns[0].join(result)}
+            return {columns[0].name: columns[0].join(result, where)}
+        names = [one.name for one in columns]
         if not isinstance(result, list):
-            return {one.name: _field(result, one.name) for one in columns}
-        return {one.name: one.join([_field(row, one.name) for row in result]) for one in columns}
+            fields = _fields_of(result, names, where)
+        else:
+            rows = [_fields_of(row, names, where) for row in result]
+            fields = {name: [row[name] for row in rows] for name in names}
+        return {one.name: one.join(fields[one.name], f"{where}: {one.name}") for one in columns}
 
 
-def _field(result: Any, name: str) -> Any:
-    return result[name] if isinstance(result, Mapping) else getattr(result, name)
+def _fields_of(result: Any, names: list[str], where: str) -> dict[str, Any]:
+    try:
+        return {
+            name: result[name] if isinstance(result, Mapping) else getattr(result, name) for name in names
+        }
+    except (AttributeError, KeyError) as error:
+        raise ModelError(
+            f"{where}: expected an object with {', '.join(names)}, "
+            f"but the function returned {kind_of(result)}"
+        ) from error
 
 
 # ---- app.py ----
@@ -259,19 +276,26 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
     module.__file__ = str(file)
     sys.modules[file.stem] = module  # dataclasses look there for annotations
     try:
-        exec(compile(source.read_bytes(), file, "exec"), vars(module))
+        exec(compile(source.read_bytes(), file, "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
         _forget_modules(file)
         sys.modules.update(before)  # the version before may import them in its functions
         if isinstance(error, HeadraceError | KeyboardInterrupt):
             raise
-        raise ConfigError(f"{file.name} fails: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{_place_of(error, file)}: {type(error).__name__}: {error}") from error
     if as_guest:
         sys.modules.update(before)
     while len(_apps) >= _APPS_KEPT:
         del _apps[next(iter(_apps))]
     _apps[source] = module
     return module
+
+
+def _place_of(error: BaseException, file: Path) -> str:
+    """Return the innermost line that failed of the file, or of one beside it, such as ``app.py:12``."""
+    trace = traceback.extract_tb(error.__traceback__)
+    own = [one for one in trace if Path(one.filename).parent == file.parent]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else f"{file.name} fails"
 
 
 def _forget_modules(file: Path) -> dict[str, ModuleType]:

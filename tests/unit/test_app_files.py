@@ -57,6 +57,7 @@ def price(age: float) -> float:
 
 def written(folder: Path, app: str = APP) -> Path:
     (folder / "helper.py").write_text("factor = 3\n")
+    (folder / "failing.py").write_text("\n1 / 0\n")
     (folder / "app.py").write_text(app)
     return folder / "app.py"
 
@@ -85,7 +86,10 @@ def test_a_second_variable_is_no_second_endpoint(tmp_path: Path) -> None:
     ("app", "said"),
     [
         ("x = 1\n", "no endpoints; mark a function with @headrace.endpoint"),
-        ("1 / 0\n", "app.py fails: ZeroDivisionError: division by zero"),
+        ("1 / 0\n", "^app.py:1: ZeroDivisionError: division by zero$"),
+        ("\nopen('/nowhere/prices.csv')\n", "^app.py:2: FileNotFoundError: "),
+        (APP + "\nprint(Annotated)\n", "^app.py:13: NameError: name 'Annotated' is not defined$"),
+        (APP + "\nimport failing\n", "^failing.py:2: ZeroDivisionError"),
         ("x = (\n", "app.py fails: SyntaxError"),
         (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
         (
@@ -98,6 +102,30 @@ def test_a_file_that_cannot_be_served_says_why(tmp_path: Path, app: str, said: s
     file = written(tmp_path, app)
     with pytest.raises(ConfigError, match=said):
         endpoints_of(file, file)
+
+
+LOCAL = """
+import headrace
+from dataclasses import dataclass
+
+def made():
+    @dataclass
+    class Person:
+        age: float
+
+    @headrace.endpoint
+    def price(person: Person) -> float:
+        return person.age
+
+    return price
+
+price = made()
+"""
+
+
+def test_annotations_are_those_of_python_and_not_of_the_file_that_imports(tmp_path: Path) -> None:
+    file = written(tmp_path, LOCAL)
+    assert endpoints_of(file, file)["price"].inputs == [("age", "FP64", ())]
 
 
 LATE = """
@@ -119,7 +147,7 @@ def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Pa
     own = sys.modules["app"]
     (tmp_path / "late_helper.py").write_text("factor = 1000\n")
     (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
-    with pytest.raises(ConfigError, match="fails: RuntimeError: broken"):
+    with pytest.raises(ConfigError, match=r"app\.py:\d+: RuntimeError: broken"):
         endpoints_of(tmp_path / ".2.py", file)
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     assert sys.modules["app"] is own

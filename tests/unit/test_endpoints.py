@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 import headrace
-from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, ModelError
 from headrace.base.tensors import Tensors
 from headrace.endpoints import EndpointModel, describe
 
@@ -323,6 +323,71 @@ def test_a_mistake_in_the_function_is_not_the_callers() -> None:
         model(fails).predict(people(1))
 
 
+@pytest.mark.parametrize(
+    ("declared", "returned", "said"),
+    [
+        (float, None, "expected float, but the function returned None"),
+        (float, "abc", "expected float, but the function returned str"),
+        (float, [1.0, 2.0], r"expected float, but the function returned list \(FP64 \[2\]\)"),
+        (float, [[1.0], []], r"expected float, but the function returned list \(of different lengths\)"),
+        (int, 1.5, "expected int, but the function returned float"),
+        (str, 3, "expected str, but the function returned int"),
+        (bytes, None, "expected bytes, but the function returned None"),
+        (list[str], [3], r"expected list\[str\], but the function returned list \(INT64 \[1\]\)"),
+        (NDArray[np.float32], None, r"expected an array of FP32 \[any\], but the function returned None"),
+        (Point, None, "expected an object with x, label, but the function returned None"),
+        (Point, Point(1.0, None), "label: expected str, but the function returned None"),  # type: ignore[arg-type]
+        (Columns, {"label": 3}, "expected an object with double, label, but the function returned dict"),
+    ],
+)
+def test_a_result_that_is_not_as_declared_is_named(declared: object, returned: object, said: str) -> None:
+    def price(age: float, city: str) -> Any:
+        return returned
+
+    with pytest.raises(ModelError, match=f"^endpoint f: the result: {said}$"):
+        model(with_types(price, **{"return": declared})).predict(people(1))
+
+
+@pytest.mark.parametrize(
+    ("declared", "returned", "said"),
+    [
+        (list[float], None, "expected float for each row, but the function returned None"),
+        (list[float], [1.0, None], "expected float, but the function returned None"),
+        (NDArray[np.float32], [1.0, "b"], "expected an array of FP32 \\[\\], but the function returned str"),
+        (Columns, None, "expected an object with double, label, but the function returned None"),
+    ],
+)
+def test_a_result_of_a_batch_that_is_not_as_declared_is_named(
+    declared: object, returned: object, said: str
+) -> None:
+    def prices(age: list[float], city: list[str]) -> Any:
+        return returned
+
+    with pytest.raises(ModelError, match=f"^endpoint f: the result: {said}$"):
+        model(with_types(prices, **{"return": declared}), batch=True).predict(people(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("declared", "returned", "answered"),
+    [
+        (float, 3, 3),
+        (float, np.float32(0.5), 0.5),
+        (int, np.int8(3), 3),
+        (int, 2**70, 2**70),  # has its own error
+        (list[int], [2**63, -1], [2**63, -1]),
+        (bytes, "abc", "abc"),
+        (list[float], [], []),
+        (list[list[int]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+    ],
+)
+def test_values_that_fit_are_answered(declared: object, returned: object, answered: object) -> None:
+    def price(age: float, city: str) -> Any:
+        return returned
+
+    made = model(with_types(price, **{"return": declared}))
+    assert answer(made, people(1, 2)) == {"output": [answered, answered]}
+
+
 def test_an_object_of_a_class_is_made_when_it_is_loaded() -> None:
     class Ranker:
         def __init__(self) -> None:
@@ -399,6 +464,10 @@ async def waits(age: float) -> float:
     raise AssertionError
 
 
+def maybe_missing(city: str | None) -> float:
+    raise AssertionError
+
+
 def abstract(image: NDArray[np.floating[Any]], other: float) -> float:
     raise AssertionError
 
@@ -458,7 +527,12 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
             False,
             "parameter person: an annotation cannot be read, of friend: 'Nobody'",
         ),
-        (waits, False, "expected a function, got a coroutine function"),
+        (
+            maybe_missing,
+            False,
+            r"parameter city: expected .*, got str \| None; values cannot be None: .* NaN",
+        ),
+        (waits, False, "expected a function, got a coroutine function; use def, or a model.py"),
     ],
 )
 def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:

@@ -34,7 +34,7 @@ from headrace.batching.policy_defaults import inline_seconds
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.lifecycle.idle_time import answer, stop_if_dropped
 from headrace.model.batch_contract import WAY_OUT, check_contract
-from headrace.model.call_context import IS_GENERATED
+from headrace.model.call_context import generated_inputs
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPLAIN_SIGNATURE,
@@ -308,7 +308,8 @@ def _run_zeros(
             if inputs is None or not (in_time or config.batching.allowed_batch_rows):
                 break
             try:
-                _run_timed(servable, signature, inputs, cost, rounds if in_time else 0)
+                with generated_inputs():
+                    _run_timed(servable, signature, inputs, cost, rounds if in_time else 0)
             except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, on generated data
                 _log.warning("a generated warm-up batch of %d rows failed: %s", rows, error)
                 break
@@ -395,11 +396,8 @@ def probe(
         batches = [inputs for inputs in own if inputs.keys() == names]
         predict, sizes = partial(_predict, servable, signature), _sizes_to_check(signature, config)
         in_rows = config.batching.enabled
-        generated = IS_GENERATED.set(True)
-        try:
+        with generated_inputs():
             found = check_contract(predict, signature, sizes, batches, until, in_rows=in_rows)
-        finally:
-            IS_GENERATED.reset(generated)
         until += found.first_seconds
         if found.breach:
             raise NotLoadable(f"{found.breach}; {WAY_OUT}")

@@ -54,7 +54,8 @@ _DRAWN_ROWS, _DRAWN_BYTES = 16, 16 * 1024 * 1024
 
 WAY_OUT = (
     "set `batching = false` in headrace.toml to compute each request by itself and return its answer whole, "
-    "or `[warm_up] probe = false` to skip this check"
+    "or `[warm_up] probe = false` to skip this check (of an app.py: in the file of --config, under "
+    "[models.NAME])"
 )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 
 IS_GENERATED: ContextVar[bool] = ContextVar("IS_GENERATED", default=False)
@@ -10,3 +12,13 @@ IS_GENERATED: ContextVar[bool] = ContextVar("IS_GENERATED", default=False)
 
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE", default=math.inf)
 """The latest deadline of the requests in the batch, on the monotonic clock in seconds; infinite for none."""
+
+
+@contextmanager
+def generated_inputs() -> Iterator[None]:
+    """Mark the calls within as calls with generated inputs."""
+    before = IS_GENERATED.set(True)
+    try:
+        yield
+    finally:
+        IS_GENERATED.reset(before)

@@ -26,6 +26,10 @@ class Input(Protocol):
         """The input's name."""
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype; object stands for strings."""
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """The shape of one row."""
 
@@ -127,8 +131,11 @@ def _completed(spec: Input, value: Any, shape: Sequence[int | None], row: int, b
 
 def unexpected_null(spec: Input, row: int) -> InvalidRequest:
     """Return the error for a null in an input that has no replacement for missing values."""
+    others = (
+        "; TensorFlow Serving's JSON, gRPC and binary data may have NaN" if spec.dtype.kind == "f" else ""
+    )
     return InvalidRequest(
-        f"row {row}: got null, but this input has no replacement for missing values; send a value",
+        f"row {row}: got null, but this input has no replacement for missing values; send a value{others}",
         field=spec.name,
     )
 

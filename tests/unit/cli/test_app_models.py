@@ -56,7 +56,7 @@ def test_each_endpoint_is_a_model_whatever_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [
-        ("import sys\nsys.exit('set KEY')\n", "app.py fails: SystemExit: set KEY"),
+        ("import sys\nsys.exit('set KEY')\n", "app.py:2: SystemExit: set KEY"),
         ("raise KeyboardInterrupt\n", "KeyboardInterrupt"),
     ],
 )

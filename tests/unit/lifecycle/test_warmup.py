@@ -21,6 +21,7 @@ from headrace.batching.cost import BatchCost
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
 from headrace.lifecycle.version_states import State
 from headrace.lifecycle.warmup import WELL_KNOWN, warm_up, warm_up_serving_threads
+from headrace.model.call_context import IS_GENERATED
 from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
@@ -119,6 +120,21 @@ def test_a_model_that_cannot_answer_zeros_is_not_held_to_it() -> None:
         raise ValueError("not zeros")
 
     warm_up(Doubling(before=refuse), ModelConfig(), None, BatchCost())
+
+
+def test_made_up_rows_are_marked_so_that_their_failure_is_no_error_in_the_log(tmp_path: Path) -> None:
+    class Marked(Doubling):
+        def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> Tensors:
+            marks.append(IS_GENERATED.get())
+            return super().predict(inputs, signature)
+
+    marks = list[bool]()
+    warm_up(Marked(), ModelConfig(), None, BatchCost())
+    assert set(marks) == {True}
+    marks.clear()
+    record(tmp_path, {"instances": [{"x": [1.0, 2.0]}]})
+    warm_up(Marked(), ModelConfig(), tmp_path, BatchCost())
+    assert marks[:2] == [False, True]  # the recorded request, and the first of those made up
 
 
 def test_warm_up_can_be_switched_off() -> None:

@@ -53,12 +53,18 @@ def test_where_nothing_was_left_out_the_rows_stay_the_same_ones(of: TensorSpec, 
     assert complete(of, given, Expanded()) is given
 
 
-def test_a_null_where_nothing_may_be_missing_is_explained() -> None:
-    with pytest.raises(
-        InvalidRequest,
-        match=r"^x: row 1: got null, but this input has no replacement for missing values; send a value$",
-    ):
-        complete(spec("FP32", 2), [[1.0, 2.0], [None, 2.0]], Expanded())
+@pytest.mark.parametrize(
+    ("datatype", "way_out"),
+    [
+        ("FP32", "send a value; TensorFlow Serving's JSON, gRPC and binary data may have NaN"),
+        ("INT32", "send a value"),
+        ("BYTES", "send a value"),
+    ],
+)
+def test_a_null_where_nothing_may_be_missing_is_explained(datatype: str, way_out: str) -> None:
+    said = f"^x: row 1: got null, but this input has no replacement for missing values; {way_out}$"
+    with pytest.raises(InvalidRequest, match=said):
+        complete(spec(datatype, 2), [[1.0, 2.0], [None, 2.0]], Expanded())
 
 
 def test_arrays_with_fewer_values_a_row_are_filled_up() -> None:
