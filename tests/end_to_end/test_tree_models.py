@@ -25,6 +25,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     xgboost_models.clicks().save_model(files / "model.json")
     assert main(["publish", str(models / "lightgbm"), str(files / "model.txt")]) == 0
     assert main(["publish", str(models / "xgboost"), str(files / "model.json")]) == 0
+    assert main(["publish", str(models / "named"), str(files / "model.txt")]) == 0
+    (models / "named/headrace.toml").write_text('[signature]\nlabels = ["leaves", "stays"]\ntop = 1\n')
     example.write(models)
     with RunningServer(models) as running:
         yield running
@@ -59,6 +61,15 @@ def test_examples_of_regress(model: str, server: RunningServer) -> None:
     status, answer = server.post(f"/v1/models/{model}:regress", {"examples": rows()[1:7]})
     assert status == 200, answer
     np.testing.assert_allclose(answer["results"], expected(model)[1:7], rtol=1e-6)
+
+
+def test_settings_name_the_two_classes_of_one_probability(server: RunningServer) -> None:
+    status, answer = server.post("/v1/models/named:predict", {"instances": rows()})
+    assert status == 200, answer
+    seconds = np.array(expected("lightgbm"))
+    found = answer["predictions"]
+    assert [row["label"] for row in found] == ["stays" if one > 0.5 else "leaves" for one in seconds]
+    np.testing.assert_allclose([row["score"] for row in found], np.maximum(seconds, 1 - seconds), rtol=1e-6)
 
 
 @each_model

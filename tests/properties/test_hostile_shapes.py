@@ -160,15 +160,16 @@ WORDS = "/v1/models/words:predict"
 INFER = "/v2/models/half_plus_two/infer"
 MUCH_BESIDE = "body: expected at most 8208 names, shapes"
 NO_LIST = r"x: expected x FP32 \[rows\]"
+A_LIST = r"x: row 0: expected a number \(FP32\), got a list; the input is x FP32 \[rows\]"
 ENDS = {
     "escaped quotes in deep lists": "body: expected JSON nested at most 64 deep",
     "long integers": "Number out of range",
-    "empty lists": NO_LIST,
+    "empty lists": A_LIST,
     "empty lists without commas": "body: expected JSON: a comma is missing before byte 16",
-    "empty lists in deep ones": NO_LIST,
-    "lists of one": NO_LIST,
-    "deep lists": NO_LIST,
-    "objects": r"instances\[0\]: expected the inputs 'x', got 'a'",
+    "empty lists in deep ones": A_LIST,
+    "lists of one": A_LIST,
+    "deep lists": A_LIST,
+    "objects": r"instances\[0\]: missing 'x', unexpected 'a'",
     "equal names": "inputs: missing input 'x', unknown input 'a'",
     "examples without features": "age: example 0 lacks it",
     "inputs of one name": "inputs: expected at most 1, got",

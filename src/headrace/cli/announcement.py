@@ -19,10 +19,18 @@ if TYPE_CHECKING:
     from headrace.serving.loaded_version import LoadedVersion
 
 _SETTLE_SECONDS = 10.0
+"""How long the table waits for models to be tried."""
+_LOOK_SECONDS = 1.0
+"""Time between looks at models that were not tried yet when the table was printed."""
+_STATE, _TRIED = 2, ("ready", "failed")
+
+_Rows = list[tuple[str, ...]]
 
 
 async def announce(serving: Server, directory: Path | None, seconds: float, *, as_json: bool) -> None:
     """Print the addresses of a server, and its models once they have been tried.
+
+    Models that take longer than ten seconds get a line each when they have been tried, except in JSON.
 
     Args:
         serving: The server, started.
@@ -32,13 +40,37 @@ async def announce(serving: Server, directory: Path | None, seconds: float, *, a
     """
     if not as_json:
         _print_addresses(serving, directory, seconds)
-    await serving.engine.settle(_SETTLE_SECONDS)
+    is_settled = await serving.engine.settle(_SETTLE_SECONDS)
     if as_json:
         said = {**_addresses(serving), "start_seconds": round(seconds, 3), **_models(serving)}
         common.print_json(said if serving.archive is None else {**said, **_spaces(serving.archive)})
         sys.stdout.flush()
-    else:
-        _print_models(serving)
+        return
+    rows, first = _model_rows(serving)
+    _print_models(serving, rows, first)
+    if not is_settled:
+        await _print_later(serving, set(rows), is_tried_out=first is not None)
+
+
+async def _print_later(serving: Server, printed: set[tuple[str, ...]], *, is_tried_out: bool) -> None:
+    """Print the lines of versions that were still loading, and once a command to try.
+
+    Args:
+        serving: The server.
+        printed: The lines of the table.
+        is_tried_out: Whether the command has been printed.
+    """
+    is_settled = False
+    while not is_settled:
+        is_settled = await serving.engine.settle(_LOOK_SECONDS)
+        rows, first = _model_rows(serving)
+        tried = [row for row in rows if row[_STATE] in _TRIED and row not in printed]
+        printed.update(tried)
+        if tried:
+            print(table(tried, indent="  "), flush=True)
+        if first is not None and not is_tried_out:
+            is_tried_out = True
+            print(_try_it(serving, first), flush=True)
 
 
 def _print_addresses(serving: Server, directory: Path | None, seconds: float) -> None:
@@ -109,11 +141,10 @@ def described(serving: Server) -> str:
     """
     rows, first = _model_rows(serving)
     lines = [*_address_lines(serving), table(rows, indent="  ")]
-    return "\n".join(lines if first is None else [*lines, f"try it:\n  {_curl(serving, first)}"])
+    return "\n".join(lines if first is None else [*lines, _try_it(serving, first)])
 
 
-def _print_models(serving: Server) -> None:
-    rows, first = _model_rows(serving)
+def _print_models(serving: Server, rows: _Rows, first: LoadedVersion | None) -> None:
     if serving.archive is None or len(rows) > 1:
         print(table(rows, indent="  "))
     if not serving.engine.manager.models() and serving.archive is None:
@@ -121,14 +152,14 @@ def _print_models(serving: Server) -> None:
     if serving.archive is not None:
         _print_spaces(serving, serving.archive)
     if first is not None:
-        print(f"try it:\n  {_curl(serving, first)}")
+        print(_try_it(serving, first))
     print(end="", flush=True)
 
 
-def _model_rows(serving: Server) -> tuple[list[tuple[str, ...]], LoadedVersion | None]:
+def _model_rows(serving: Server) -> tuple[_Rows, LoadedVersion | None]:
     """Return the rows of a table of models, and the first model that is served."""
     manager = serving.engine.manager
-    rows: list[tuple[str, ...]] = [("model", "version", "state", "runtime", "inputs → outputs")]
+    rows: _Rows = [("model", "version", "state", "runtime", "inputs → outputs")]
     first: LoadedVersion | None = None
     for model in manager.models():
         default = manager.default_version(model)
@@ -167,6 +198,10 @@ def _shape(signatures: object) -> str:
     signature: Signature = next(iter(signatures.values()))  # type: ignore[attr-defined]
     inputs = ", ".join(str(spec) for spec in signature.inputs)
     return f"{inputs} → {', '.join(str(spec) for spec in signature.outputs)}"
+
+
+def _try_it(serving: Server, loaded: LoadedVersion) -> str:
+    return f"try it:\n  {_curl(serving, loaded)}"
 
 
 def _curl(serving: Server, loaded: LoadedVersion) -> str:

@@ -35,6 +35,10 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
         ConfigError: The file cannot be imported, or has no endpoints, or no temporary
             directory can be made.
     """
+    if not file.is_file():
+        raise ConfigError(
+            f"DIR: {file} is not a file; name a Python file with endpoints, or a directory of models"
+        )
     file = file.resolve()
     with _temporary() as made:
         directory, ended = Path(made), threading.Event()

@@ -21,6 +21,7 @@ from headrace.config.checks import MINUTE
 from headrace.net.client_tls import client_context
 
 _PATH, _INDEX_PATH = "/metrics", "/v2/repository/index"
+_DEFAULT_URL = "http://127.0.0.1:8501"
 _TIMEOUT_SECONDS = 10.0
 _MOST_BYTES = 64 * 1024 * 1024
 _OK, _UNAUTHORIZED, _FORBIDDEN = 200, 401, 403
@@ -258,7 +259,13 @@ def _bounds(earlier: Mapping[Labels, float], later: Mapping[Labels, float]) -> I
 
 def add_source(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the server and how to ask it."""
-    parser.add_argument("url", metavar="URL", help="the server's HTTP address, such as http://127.0.0.1:8501")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=_DEFAULT_URL,
+        help=f"the server's HTTP address (default {_DEFAULT_URL})",
+    )
     parser.add_argument(
         "--interval-seconds",
         type=number_types.above_zero("interval-seconds", most=MINUTE),

@@ -152,6 +152,11 @@ def is_directory(path: Path) -> bool:
             raise
 
 
+def is_model_file(path: Path) -> bool:
+    """Return whether a file's name is one that a runtime recognises, such as ``model.onnx``."""
+    return _is_recognised([path.name])
+
+
 def name_of(model: Path) -> str:
     """Return a model's name, which is its directory's."""
     return _place(model)[0]
@@ -178,10 +183,18 @@ def _place(directory: Path) -> tuple[str, Path]:
 
 
 def _holds_model(directory: Path) -> bool:
+    try:
+        names = [entry.name for entry in os.scandir(directory) if is_visible(entry.name) and entry.is_file()]
+    except OSError:
+        return False
+    return MANIFEST_FILE in names or _is_recognised(names)
+
+
+def _is_recognised(names: list[str]) -> bool:
+    """Return whether a runtime loads a directory with these files."""
     from headrace.runtimes.registry import find  # noqa: PLC0415 - only when used
 
     try:
-        names = [entry.name for entry in os.scandir(directory) if is_visible(entry.name) and entry.is_file()]
-        return MANIFEST_FILE in names or bool(find(names))
-    except (OSError, HeadraceError):
+        return bool(find(names))
+    except HeadraceError:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,15 @@ from headrace.base.errors import ConfigError, LoadError, NotLoadable
 from headrace.base.files import saying
 from headrace.base.terminal import Line, counted, size
 from headrace.cli import auditing, common, models, number_types
-from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, parse_model_config, read_model_config
+from headrace.config import (
+    A_MODEL_NAME,
+    LARGEST_VERSION,
+    MODEL_CONFIG_FILE,
+    MODEL_NAME,
+    parse_model_config,
+    read_model_config,
+)
+from headrace.config.checks import wrong
 from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, holds_versions, version_number
 from headrace.versions.manifest import Manifest, Signer, check_manifest, publish, read_manifest
 from headrace.versions.user_files import copy_files, named_files
@@ -143,10 +152,10 @@ class _Signing:
 
 
 def _expect_model(model: Path) -> None:
-    """Refuse a directory of models, a version, and a file.
+    """Refuse a directory of models, a version, a file, and a name that no server takes.
 
     Raises:
-        ConfigError: The path is one of these.
+        ConfigError: The path is one of these, or its last part is no model's name.
     """
     if models.is_directory(model):
         directory, number = models.find_model(model, there=False)
@@ -154,6 +163,9 @@ def _expect_model(model: Path) -> None:
         raise ConfigError(f"{models.MODEL}: {model} is a file; the model's directory comes first")
     else:
         directory, number = model.parent, version_number(model.name)
+    named = os.path.abspath(model if number is None else directory)
+    if not MODEL_NAME.fullmatch(name := os.path.basename(named)):
+        raise wrong(models.MODEL, A_MODEL_NAME, name)
     if number is not None:
         raise ConfigError(
             f"{models.MODEL}: {model} names a version; give the model, {directory}, and --version {number}"

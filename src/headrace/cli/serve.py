@@ -281,11 +281,20 @@ def _config(options: argparse.Namespace) -> ServerConfig:
             "nothing to serve: name a directory of models, models in --config FILE, or an --archive FILE"
         )
     if options.models is not None and not models.is_directory(options.models):
-        way_out = "" if os.path.exists(options.models) else f"; `headrace example {options.models}` makes one"
-        raise ConfigError(f"DIR: {options.models} is not a directory{way_out}")
+        raise ConfigError(f"DIR: {options.models} is not a directory{_way_out(options.models)}")
     if options.models is not None:
         models.expect_no_version(options.models)
     return with_flags(config, **{key: _absolute(getattr(options, key)) for key in SETTINGS})
+
+
+def _way_out(place: Path) -> str:
+    exists = os.path.exists(place)
+    if exists and models.is_model_file(place):
+        command = f"headrace publish models/NAME {place}"
+        return f" of models; `{command}` puts it into one, for `headrace serve models`"
+    if exists or place.suffix:
+        return "; name a directory of models, or a Python file (.py) with endpoints"
+    return f"; `headrace example {place}` makes one"
 
 
 def _absolute(value: object) -> object:

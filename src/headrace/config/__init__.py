@@ -6,6 +6,7 @@ prose. The same ``BatchingPolicy`` serves models in process and over the network
 
 from headrace.config.access import AccessConfig
 from headrace.config.headrace_toml import (
+    A_MODEL_NAME,
     LABEL_NAME,
     LARGEST_VERSION,
     MODEL_CONFIG_FILE,
@@ -42,6 +43,7 @@ from headrace.config.telemetry import AccessLog, Audit, Tracing
 from headrace.config.toml_reader import Table
 
 __all__ = [
+    "A_MODEL_NAME",
     "AccessConfig",
     "AccessLog",
     "Audit",

@@ -452,14 +452,14 @@ class Manager(Generic[LoadedT]):
         pause = self._plan_retry(model, version, error)
         most = version.place.config.versions.load_attempts
         version.retry_at = None
-        following = "the last until its files or settings change"
+        following = "tried again when its files or settings change"
         if pause is not None:
             following = "the next when this one returns" if version.hanging else f"the next in {pause:g} s"
         _log.warning(
             "%s failed to load (attempt %d%s, %s): %s",
             _name(model, version),
             version.attempts,
-            f" of {most}" if version.attempts <= most else "",
+            f" of {most}" if pause is not None and version.attempts <= most else "",
             following,
             text,
             exc_info=None if isinstance(error, HeadraceError) else error,

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from headrace.base.errors import ConfigError, listed
 from headrace.base.files import is_directory, is_visible
-from headrace.config import LARGEST_VERSION, MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
+from headrace.config import A_MODEL_NAME, LARGEST_VERSION, MODEL_CONFIG_FILE, MODEL_NAME, read_model_config
 from headrace.versions.layout import (
     CONTROL_FILE,
     MANIFEST_FILE,
@@ -140,10 +140,7 @@ NO_VERSION = f"versions are whole numbers up to {LARGEST_VERSION}; rename the di
 
 _LIKE_A_VERSION = re.compile(r"[vV]?\d")
 _MOST_TOLD = 5
-_BAD_NAME = (
-    "not a model's name: expected a letter or digit, then up to 127 letters, digits, dots, _ and -; "
-    "rename its directory"
-)
+_BAD_NAME = f"not a model's name: expected {A_MODEL_NAME}; rename its directory"
 
 
 @dataclass(frozen=True, slots=True)

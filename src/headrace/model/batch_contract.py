@@ -104,10 +104,7 @@ def check_contract(
     try:
         probe.run(recorded, in_rows=in_rows)
     except OutOfTime:
-        compared = f"the rows of {probe.draws} of {probe.most_draws} pairs of batches were compared"
-        if probe.draws == probe.most_draws:
-            compared += ", but not enough rows alone and in a batch"
-        probe.findings.unchecked.append(f"the check reached its time limit: {compared}")
+        probe.findings.unchecked.append(f"the check reached its time limit: {probe.compared()}")
     return probe.findings
 
 
@@ -194,6 +191,12 @@ class _Probe:
                     f"({list(array.shape)}): export it with rows as the first axis of each input and output"
                 )
         return ""
+
+    def compared(self) -> str:
+        """Return what was compared before the time limit, as text."""
+        if self.draws < self.most_draws:
+            return f"the rows of {self.draws} of {self.most_draws} pairs of batches were compared"
+        return "the rows of a batch were compared beside other rows, but not all of them with a row alone"
 
     def _depends_on_neighbours(self, pool: _Pool) -> str:
         """Check rows against changed neighbours, and count the rows of a batch of another size."""

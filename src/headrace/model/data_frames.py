@@ -58,7 +58,9 @@ def named_inputs(inputs: Inputs, wanted: Sequence[Input]) -> Mapping[str, object
         return inputs
     if not hasattr(inputs, "columns"):
         raise InvalidRequest(
-            f"expected arrays by input name or a data frame, got {type(inputs).__name__}", field="inputs"
+            f"expected arrays by input name or a data frame, got {type(inputs).__name__}"
+            f"{_way_out(inputs, wanted)}",
+            field="inputs",
         )
     names = list(inputs.columns)
     if len(set(names)) != len(names):
@@ -70,6 +72,14 @@ def named_inputs(inputs: Inputs, wanted: Sequence[Input]) -> Mapping[str, object
     if all(one.name in found for one in wanted):
         return {one.name: _values(inputs[found[one.name]]) for one in wanted}
     return {name: _values(inputs[column]) for name, column in found.items()}
+
+
+def _way_out(inputs: object, wanted: Sequence[Input]) -> str:
+    if isinstance(inputs, list | tuple) and inputs and isinstance(inputs[0], Mapping):
+        return "; pass pandas.DataFrame(rows)"
+    if hasattr(inputs, "to_frame"):  # a series: one row of a data frame, or one column
+        return "; pass pandas.DataFrame([row]) for one row, or column.to_frame() for a column"
+    return f"; pass {{{wanted[0].name!r}: values}}" if len(wanted) == 1 else ""
 
 
 def _values(column: Any) -> Array | list[object]:

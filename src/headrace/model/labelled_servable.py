@@ -35,7 +35,8 @@ class LabelledServable:
         Args:
             servable: The model; closed with this object.
             scores: The output with the scores; "" for ``scores``, or else the first of floats
-                ``[rows, classes]``.
+                ``[rows, classes]``, or else the only output. With two labels it may be of floats ``[rows]``:
+                the probability of the second class.
             labels: Names of the classes, in the order of the scores.
             top: Number of classes that an answer names, 1 or more.
 
@@ -78,6 +79,8 @@ class LabelledServable:
         if signature not in self._named:
             return outputs
         scores = outputs[self._scores.name]
+        if _is_of_two(self._scores, len(self._labels)):
+            scores = np.stack([1 - scores, scores], axis=-1)
         if scores.ndim != 2 or scores.shape[1] != len(self._labels):
             got = f"{self._scores.name} {list(scores.shape)}"
             raise ModelError(f"expected {len(self._labels)} scores per row, one per label, got {got}")
@@ -129,6 +132,11 @@ def is_scores(spec: TensorSpec) -> bool:
     return spec.dtype.kind == "f" and len(spec.shape) == 1
 
 
+def _is_of_two(spec: TensorSpec, classes: int) -> bool:
+    """Return whether an output is the probability of the second of two classes, as of boosted trees."""
+    return classes == 2 and spec.dtype.kind == "f" and not spec.shape
+
+
 def _checked_scores(signature: Signature, name: str, classes: int) -> TensorSpec:
     """Return the output with the scores of so many classes.
 
@@ -137,8 +145,13 @@ def _checked_scores(signature: Signature, name: str, classes: int) -> TensorSpec
     """
     named = {spec.name: spec for spec in signature.outputs}
     found = named.get(name or _USUAL_NAME) or (None if name else scores_output(signature))
+    if found is None and not name and len(named) == 1:
+        found = signature.outputs[0]
+    if found is not None and _is_of_two(found, classes):
+        return found
     if found is None or not is_scores(found):
-        expected = f"an output of floats [rows, classes], one of {listed(signature.outputs)}"
+        shape = "[rows, classes], or [rows] for two classes" if classes == 2 else "[rows, classes]"
+        expected = f"an output of floats {shape}, one of {listed(signature.outputs)}"
         raise NotLoadable(f"signature.scores: expected {expected}, got {name!r}")
     if found.shape[0] not in (None, classes):
         raise NotLoadable(

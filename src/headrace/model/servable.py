@@ -14,6 +14,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, held_bytes
 from headrace.model.data_frames import Inputs, named_inputs
+from headrace.model.misfits import misfit
 from headrace.model.missing_values import Expansion, complete, fitted
 from headrace.model.typed_inputs import typed
 
@@ -315,8 +316,7 @@ class Signature:
         else:
             way_out = "every input needs the same number"
             if 1 in (len(array), rows):  # the client may have meant one row to stand for all
-                once = spec.name if len(array) == 1 else counted
-                way_out += f"; one row stands for all if a click model was trained with `--context {once}`"
+                way_out += f"; repeat the row of {spec.name if len(array) == 1 else counted}"
         has = "1 row" if len(array) == 1 else f"{len(array)} rows"
         raise InvalidRequest(f"has {has} where {counted} has {rows}; {way_out}", field=spec.name)
 
@@ -425,5 +425,7 @@ def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | No
     if array.ndim == 0 or not spec.accepts(array.shape[1:]):
         array = fitted(spec, array, budget or Expanded())
         if array.ndim == 0 or not spec.accepts(array.shape[1:]):
+            if array.ndim == 0:
+                raise misfit(spec, array.item(), ())
             raise InvalidRequest(f"expected {spec}, got shape {list(array.shape)}", field=spec.name)
     return array if array.flags.c_contiguous and array.dtype.isnative else np.ascontiguousarray(array)

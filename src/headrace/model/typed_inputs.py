@@ -9,6 +9,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
 from headrace.model.casting import DoesNotFit, cast, may_cast
+from headrace.model.misfits import misfit, position, ragged, said
 
 
 class Input(Protocol):
@@ -21,6 +22,14 @@ class Input(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]:
         """The input's dtype."""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """The shape of one row."""
+
+    @property
+    def shorter(self) -> bool:
+        """Whether rows may have fewer values than the shape says."""
 
 
 def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
@@ -35,7 +44,11 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
         InvalidRequest: A value is of another kind, or does not fit in the dtype.
     """
     array = _as_strings(spec, value) if spec.dtype == STRING else _as_numbers(spec, value)
-    return array if array.dtype == spec.dtype else _cast(spec, array, exact)
+    if array.dtype == spec.dtype:
+        return array
+    if array.dtype.kind in "US":
+        raise _text_for_a_number(spec, value, array)
+    return _cast(spec, array, exact)
 
 
 def _as_numbers(spec: Input, value: object) -> Array:
@@ -44,7 +57,7 @@ def _as_numbers(spec: Input, value: object) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged or mixed list", field=spec.name) from error
+        raise ragged(spec, value) from error
     if array.dtype == STRING:
         raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
     return array
@@ -54,36 +67,51 @@ def _as_strings(spec: Input, value: object) -> Array:
     try:
         array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
     except ValueError as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+        raise ragged(spec, value) from error
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype != STRING:
         raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
     if any(type(element) is not bytes for element in array.flat):
-        flat = [_as_bytes(spec, element) for element in array.flat]
+        rest = array.flat
+        try:
+            flat = [_as_bytes(spec, element) for element in rest]
+        except InvalidRequest:
+            place = tuple(map(int, np.unravel_index(rest.index - 1, array.shape)))
+            _as_bytes(spec, array[place], position(place))
+            raise
         array = np.array([*flat, None], dtype=object)[:-1].reshape(
             array.shape
         )  # the None keeps NumPy from making fixed-size strings
     return array
 
 
-def _as_bytes(spec: Input, element: object) -> bytes:
+def _text_for_a_number(spec: Input, value: object, array: Array) -> InvalidRequest:
+    """Return the error for the first text among the values; NumPy has made texts of all of them."""
+    for place in np.ndindex(array.shape):
+        found: Any = value
+        for index in place:
+            found = found[index]
+        if isinstance(found, str | bytes):
+            return misfit(spec, found, place)
+    return misfit(spec, array.item(0), (0,) * array.ndim)
+
+
+def _as_bytes(spec: Input, element: object, where: str = "") -> bytes:
     if isinstance(element, bytes):
         return element
     if isinstance(element, str):
         try:
             return element.encode()
         except UnicodeEncodeError as error:
-            raise InvalidRequest(f"text that is not Unicode: {error.reason}", field=spec.name) from error
-    raise InvalidRequest(
-        f"expected text or bytes, got {type(element).__name__} {element!r:.40}", field=spec.name
-    )
+            raise InvalidRequest(
+                f"{where}text that is not Unicode: {error.reason}", field=spec.name
+            ) from error
+    raise InvalidRequest(f"{where}expected text or bytes, got {said(element)}", field=spec.name)
 
 
 def _cast(spec: Input, array: Array, exact: bool) -> Array:
     wanted = BY_DTYPE[spec.dtype].oip
-    if array.dtype.kind in "US":
-        raise InvalidRequest(f"expected {wanted}, got text", field=spec.name)
     if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
         raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
     # If no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.

@@ -48,7 +48,7 @@ def check(text: bytes) -> Columns:
     _check_groups(header, len(sizes))
     after = _check_trees(text, start, sizes, count)
     if b"parameters:" in text[after:] and b"end of parameters" not in text[after:]:
-        raise ValueError("its end is missing")
+        raise ValueError("its end is missing; copy the file again, or save the model again")
     unnamed = all(name == f"Column_{index}" for index, name in enumerate(names))
     return Columns(count, None if unnamed else tuple(names), _categories(text[after:], header))
 
@@ -74,7 +74,7 @@ def _check_trees(text: bytes, start: int, sizes: Array, count: int) -> int:
         _check_tree(_section(tree[len(begin) :], f"tree {index}"), count)
         start += size
     if not text.startswith(_TREES_END, start):
-        raise ValueError("its end is missing")
+        raise ValueError("its end is missing; copy the file again, or save the model again")
     return start
 
 
@@ -156,7 +156,7 @@ def _section(text: bytes, what: str) -> dict[str, bytes]:
     """Return the lines ``key=value`` before the first empty line."""
     lines, end, _ = text.partition(b"\n\n")
     if not end:
-        raise ValueError(f"{what} is cut")
+        raise ValueError(f"{what} is cut; copy the file again, or save the model again")
     pairs = (line.partition(b"=") for line in lines.split(b"\n"))
     return {key.decode(): value for key, _, value in pairs}
 

@@ -260,11 +260,18 @@ def find(names: Sequence[str], kind: str = "", runtimes: Sequence[Runtime] = RUN
     if len(matched) == 1:
         return matched[0]
     if matched:
-        raise NotLoadable(
-            f"found {listed(name for _, name in matched)}: which is the model? Keep one, call it "
-            f"{listed(sorted({runtime.file for runtime, _ in matched}))}, or set runtime.kind"
-        )
+        raise NotLoadable(_several_found(matched, is_named=bool(settled)))
     raise NotLoadable(_nothing_found(names, candidates))
+
+
+def _several_found(matched: Sequence[tuple[Runtime, str]], *, is_named: bool) -> str:
+    ways, files = ["keep one of them"], sorted({runtime.file for runtime, _ in matched})
+    if not is_named:
+        ways.append(f"call it {' or '.join(files)}")
+    kinds = sorted({runtime.kind for runtime, _ in matched})
+    if len(kinds) > 1:
+        ways.append(f"set runtime.kind in the model's headrace.toml to {' or '.join(map(repr, kinds))}")
+    return f"found {listed(name for _, name in matched)}: which is the model? To decide, {', or '.join(ways)}"
 
 
 def _nothing_found(names: Sequence[str], candidates: Sequence[Runtime]) -> str:

@@ -12,11 +12,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 import skops.io
 from sklearn.base import is_classifier, is_regressor
+from sklearn.exceptions import NotFittedError
 from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
@@ -33,7 +36,7 @@ from headrace.model.servable import (
 )
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_explanation import LinearExplanation, columns_of
-from headrace.runtimes.sklearn_inputs import Features, find_features, takes_texts, with_missing
+from headrace.runtimes.sklearn_inputs import NOT_FITTED, Features, find_features, takes_texts, with_missing
 from headrace.runtimes.sklearn_parts import Estimator, prepare
 
 _log = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ _FAILS = "the estimator fails on a row of zeros and texts, or of categories that
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
 
+_NAMED = "use one that is defined at the top level of a module which the server can import, and save it again"
 _TRUSTED_TYPES = "trusted_types.txt"
 _USUAL_TYPES = frozenset(
     {
@@ -88,6 +92,8 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     try:
         given = features.join(features.sample)
         answers = {name: np.asarray(call(given)) for name, call in outputs.items()}
+    except NotFittedError:
+        raise NotLoadable(NOT_FITTED) from None
     except Exception as error:  # the boundary to the estimator's own code
         raise LoadError(
             f"{_FAILS}: {type(error).__name__}: {error}", told=f"{_FAILS}; the server's log says more"
@@ -213,17 +219,40 @@ def _types_of_version(file: Path, options: RuntimeOptions) -> tuple[str, ...]:
 def _read(file: Path, trusted: tuple[str, ...]) -> Estimator:
     try:
         types = skops.io.get_untrusted_types(file=file)
+        _expect_names(file, types)
         unknown = [name for name in types if name not in trusted and name not in _USUAL_TYPES]
         if unknown:
             raise NotLoadable(_untrusted(file, unknown, trusted))
         return skops.io.load(file, trusted=types)
     except LoadError:
         raise
+    except BadZipFile as error:
+        raise LoadError(
+            f"{file.name} is cut or damaged, or no skops file ({error}); copy it again, or write it with "
+            f"skops.io.dump(estimator, {file.name!r})"
+        ) from error
     except Exception as error:  # the boundary to skops, which passes on errors of zipfile, json and NumPy
         raise LoadError(
-            f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}",
+            f"cannot read {file.name} as a skops file: {type(error).__name__}: {error}{_way_out(error)}",
             told=f"cannot read {file.name} as a skops file; the server's log says more",
         ) from error
+
+
+def _way_out(error: Exception) -> str:
+    is_missing = isinstance(error, AttributeError) and isinstance(error.obj, ModuleType)
+    if not (is_missing or isinstance(error, ImportError)):
+        return ""
+    return (
+        f"; install the package that has it, in the release that saved the file. Of your own code, {_NAMED}"
+    )
+
+
+def _expect_names(file: Path, types: list[str]) -> None:
+    """Refuse lambdas, which nobody can find by their name."""
+    nameless = [name for name in types if "<lambda>" in name]
+    if nameless:
+        found = f"{file.name} holds a function without a name, {nameless[0]}"
+        raise NotLoadable(f"{found}, which cannot be found again; {_NAMED}")
 
 
 def _unpickled(file: Path, options: RuntimeOptions) -> Estimator:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.compose import ColumnTransformer
+from sklearn.exceptions import NotFittedError
 from sklearn.impute import SimpleImputer
 from sklearn.pipeline import FeatureUnion, Pipeline
 
@@ -26,6 +27,7 @@ _MOST_KNOWN = 4
 _WRAPPED = ("best_estimator_", "estimator_", "regressor_", "estimator", "_preprocessor")
 """Attributes in which estimators keep a wrapped one that was fitted on the same columns."""
 _WRAPPED_LISTS = ("estimators_", "calibrated_classifiers_")
+NOT_FITTED = "the estimator is not fitted; call its fit() before it is saved or served"
 _MOST_PROBED = 1024
 """Maximum number of zero columns to try with an estimator that does not state how many it takes."""
 _NUMBERS = (int, float, np.number, np.bool_)
@@ -183,12 +185,14 @@ def _probed(estimator: Estimator, dtype: np.dtype[Any]) -> Features:
     """Find, by trial calls, the inputs of an estimator that does not state its number of columns.
 
     Raises:
-        NotLoadable: It accepts no input that a request can carry.
+        NotLoadable: It is not fitted, or accepts no input that a request can carry.
     """
 
     def answers(rows: object) -> bool:
         try:
             estimator.predict(rows)
+        except NotFittedError:
+            raise NotLoadable(NOT_FITTED) from None
         except Exception:  # noqa: BLE001 - the boundary to the estimator's own code, asked about made-up data
             return False
         return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,6 +109,13 @@ class TreeInputs:
         if all(isinstance(value, bytes) for value in codes):
             return TensorSpec(name, STRING, (), absent="")
         return TensorSpec(name, np.dtype(np.float64), (), absent=np.nan)
+
+    @property
+    def sample(self) -> Tensors | None:
+        """Rows with texts that the model knows; None for a model that has no such texts."""
+        if self._texts or all(spec.dtype != STRING for spec in self.specs):
+            return None
+        return {spec.name: _known(spec, codes) for spec, codes in zip(self.specs, self._codes, strict=True)}
 
     def join(self, inputs: Tensors) -> Array:
         """Return the C-contiguous matrix ``[rows, columns]`` of ``dtype``, or of objects if there are texts.
@@ -277,7 +285,7 @@ def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions
     kind = options.signature.kind
     if kind == "predict":
         kind = "classify" if output.shape and inputs.targets == 1 else "regress"
-    return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind)
+    return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind, sample=inputs.sample)
 
 
 def _decoded(name: str, column: Array) -> list[str]:
@@ -285,6 +293,12 @@ def _decoded(name: str, column: Array) -> list[str]:
         return [text.decode() for text in column.tolist()]
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"expected UTF-8 text, got {error.object[:40]!r}", field=name) from error
+
+
+def _known(spec: TensorSpec, codes: _Codes | None) -> Array:
+    """Return a column of the first categories, or of zeros for numbers."""
+    known = [*islice(codes or (), _TRIAL_ROWS)] or [b"" if spec.dtype == STRING else 0]
+    return np.array([known[row % len(known)] for row in range(_TRIAL_ROWS)], spec.dtype)
 
 
 def _codes(values: Sequence[object] | None) -> _Codes | None:

@@ -104,3 +104,9 @@ def test_without_a_temporary_directory_the_error_says_so(
     said = r"temporary files: .*; set TMPDIR to a directory that can be written to"
     with pytest.raises(ConfigError, match=said), directory_of(written(tmp_path), reload=False):
         raise AssertionError
+
+
+def test_a_file_that_is_not_there_is_named_with_what_is_wanted(tmp_path: Path) -> None:
+    said = r"^DIR: .*nope\.py is not a file; name a Python file with endpoints, or a directory of models$"
+    with pytest.raises(ConfigError, match=said), directory_of(tmp_path / "nope.py", reload=False):
+        raise AssertionError

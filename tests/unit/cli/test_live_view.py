@@ -9,7 +9,9 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.cli.live_view import as_json, as_text, cause, watched
+from headrace.cli.main import build_parser
 from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, parsed
+from headrace.config import ServerConfig
 
 BEFORE = """
 headrace_ready 1
@@ -152,6 +154,12 @@ def test_what_is_no_address_is_said_so(url: str) -> None:
 def test_a_file_that_cannot_be_used_is_named(files: tuple[str | None, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         MetricsClient.of("https://x", *(one and Path(one) for one in files))
+
+
+@pytest.mark.parametrize("verb", ["status", "top"])
+def test_without_an_address_it_is_that_of_headrace_serve_without_options(verb: str) -> None:
+    assert build_parser().parse_args([verb]).url == f"http://127.0.0.1:{ServerConfig().http_port}"
+    assert build_parser().parse_args([verb, "http://other:1"]).url == "http://other:1"
 
 
 def test_an_address_needs_no_scheme() -> None:

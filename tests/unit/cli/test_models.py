@@ -174,7 +174,22 @@ def test_a_file_where_a_directory_is_wanted_is_not_to_be_overwritten_by_an_examp
 ) -> None:
     Path("README.md").write_text("read me")
     assert main(["serve", "README.md"]) == 2
-    assert capsys.readouterr().err == "headrace: DIR: README.md is not a directory\n"
+    way_out = "; name a directory of models, or a Python file (.py) with endpoints\n"
+    assert capsys.readouterr().err == f"headrace: DIR: README.md is not a directory{way_out}"
+    assert main(["serve", "app.pyy"]) == 2
+    assert capsys.readouterr().err == f"headrace: DIR: app.pyy is not a directory{way_out}"
+    assert main(["serve", "nope"]) == 2
+    assert capsys.readouterr().err.endswith("nope is not a directory; `headrace example nope` makes one\n")
+
+
+def test_serving_the_file_of_a_model_says_how_to_publish_it(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("model.txt").write_text("tree")
+    assert main(["serve", "model.txt"]) == 2
+    way_out = "`headrace publish models/NAME model.txt` puts it into one, for `headrace serve models`"
+    said = f"headrace: DIR: model.txt is not a directory of models; {way_out}\n"
+    assert capsys.readouterr().err == said
 
 
 _NAMED = [

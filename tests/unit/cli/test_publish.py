@@ -129,6 +129,12 @@ def test_a_place_that_is_no_models_is_refused(made: Path, tmp_path: Path, capsys
         ([model / "2", made], common.WRONG, f"give the model, {model}, and --version 2"),
         ([model / "1", made], common.WRONG, f"give the model, {model}, and --version 1"),
         ([model.parent, made], common.WRONG, "is a directory of models; name one of them"),
+        (
+            [tmp_path / "x/my model", made],
+            common.WRONG,
+            "DIR/NAME: expected a model's name: a letter or digit, then up to 127 letters, digits, dots, _ "
+            "and -, got 'my model'",
+        ),
         ([tmp_path / "x/m", model], common.FAILED, "holds versions; name one of them"),
         ([made / "model.onnx", made], common.WRONG, "is a file; the model's directory comes first"),
     ]

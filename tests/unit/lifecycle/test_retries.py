@@ -46,12 +46,15 @@ def test_after_a_shortage_of_any_length_a_version_arrives(
     assert (stage.ready(), stage.clock.timers) == ({1}, 0)
 
 
-def test_what_no_retry_can_mend_is_tried_again_only_when_files_or_settings_change(stage: Stage) -> None:
+def test_what_no_retry_can_mend_is_tried_again_only_when_files_or_settings_change(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
     stage.loader.fail("load", "m", 1, times=9, error=NotLoadable("it holds types that are not trusted"))
     stage.want(m=wanted(1))
     stage.run()
     stage.advance(100.0)
     assert (stage.loader.notes, stage.clock.timers) == (["load m/1"], 0)
+    assert "failed to load (attempt 1, tried again when its files or settings change)" in caplog.text
     stage.want(m=wanted(1, fingerprint=2))
     stage.run()
     stage.advance(100.0)

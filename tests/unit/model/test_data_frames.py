@@ -77,6 +77,22 @@ def test_texts_of_several_columns_are_one_input() -> None:
         (pd.DataFrame([[1.0, 2.0]], columns=["age", "age"]), "have this name"),
         (pl.DataFrame({"age": [1.0], "country": [5], "visits": [1]}), "country"),
         ([[1.0, "de", 1]], "got list"),
+        ([{"age": 1.0, "country": "de", "visits": 1}], "got list; pass pandas.DataFrame(rows)"),
+        (FRAMES["pandas"].iloc[0], "got Series; pass pandas.DataFrame([row]) for one row"),
+        ({"age": 1.0, "country": "de", "visits": 1}, "age: expected a list of rows, got 1.0; send a list"),
+        ({"age": [1.0, 2.0], "country": ["de"], "visits": [1, 2]}, "same number; repeat the row of country"),
+        (
+            {"age": ["31"], "country": ["de"], "visits": [1]},
+            "age: row 0: expected a number (FP64), got '31'; send",
+        ),
+        (
+            {"age": [1, "x"], "country": ["de"] * 2, "visits": [1, 1]},
+            "age: row 1: expected a number (FP64), got 'x'",
+        ),
+        (
+            {"age": [1, 2], "country": ["de", 7], "visits": [1, 1]},
+            "country: row 1: expected text or bytes, got 7",
+        ),
     ],
 )
 def test_a_column_that_does_not_fit_is_an_error_that_names_it(frame: Any, said: str) -> None:
@@ -91,5 +107,8 @@ def test_columns_that_are_no_inputs_are_ignored() -> None:
 
 
 def test_three_columns_are_not_an_input_of_two() -> None:
+    with pytest.raises(InvalidRequest, match=r"features") as raised:
+        MATRIX.check(pd.Series([1.0, 2.0]).tolist())  # type: ignore[arg-type]
+    assert raised.value.message.endswith("got list; pass {'features': values}")
     with pytest.raises(InvalidRequest, match="features"):
         MATRIX.check(pd.DataFrame({"a": [1], "b": [2], "c": [3]}))

@@ -82,12 +82,42 @@ def test_labels_that_do_not_fit_are_refused() -> None:
         (Scoring(), "rank", 3, 1, r"signature.scores: expected an output of floats .*rank.*, got 'rank'"),
         (Scoring(), "logits", 3, 1, "signature.scores: expected .* got 'logits'"),
         (Scoring(TensorSpec("n", FLOAT32, ())), "", 3, 1, "signature.scores: expected an output of floats"),
+        (
+            Scoring(TensorSpec("n", np.dtype(np.int64), ())),
+            "",
+            2,
+            1,
+            r"classes\], or \[rows\] for two classes",
+        ),
         (Scoring(), "", 3, 4, "signature.top: expected at most 3, one per label, got 4"),
         (Scoring(*own), "", 3, 1, "signature.top: the model has an output 'label' of its own"),
     ]
     for model, scores, labels, top, said in cases:
         with pytest.raises(NotLoadable, match=said):
             LabelledServable(model, scores, ["name"] * labels, top)
+
+
+class Probability(Scoring):
+    """Gives the first number that it gets, as the probability of the second of two classes."""
+
+    def __init__(self) -> None:
+        super().__init__(TensorSpec("prediction", FLOAT32, ()))
+
+    def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> dict[str, Array]:
+        return {"prediction": inputs["x"][:, 0]}
+
+
+@pytest.mark.parametrize("scores", ["", "prediction"])
+def test_a_single_probability_is_that_of_the_second_of_two_classes(scores: str) -> None:
+    given = {"x": np.array([[0.25], [0.75], [0.5]], np.float32)}
+    outputs = LabelledServable(Probability(), scores, ("leaves", "stays"), 1).predict(given)
+    assert outputs["prediction"].tolist() == [0.25, 0.75, 0.5]
+    assert outputs["label"].tolist() == [b"leaves", b"stays", b"leaves"]
+    assert outputs["score"].tolist() == [0.75, 0.75, 0.5]
+    both = LabelledServable(Probability(), scores, ("leaves", "stays"), 2)
+    assert both.predict(given)["label"][1].tolist() == [b"stays", b"leaves"]
+    assert both.predict(given)["score"][1].tolist() == [0.75, 0.25]
+    assert both.signatures[DEFAULT_SIGNATURE].outputs[2].dtype == FLOAT32
 
 
 def test_another_number_of_scores_than_declared_is_the_models_error() -> None:

@@ -306,7 +306,7 @@ def test_text_where_numbers_are_wanted_is_called_text() -> None:
     signature = Signature(
         "s", (TensorSpec("x", np.dtype(np.float32), ()),), (TensorSpec("y", np.dtype(np.float32), ()),)
     )
-    with pytest.raises(InvalidRequest, match=r"^x: expected FP32, got text$"):
+    with pytest.raises(InvalidRequest, match=r"^x: row 0: expected a number \(FP32\), got 'a'$"):
         signature.check({"x": ["a"]})
 
 

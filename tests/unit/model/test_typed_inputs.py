@@ -36,12 +36,12 @@ def test_texts_become_bytes() -> None:
     [
         (SMALL, [128], "128 does not fit in INT8"),
         (SMALL, [1.0], "convert it before sending"),
-        (SMALL, ["1"], "got text"),
+        (SMALL, ["1"], r"^x: row 0: expected a whole number \(INT8\), got '1'; send it without quotes$"),
         (SMALL, [1, None], "mix of types"),
-        (SMALL, [[1], [1, 2]], "ragged or mixed"),
-        (TEXT, ["a", None], "expected text or bytes, got NoneType"),
+        (SMALL, [[1], [1, 2]], "ragged or not as deep"),
+        (TEXT, ["a", None], "row 1: expected text or bytes, got null"),
         (TEXT, np.array([1]), "send text or bytes"),
-        (TEXT, ["\ud800"], "not Unicode"),
+        (TEXT, ["\ud800"], "row 0: text that is not Unicode"),
     ],
 )
 def test_a_value_that_does_not_fit_is_an_error_that_names_the_input(

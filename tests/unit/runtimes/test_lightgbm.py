@@ -131,13 +131,16 @@ def test_options_that_do_not_fit_the_model_are_refused(
     [
         (lambda text: "", "does not begin with 'tree'"),
         (lambda text: text.partition("\nTree=0")[0], "it has no trees"),
-        (lambda text: text.partition("end of trees")[0], "its end is missing"),
+        (lambda text: text.partition("end of trees")[0], "its end is missing; copy the file again, or save"),
         (lambda text: text.partition("end of parameters")[0], "its end is missing"),
         (lambda text: text.replace("\n", "\r\n"), "its line ends were converted; copy it in binary mode"),
         (replaced("\nTree=3\n", "\nTree=9\n"), "tree 3 is not where tree_sizes says"),
         (replaced("num_class=1", "num_class=2"), "contradict each other"),
         (replaced("max_feature_idx=3", "max_feature_idx=2"), "feature_names has 4 names, expected 3"),
-        (replaced("split_feature=", "split_feature=9 "), "tree 0 is cut"),
+        (
+            replaced("split_feature=", "split_feature=9 "),
+            "tree 0 is cut; copy the file again, or save the model again",
+        ),
         (replaced("left_child=1", "left_child=2"), "left_child and right_child are not those of a tree"),
         (replaced("cat_boundaries=0", "cat_boundaries=1"), "cat_boundaries do not increase from 0"),
         (replaced('[["de"', '[["de'), "pandas_categorical, is damaged"),
@@ -185,3 +188,22 @@ def test_a_tree_of_each_kind_of_child_is_followed_to_a_leaf(tmp_path: Path) -> N
         return f"{head}{found}{' '.join(children)}\n{rest.partition(chr(10))[2]}"
 
     assert "left_child and right_child are not those of a tree" in rewritten(tmp_path, change)
+
+
+def test_rows_to_try_have_categories_that_the_model_knows(tmp_path: Path) -> None:
+    servable = loaded(clicks(), tmp_path)
+    sample = servable.signatures[DEFAULT_SIGNATURE].sample
+    assert sample is not None
+    data = frame(500)
+    known = [str(one).encode() for one in data["country"].cat.categories]
+    assert sample["country"].tolist() == [known[row % len(known)] for row in range(4)]
+    assert sample["plan"][0] == data["plan"].cat.categories[0]
+    assert sample["age"].tolist() == [0.0] * 4
+    assert len(servable.predict(sample)["prediction"]) == 4
+    servable.close()
+
+
+def test_a_model_of_numbers_needs_no_special_rows_to_try(tmp_path: Path) -> None:
+    servable = loaded(visits(), tmp_path)
+    assert servable.signatures[DEFAULT_SIGNATURE].sample is None
+    servable.close()

@@ -57,13 +57,22 @@ def test_a_directory_is_recognised_by_its_files(names: list[str], kind: str, run
         (["README.txt"], "", "the directory holds README.txt"),
         (["model.onnx.part"], "", "no model found"),
         (["model.py"], "onnx", r"expected model.onnx, \*.onnx; the directory holds model.py"),
-        (["a.onnx", "b.onnx"], "", "found a.onnx, b.onnx: which is the model.* call it model.onnx"),
-        (["model.onnx", "model.skops"], "", "set runtime.kind"),
-        (["a.onnx", "a.skops"], "", "which is the model"),
+        (["a.onnx", "b.onnx"], "", "which is the model. To decide, keep one of them, or call it model.onnx$"),
+        (
+            ["model.onnx", "model.skops"],
+            "",
+            "To decide, keep one of them, or set runtime.kind in the model's headrace.toml to "
+            "'onnx' or 'sklearn'$",
+        ),
+        (["a.onnx", "a.skops"], "", "call it model.onnx or model.skops, or set runtime.kind"),
         (["model.txt", "model.vw.txt"], "", "found model.txt, model.vw.txt: which is the model"),
         (["churn.pkl"], "", "runs whatever code is in it"),
         (["churn.joblib"], "sklearn", "skops.io.dump.*call it model.joblib or model.pkl"),
-        (["model.joblib", "model.skops"], "", "found model.skops, model.joblib: which is the model"),
+        (
+            ["model.joblib", "model.skops"],
+            "",
+            "found model.skops, model.joblib: which is the model. To decide, keep one of them$",
+        ),
         (["model.onnx"], "fasttext", "runtime.kind: expected onnx, sklearn, .*python, got 'fasttext'"),
     ],
 )

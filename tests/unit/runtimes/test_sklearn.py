@@ -17,7 +17,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from threadpoolctl import threadpool_info
 
 from headrace.base.errors import InvalidRequest, LoadError, NotLoadable
@@ -62,6 +62,16 @@ def test_trusting_another_type_does_not_help_and_is_kept_in_the_line(tmp_path: P
         loaded(tmp_path, forest(), trusted=("other.Type",))
     pasted = tomllib.loads(raised.value.message.partition("under [runtime]: ")[2])
     assert pasted["trusted"] == ["other.Type", TREES]
+
+
+def test_a_file_that_is_cut_is_called_so(tmp_path: Path) -> None:
+    loaded(tmp_path, Ridge().fit(FEATURES, TARGET)).close()
+    (file,) = tmp_path.glob("*.skops")
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(
+        LoadError, match=r"is cut or damaged, or no skops file .*; copy it again, or write it"
+    ):
+        load(tmp_path, RuntimeOptions())
 
 
 def test_only_a_version_with_a_verified_signature_trusts_types_itself(tmp_path: Path) -> None:
@@ -194,3 +204,38 @@ def test_every_calling_thread_keeps_to_its_share_of_threads(tmp_path: Path) -> N
         thread.join()
     assert seen == [{1}, {1}]
     servable.close()
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        LogisticRegression(),
+        make_pipeline(StandardScaler(), LogisticRegression()),
+        make_pipeline(StandardScaler().fit(FEATURES), LogisticRegression()),
+    ],
+    ids=["an estimator", "a pipeline", "the last step of a pipeline"],
+)
+def test_an_estimator_that_is_not_fitted_is_refused_as_such(tmp_path: Path, estimator: Any) -> None:
+    with pytest.raises(NotLoadable, match=r"the estimator is not fitted; call its fit\(\)"):
+        loaded(tmp_path, estimator)
+
+
+def doubling(function: Any) -> Any:
+    return make_pipeline(FunctionTransformer(function), LogisticRegression(max_iter=1000)).fit(
+        FEATURES, TARGET
+    )
+
+
+def test_a_lambda_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    expected = r"holds a function without a name, .*<lambda>.*; use one that is defined at the top level"
+    with pytest.raises(NotLoadable, match=expected):
+        loaded(tmp_path, doubling(lambda rows: 2 * rows))
+
+
+def test_a_function_inside_another_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    def local(rows: Any) -> Any:
+        return 2 * rows
+
+    expected = r"no attribute 'local'; install the package .* Of your own code, use one that is defined"
+    with pytest.raises(LoadError, match=expected):
+        loaded(tmp_path, doubling(local), trusted=(f"{__name__}.local",))

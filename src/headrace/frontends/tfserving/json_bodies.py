@@ -6,7 +6,8 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
+from operator import length_hint
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -15,16 +16,22 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, listed, shown
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.decimals import shortest
+from headrace.frontends.tfserving.json_misfits import (
+    binary_instead,
+    place_of,
+    wrong_lists,
+    wrong_names,
+    wrong_value,
+)
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.texts import decoded
+from headrace.model.misfits import position, position_in, ragged, said, wrong_element
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
 BASE64 = "b64"
 BYTES_SUFFIX = "_bytes"
-
-_NAMES_TOLD = 20
 
 _SHORTENED = (np.dtype(np.float16).char, np.dtype(np.float32).char)
 
@@ -44,7 +51,12 @@ def parse(body: bytes, max_depth: int) -> dict[str, Json]:
     Raises:
         InvalidRequest: The body is not JSON, nests too deep, or is not an object.
     """
-    return document(parse_at_once(body, max_depth))
+    try:
+        return document(parse_at_once(body, max_depth))
+    except InvalidRequest:
+        if (better := binary_instead(body)) is not None:
+            raise better from None
+        raise
 
 
 def document(found: Json) -> dict[str, Json]:
@@ -157,8 +169,7 @@ def check_rows(rows: Sequence[Json], first: int, named: bool, signature: Signatu
             wanted = "an object, as the first row is" if named else "a value, as the first row is"
             raise InvalidRequest(f"expected {wanted}, got {kind(row)}", field=f"instances[{index}]")
         if named and (len(row) != len(names) or not all(name in row for name in names)):
-            wanted, got = listed(map(shown, names)), listed(map(shown, islice(row, _NAMES_TOLD))) or "none"
-            raise InvalidRequest(f"expected the inputs {wanted}, got {got}", field=f"instances[{index}]")
+            raise wrong_names(names, row, index)
 
 
 def columns_in(given: Json, signature: Signature) -> dict[str, Json]:
@@ -241,11 +252,11 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"expected {spec}: {error}", field=spec.name) from error
+        raise wrong_value(spec, value, error) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
     except ValueError as error:
-        raise InvalidRequest(f"expected {spec}, got a ragged list", field=spec.name) from error
+        raise ragged(spec, value) from error
 
 
 def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
@@ -264,10 +275,8 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
         with np.errstate(over="raise"):
             return np.array(typed, dtype=spec.dtype)
     except msgspec.ValidationError as error:
-        said = str(error).partition(" - at ")[0]
-        raise InvalidRequest(
-            f"expected {spec}: {said}, among the values from number {first}", field=spec.name
-        ) from error
+        (index,) = place_of(error)
+        raise wrong_element(spec, values[index], position_in(spec, first + index)) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
         raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
 
@@ -278,24 +287,28 @@ def _string_array(spec: TensorSpec, value: Json) -> Array:
     for _ in range(len(spec.shape) + 1):
         sizes = {len(one) if isinstance(one, list) else -1 for one in flat}
         if len(sizes) != 1 or sizes == {-1}:
-            raise InvalidRequest(
-                f"expected {spec}, got a list that is ragged or not as deep", field=spec.name
-            )
+            raise wrong_lists(spec, flat, len(shape))
         shape.append(sizes.pop())
         flat = list(chain.from_iterable(flat))
         if not flat:
             break
-    filled = np.empty(len(flat), STRING)
-    filled[:] = [as_bytes(one, spec.name) for one in flat]
+    filled, rest = np.empty(len(flat), STRING), iter(flat)
+    try:
+        filled[:] = [as_bytes(one, spec.name) for one in rest]
+    except InvalidRequest:
+        number = len(flat) - length_hint(rest) - 1
+        as_bytes(flat[number], spec.name, position(list(map(int, np.unravel_index(number, shape)))))
+        raise
     return filled.reshape(shape)
 
 
-def as_bytes(value: Json, field: str) -> bytes:
+def as_bytes(value: Json, field: str, where: str = "") -> bytes:
     """Return the bytes of a string, or of an object ``{"b64": …}``.
 
     Args:
         value: The string or object.
         field: Name of the field, for errors.
+        where: Position of the value, put in front of the message.
 
     Raises:
         InvalidRequest: The value is neither, or its base64 is invalid.
@@ -304,13 +317,16 @@ def as_bytes(value: Json, field: str) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError as error:  # half a surrogate pair
-            raise InvalidRequest(f"expected text: {error.reason}", field=field) from error
+            raise InvalidRequest(f"{where}expected text: {error.reason}", field=field) from error
     if not is_base64(value):
-        raise InvalidRequest(f'expected a string or {{"b64": "…"}}, got {kind(value)}', field=field)
+        way_out = "; put it in quotes" if isinstance(value, int | float) else ""
+        raise InvalidRequest(
+            f'{where}expected a string or {{"b64": "…"}}, got {said(value)}{way_out}', field=field
+        )
     try:
         return decoded(value[BASE64])
     except ValueError as error:
-        raise InvalidRequest(f"expected base64: {error}", field=field) from error
+        raise InvalidRequest(f"{where}expected base64: {error}", field=field) from error
 
 
 def examples_of(

@@ -21,6 +21,7 @@ from headrace.frontends.wire.json_text import Json
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.texts import decoding
 from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.model.misfits import position_in, ragged
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
@@ -84,9 +85,7 @@ async def _as_array(spec: TensorSpec, value: Json, budget: RequestBudget, slicer
             part = _complete(spec, came, budget) if level == 1 else came
             sizes.update([len(one) if isinstance(one, list) else -1 for one in part])
             if len(sizes) != 1 or -1 in sizes:
-                raise InvalidRequest(
-                    f"expected {spec}, got a list that is ragged or not as deep", field=spec.name
-                )
+                raise ragged(spec, None)
             inner += part[0] if len(part) == 1 else chain.from_iterable(part)
         shape.append(sizes.pop())
         flat = inner
@@ -143,7 +142,12 @@ async def _elements(spec: TensorSpec, part: list[Json], first: int, slicer: Time
         return texts
     size = 0
     for index, one in enumerate(part):
-        texts[index] = text = await _as_bytes(one, spec.name, slicer)
+        try:
+            texts[index] = text = await _as_bytes(one, spec.name, slicer)
+        except InvalidRequest:
+            if not json_bodies.is_base64(one):
+                json_bodies.as_bytes(one, spec.name, position_in(spec, first + index))
+            raise
         size += len(text) + _TEXT_BYTES
         if size > _BREATH_BYTES:
             size = 0

@@ -13,6 +13,7 @@ from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
+from headrace.frontends.tfserving.json_misfits import binary_instead
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
 from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
@@ -204,6 +205,8 @@ async def _large_document(
 ) -> dict[str, Json]:
     if _LIST_BEGINS.match(call.body):
         json_bodies.document([])  # raises the error for a list before it is parsed
+    if (binary := binary_instead(call.body)) is not None:
+        raise binary
     found = await parse_in_slices(call.body, service.limits.max_json_depth, budget, slicer)
     return json_bodies.document(found)
 

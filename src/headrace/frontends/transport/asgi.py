@@ -438,7 +438,7 @@ class Application(EventStreams):
     def _no_route(self, call: HttpCall, allowed: tuple[str, ...]) -> HttpReply:
         path = f"{call.path:.200}"
         if not allowed:
-            return self._refusal(call, NotFound(f"no such path: {path}"))
+            return self._refusal(call, NotFound(f"no such path: {path}{self._router.hint(path)}"))
         error = InvalidRequest(f"{path} takes {', '.join(allowed)}, not {call.method:.20}")
         self.outcomes.failed(call, error, WRONG_METHOD)
         reply = error_reply(error)

@@ -40,7 +40,8 @@ class Router:
 
     def __init__(self, routes: Iterable[HttpRoute]) -> None:
         """Compile the routes; the first match handles a request."""
-        self._routes = [(_compiled(route.pattern), route) for route in routes]
+        self._known = tuple(routes)
+        self._routes = [(_compiled(route.pattern), route) for route in self._known]
         # Two halves: paths requested since the last swap, and before it. Paths that clients invent evict
         # each other, and never one in use.
         self._recent: dict[tuple[str, str], Match] = {}
@@ -60,6 +61,18 @@ class Router:
             if is_known and len(path) <= _LONGEST_PATH_KEPT:  # unknown paths are not kept
                 self._remember((method, path), found)
         return found
+
+    def hint(self, path: str) -> str:
+        """Return a hint for an unknown path: the route that ends with the same word; "" if none does.
+
+        Args:
+            path: The path, shortened.
+        """
+        word = re.split("[/:]", path.rstrip("/").lower())[-1]
+        for route in self._known:
+            if word and re.split("[/:]", route.pattern)[-1] == word:
+                return f"; did you mean {route.method} {route.pattern}?"
+        return ""
 
     def _remember(self, asked: tuple[str, str], found: Match) -> None:
         if len(self._recent) >= PATHS_KEPT:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import Array
 from headrace.config import Limits
 from headrace.frontends.tfserving import large_json
@@ -75,3 +76,29 @@ def test_images_in_one_example_are_decoded_one_by_one() -> None:
     assert [len(one) for one in example["x"]] == [100_000] * MANY
     assert [len(one) for one in example["y"]] == [len(IMAGE["b64"])]
     assert lane.steps >= MANY
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "datatype", "said"),
+    [
+        (
+            [*[0.5] * 5000, "4"],
+            (),
+            "FP64",
+            r"^x: row 5000: expected a number \(FP64\), got '4'; send it without",
+        ),
+        (
+            [*[[1, 2] for _ in range(5000)], [1, True]],
+            (2,),
+            "INT64",
+            r"^x: row 5000, column 1: expected a whole number",
+        ),
+        ([*["a"] * 5000, 7], (), "BYTES", r"^x: row 5000: expected a string or .*, got 7; put it in quotes"),
+        ([[1], [1, 2]], (None,), "FP64", "ragged or not as deep; give all rows the same length"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_row(
+    given: list[Any], shape: tuple[int | None, ...], datatype: str, said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        decoded({"instances": given}, *shape, datatype=datatype)

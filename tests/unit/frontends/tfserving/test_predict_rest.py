@@ -159,6 +159,12 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
     [
         (b"", "body: expected JSON"),
         (b"{", "body: expected JSON"),
+        (
+            b"\x89PNG\r\n\x1a\n\0",
+            r'body: expected JSON, got binary data; send {"instances": \[{"b64": "…"}\]}',
+        ),
+        (b"GIF89a\1\0\1\0", "body: expected JSON, got binary data"),
+        (b'\xef\xbb\xbf{"instances": [1]}', "body: expected JSON: "),
         (b'{"instances": [NaN, }', "body: expected JSON"),
         (b'{"instances": [NaN, 1e400]}', "out of range"),
         (b'{"instances": [1e400]}', "out of range"),
@@ -181,17 +187,32 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
             b'{"instances": [1, {"x": 1}]}',
             r"instances\[1\]: expected a value, as the first row is, got an object",
         ),
-        (b'{"instances": [{"y": 1}]}', r"instances\[0\]: expected the inputs 'x', got 'y'"),
-        (b'{"instances": [{"x": 1, "y": 1}]}', r"instances\[0\]: expected the inputs 'x', got 'x', 'y'"),
+        (
+            b'{"instances": [{"y": 1}]}',
+            r"instances\[0\]: missing 'x', unexpected 'y'; every row needs 'x' and nothing else",
+        ),
+        (b'{"instances": [{"x": 1}, {}]}', r"instances\[1\]: missing 'x'; every row needs 'x'$"),
+        (b'{"instances": [{"x": 1, "y": 1}]}', r"instances\[0\]: unexpected 'y'; remove it$"),
+        (b'{"instances": [{"x": 1, "y": 1, "z": 1}]}', r"unexpected 'y', 'z'; remove them$"),
         (b'{"inputs": {"y": [1]}}', "missing input 'x', unknown input 'y'"),
-        (b'{"instances": ["a"]}', r"x: expected x FP32 \[rows\]: Expected `float`, got `str` - at `\$\[0\]`"),
-        (b'{"instances": [true]}', "Expected `float`, got `bool`"),
+        (b'{"instances": ["a"]}', r"^x: row 0: expected a number \(FP32\), got 'a'$"),
+        (
+            b'{"instances": [1, "4"]}',
+            r"x: row 1: expected a number \(FP32\), got '4'; send it without quotes",
+        ),
+        (b'{"instances": [true]}', r"x: row 0: expected a number \(FP32\), got true; send 1"),
         (
             b'{"instances": [null]}',
             "x: row 0: got null, but this input has no replacement for missing values",
         ),
-        (b'{"instances": [[1, 2]]}', "Expected `float`, got `array`"),
-        (b'{"inputs": 1}', "Expected `array`, got `int`"),
+        (
+            b'{"instances": [[1, 2]]}',
+            r"row 0: expected a number \(FP32\), got a list; the input is x FP32 \[rows\]",
+        ),
+        (
+            b'{"inputs": 1}',
+            r"x: expected a list of rows, got 1; send a list, .*; the input is x FP32 \[rows\]",
+        ),
     ],
 )
 def test_a_wrong_body_is_explained(body: bytes, text: str) -> None:
@@ -202,18 +223,51 @@ def test_a_wrong_body_is_explained(body: bytes, text: str) -> None:
 @pytest.mark.parametrize(
     ("model", "body", "text"),
     [
-        (echo("FP32", 2), b'{"instances": [[1, 2], [3]]}', "ragged"),
+        (
+            echo("FP32", 2),
+            b'{"instances": [[1, 2], [3]]}',
+            r"x: row 1: expected 2 values \(x FP32 \[rows, 2\]\), got 1",
+        ),
         (echo("FP32", 2), b'{"instances": [[1, 2, 3]]}', r"expected x FP32 \[rows, 2\], got shape \[1, 3\]"),
-        (echo("INT8"), b'{"instances": [128]}', "x: expected x INT8"),
-        (echo("UINT64"), b'{"instances": [-1]}', "x: expected x UINT64"),
+        (
+            echo("INT8"),
+            b'{"instances": [128]}',
+            r"x: row 0: expected a whole number \(INT8\) from -128 to 127, got 128",
+        ),
+        (echo("BOOL"), b'{"instances": [1]}', r"x: row 0: expected true or false \(BOOL\), got 1; send true"),
+        (
+            echo("FP32", None),
+            b'{"instances": [[1], [1, 2]]}',
+            r"x: row 1: expected 1 value as in row 0 \(x FP32 \[rows, any\]\), got 2; .*request of their own",
+        ),
+        (echo("FP32", 2, 2), b'{"instances": [[[1, 2], [1]]]}', "ragged"),
+        (echo("FP32", 2), b'{"instances": [[1, 2], [1, "2"]]}', "x: row 1, column 1: expected a number"),
+        (
+            echo("UINT64"),
+            b'{"instances": [-1]}',
+            r"x: row 0: expected a whole number \(UINT64\) from 0 to \d+, got -1",
+        ),
         (echo("UINT64"), b'{"instances": [18446744073709551616]}', "too large"),
-        (echo("INT32"), b'{"instances": [1.5]}', "Expected `int`, got `float`"),
-        (echo("INT32"), b'{"instances": [true]}', "Expected `int`, got `bool`"),
-        (echo("BYTES"), b'{"instances": [1]}', 'expected a string or {"b64": "…"}, got a number'),
-        (echo("BYTES"), b'{"instances": [{"b64": "a"}]}', "expected base64"),
+        (echo("INT32"), b'{"instances": [1.5]}', r"x: row 0: expected a whole number \(INT32\), got 1\.5"),
+        (echo("INT32"), b'{"instances": [true]}', r"expected a whole number \(INT32\), got true; send 1"),
+        (
+            echo("BYTES"),
+            b'{"instances": [1]}',
+            'x: row 0: expected a string or {"b64": "…"}, got 1; put it in quotes',
+        ),
+        (
+            echo("BYTES", 2),
+            b'{"instances": [["a", "b"], ["c", 7]]}',
+            "x: row 1, column 1: expected a string or",
+        ),
+        (echo("BYTES"), b'{"instances": [{"b64": "a"}]}', "x: row 0: expected base64"),
         (echo("BYTES"), b'{"instances": [{"b64": "\xc3\xa9"}]}', "expected base64"),
-        (echo("BYTES", 2), b'{"instances": [["a", "b"], ["c"]]}', "ragged or not as deep"),
-        (echo("BYTES", 2), b'{"instances": ["a"]}', "ragged or not as deep"),
+        (
+            echo("BYTES", 2),
+            b'{"instances": [["a", "b"], ["c"]]}',
+            r"x: row 1: expected 2 values \(x BYTES \[rows, 2\]\), got 1",
+        ),
+        (echo("BYTES", 2), b'{"instances": ["a"]}', "x: row 0: expected a list, got 'a'; the input is x"),
         (
             ctr(),
             b'{"instances": [[1]]}',

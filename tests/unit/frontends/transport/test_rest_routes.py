@@ -101,3 +101,13 @@ def test_a_path_longer_than_any_model_has_is_not_remembered() -> None:
 def test_a_path_that_no_route_can_have_is_not_looked_for() -> None:
     router = Router([HttpRoute("GET", "/v1/models/{model}", status)])
     assert router.match("GET", f"/v1/models/{'m' * 10_000}").handler is None
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v1/models/m/predict", "/v1/model/m:Predict", "/m/predict/"])
+def test_an_unknown_path_leads_to_the_route_of_its_last_word(path: str) -> None:
+    assert ROUTER.match("POST", path).handler is None
+    assert ROUTER.hint(path) == "; did you mean POST /v1/models/{model}:predict?"
+
+
+def test_a_path_like_none_gets_no_hint() -> None:
+    assert [ROUTER.hint(path) for path in ("/", "", "/nothing", "/{model")] == [""] * 4
