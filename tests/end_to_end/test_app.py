@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,43 @@ def test_a_file_with_a_mistake_is_refused_in_one_line(tmp_path: Path) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 2
     assert ran.stderr == "headrace: app.py: no endpoints; mark a function with @headrace.endpoint\n"
+
+
+MEAN = """
+import headrace
+
+@headrace.endpoint(batch=True)
+def mean(age: list[float]) -> list[float]:
+    return [sum(age) / len(age)] * len(age)
+"""
+
+
+def lines_up_to(last: str, command: list[str]) -> list[str]:
+    """Run a server until it has printed a text, or for a minute."""
+    found = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        assert server.stdout is not None
+        watch = threading.Timer(60, server.kill)
+        watch.start()
+        try:
+            for line in server.stdout:
+                found.append(line)
+                if last in line:
+                    break
+        finally:
+            watch.cancel()
+            server.kill()
+    return found
+
+
+@pytest.mark.rest
+def test_a_server_has_the_name_of_its_file_and_its_way_out_is_one_for_it(tmp_path: Path) -> None:
+    file, settings = tmp_path / "app.py", tmp_path / "settings.toml"
+    file.write_text(MEAN)
+    settings.write_text("[models.mean]\nbatching = false\n")
+    command = [sys.executable, "-m", "headrace", "serve", str(file), "--http-port", "0", "--grpc-port", "0"]
+    assert lines_up_to("headrace serves", command)[-1].startswith(f"headrace serves {file}, ")
+    said = lines_up_to("depend on each other", command)[-1]
+    assert "of an app.py: in the file of --config, under [models.NAME]" in said
+    served = lines_up_to("version is ready", [*command, "--config", str(settings)])
+    assert "model=mean" in served[-1]

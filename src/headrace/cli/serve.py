@@ -202,7 +202,8 @@ def run(options: argparse.Namespace) -> int:
     # Imported late: only an app.py needs it.
     from headrace.cli.app_models import directory_of  # noqa: PLC0415
 
-    with directory_of(options.models, reload=options.reload) as options.models:
+    options.app = options.models
+    with directory_of(options.app, reload=options.reload) as options.models:
         return serve(options, with_flags(_config(options), allow_code=True))
 
 
@@ -210,7 +211,8 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     """Serve until stopped by a signal.
 
     Args:
-        options: The verb's options: ``models``, a directory or None, and ``json``.
+        options: The verb's options: ``models``, a directory or None, and ``json``; ``app``, if the directory
+            is that of an ``app.py``.
         config: The settings.
     """
     started = time.monotonic()
@@ -228,7 +230,8 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     from headrace.server import process  # noqa: PLC0415
 
     async def tell(serving: Server) -> None:
-        await announce(serving, options.models, time.monotonic() - started, as_json=options.json)
+        shown: Path | None = getattr(options, "app", options.models)
+        await announce(serving, shown, time.monotonic() - started, as_json=options.json)
 
     return uvloop.run(process.ends_in_time(process.run(options.models, config, tell)))
 
