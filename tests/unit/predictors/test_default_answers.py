@@ -164,8 +164,8 @@ def test_a_text_stands_for_all_elements_as_it_is() -> None:
     [
         ({}, "expected a value for output y"),
         ({"y": 0.5, "z": 1}, "unknown output 'z'; the model gives y"),
-        ({"y": "high"}, "y: expected"),
-        ({"y": [1, 2]}, "y: expected"),
+        ({"y": "high"}, "y: row 0: expected a number"),
+        ({"y": [1, 2]}, r"y: expected y FP32 \[rows\], got shape \[1, 2\]"),
     ],
 )
 def test_values_that_do_not_fit_keep_the_version_from_loading(given: dict[str, object], said: str) -> None:

@@ -212,7 +212,7 @@ def test_what_is_not_there_is_named(fields: Any, error: type[HeadraceError], tex
         (tensor(1, (1, 2), float_val=[1, 2, 3]), "expected 2 values for its shape, got 3"),
         (tensor(1, (1, 3), float_val=[1]), r"expected x FP32 \[rows, 2\]"),
         (tensor(1, (2,), float_val=[1]), r"expected x FP32 \[rows, 2\]"),
-        (tensor(1, (), float_val=[1]), r"expected x FP32 \[rows, 2\]"),
+        (tensor(1, (), float_val=[1]), r"expected a list of rows, got 1.0; .*x FP32 \[rows, 2\]"),
         (tensor(1, (0, 2)), "at least one row"),
         (tensor(1, (-1, 2), float_val=[1]), "sizes of 0 or more"),
         (tensor(1, (-1, -2), tensor_content=b"12345678"), "sizes of 0 or more"),

@@ -1,0 +1,208 @@
+"""Functions that cannot be endpoints: the error says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import InitVar, dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+import pytest
+from numpy.typing import NDArray
+
+import headrace
+from headrace.base.errors import ConfigError
+from headrace.endpoints import describe
+
+AtLeast0 = Annotated[float, pydantic.Field(ge=0)]
+
+
+@dataclass
+class Person:
+    """Data of a request."""
+
+    age: float
+    city: str
+
+
+class Aliased(pydantic.BaseModel):
+    """A pydantic model whose field has another name outside."""
+
+    age: float = pydantic.Field(alias="Age")
+
+
+@dataclass
+class Unchecked:
+    """A dataclass with a condition that nothing checks."""
+
+    age: AtLeast0
+
+
+@dataclass
+class NeedsMore:
+    """A dataclass that needs what is no field."""
+
+    age: float
+    unit: InitVar[str]
+
+
+@dataclass
+class TakesOther:
+    """A dataclass that is made of other values than its fields."""
+
+    age: float = field()
+
+    def __init__(self, years: float = 0.0) -> None:
+        self.age = years
+
+
+def no_annotation(age, city: str) -> float:  # type: ignore[no-untyped-def]
+    raise AssertionError
+
+
+def unknown_annotation(age: complex) -> float:
+    raise AssertionError
+
+
+def no_result(age: float):  # type: ignore[no-untyped-def]
+    raise AssertionError
+
+
+def a_scalar_in_a_batch(age: float) -> NDArray[np.float32]:
+    raise AssertionError
+
+
+def twice(age: float, person: Person) -> float:
+    raise AssertionError
+
+
+def several(*ages: float) -> float:
+    raise AssertionError
+
+
+def with_a_default(age: float, city: str = "oslo") -> float:
+    raise AssertionError
+
+
+def conditions(age: AtLeast0) -> float:
+    raise AssertionError
+
+
+def conditions_in_a_list(ages: list[AtLeast0]) -> float:
+    raise AssertionError
+
+
+def unchecked_field(person: Unchecked) -> float:
+    raise AssertionError
+
+
+def aliased(person: Aliased) -> float:
+    raise AssertionError
+
+
+def needs_more(person: NeedsMore) -> float:
+    raise AssertionError
+
+
+def takes_other(person: TakesOther) -> float:
+    raise AssertionError
+
+
+def a_shape_of_a_number(age: Annotated[float, 3]) -> float:
+    raise AssertionError
+
+
+def a_size_below_one(x: Annotated[NDArray[np.float32], (-1, 28)]) -> float:
+    raise AssertionError
+
+
+async def waits(age: float) -> float:
+    raise AssertionError
+
+
+def maybe_missing(city: str | None) -> float:
+    raise AssertionError
+
+
+def abstract(image: NDArray[np.floating[Any]], other: float) -> float:
+    raise AssertionError
+
+
+def abstract_number(image: NDArray[np.floating]) -> float:
+    raise AssertionError
+
+
+def any_array(image: NDArray[Any]) -> float:
+    raise AssertionError
+
+
+def names_nothing(age: float, person: Nobody) -> float:  # type: ignore[name-defined]  # noqa: F821
+    raise AssertionError
+
+
+@dataclass
+class OfNobody:
+    """A class whose field has an annotation that names nothing."""
+
+    age: float
+    friend: Nobody  # type: ignore[name-defined]  # noqa: F821
+
+
+def names_nothing_in_a_class(person: OfNobody) -> float:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("function", "batch", "said"),
+    [
+        (no_annotation, False, "endpoint f: parameter age: expected float, .*; it has no annotation"),
+        (unknown_annotation, False, "parameter age: expected float, .* got .*complex"),
+        (no_result, False, "the result: expected float, .*; it has no annotation"),
+        (a_scalar_in_a_batch, True, "parameter age: .* got .*float.*, in a list or an array"),
+        (twice, False, "different names, got age, age, city"),
+        (several, False, "parameter .*ages.*: expected one that is given by name"),
+        (with_a_default, False, "parameter city has the default 'oslo', .* remove the default"),
+        (conditions, False, "parameter age: nothing would check .*ge=0.* put it into a pydantic model"),
+        (conditions_in_a_list, False, "parameter ages: nothing would check .*ge=0"),
+        (unchecked_field, False, "parameter person.age: nothing would check .*ge=0"),
+        (aliased, False, "Aliased.age has the alias 'Age', .* set populate_by_name=True"),
+        (needs_more, False, r"NeedsMore\(\) takes unit, which is not a field"),
+        (takes_other, False, r"TakesOther.age is a field, but TakesOther\(\) does not take it"),
+        (a_shape_of_a_number, False, r"the shape \(3,\) needs 1 lists in one another, got 0"),
+        (a_size_below_one, False, r"expected a shape of sizes from 1 .* got \(-1, 28\)"),
+        (abstract, False, "parameter image: expected .*floating"),
+        (abstract_number, False, "parameter image: expected .*floating"),
+        (any_array, False, "parameter image: expected .*Any"),
+        (
+            names_nothing,
+            False,
+            "endpoint f: an annotation cannot be read, of person: 'Nobody': name 'Nobody' is",
+        ),
+        (
+            names_nothing_in_a_class,
+            False,
+            "parameter person: an annotation cannot be read, of friend: 'Nobody'",
+        ),
+        (
+            maybe_missing,
+            False,
+            r"parameter city: expected .*, got str \| None; values cannot be None: .* NaN",
+        ),
+        (waits, False, "expected a function, got a coroutine function; use def, or a model.py"),
+    ],
+)
+def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        describe(function, batch=batch, name="f")
+
+
+@pytest.mark.parametrize("name", ["prix_été", "my model", "a/b", "..", "1", ".x", "x" * 129])
+def test_a_name_that_no_model_can_have_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"expected a model's name: .*; set it with @headrace.endpoint\(name=…\)"
+    ):
+
+        @headrace.endpoint(name=name)
+        def double(x: float) -> float:
+            return 2 * x
