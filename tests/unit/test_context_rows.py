@@ -41,6 +41,8 @@ FAST = Signature(
 class _Version(SimpleNamespace):
     """Weakly referable, as a LoadedVersion is."""
 
+    streams = None
+
     def acquire(self) -> None:
         """It is always loaded."""
 
