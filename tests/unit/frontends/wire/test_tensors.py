@@ -40,7 +40,7 @@ def test_the_same_shapes_give_the_same_layout_however_they_came() -> None:
         ([A._replace(datatype="FP8"), B], "a: unknown datatype 'FP8'; expected one of FP32"),
         ([A._replace(shape=(2,)), B], r"a: expected a FP32 \[rows, 2\], got shape \[2\]"),
         ([A._replace(shape=()), B], r"a: expected 4 bytes"),
-        ([A._replace(shape=(), values=bytes(4)), B], r"a: expected a list of rows, got 0.0; .*a FP32 \[rows, 2\]"),
+        ([A._replace(shape=(), values=bytes(4)), B], r"a: expected a list of rows, got 0.0; send a list"),
         ([A._replace(shape=(2, 1)), B], r"a: expected a FP32 \[rows, 2\], got shape \[2, 1\]"),
         ([A._replace(shape=(1, -2)), B], r"a: expected sizes of 0 or more in the shape, got \[1, -2\]"),
         ([A._replace(shape=(-1, -2)), B], "a: expected sizes of 0 or more"),
