@@ -65,9 +65,14 @@ class ModelLoop:
 
     def close(self) -> None:
         """Cancel the tasks that the model has left, and end the loop and its thread."""
-        self._closed.set()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(_stop, self._loop, self._closed)
+
+
+def _stop(loop: asyncio.AbstractEventLoop, closed: threading.Event) -> None:
+    """Stop a loop for good; runs in it, because a stop between two runs would end the cancelling of tasks."""
+    closed.set()
+    loop.stop()
 
 
 async def _contained(work: Awaitable[object]) -> tuple[object, BaseException | None]:

@@ -91,8 +91,9 @@ class OwnModules:
         if self.names:
             _FINDER.leave()
         start = f"{self._package}."
-        for name in [name for name in sys.modules if name == self._package or name.startswith(start)]:
-            sys.modules.pop(name, None)
+        for name in list(sys.modules):  # a copy: other threads import meanwhile
+            if name == self._package or name.startswith(start):
+                sys.modules.pop(name, None)
         sys.path_importer_cache.pop(self._directory, None)
         # The model's code may have added its directory, which it does not need.
         sys.path[:] = [one for one in sys.path if one != self._directory]

@@ -418,3 +418,21 @@ def test_a_model_is_closed_with_its_version_even_when_that_fails(
     with caplog.at_level(logging.ERROR):
         servable.close()
     assert "stuck" in caplog.text
+
+
+class _ImportedMeanwhile(str):
+    """The name of a module that has another module imported when it is looked at, as another thread may."""
+
+    __slots__ = ()
+
+    def startswith(self, *_: object) -> bool:
+        sys.modules["headrace_test_imported_meanwhile"] = ModuleType("x")
+        return False
+
+
+def test_a_version_closes_while_modules_are_imported(tmp_path: Path) -> None:
+    servable = answering(tmp_path, "{'y': inputs['x']}")
+    with patch.dict(sys.modules):
+        sys.modules[_ImportedMeanwhile("headrace_test_importing")] = ModuleType("x")
+        servable.close()
+        assert "headrace_test_imported_meanwhile" in sys.modules
