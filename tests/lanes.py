@@ -220,6 +220,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     sys.unraisablehook = lambda args: left.append(
         f"unraisable exception in {args.object}: {args.exc_value!r}"
     )
+    gc.collect()  # objects in cycles may keep threads, as those of grpc.aio do
     left += after_ending(threads_left)
     gc.collect()
     if hasattr(session.config, "workeroutput"):
