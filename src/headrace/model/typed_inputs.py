@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
 from headrace.model.casting import DoesNotFit, cast, may_cast
-from headrace.model.misfits import misfit, position, ragged, said
-
-
-class Input(Protocol):
-    """The parts of a ``TensorSpec`` that this module reads; its text describes the input in errors."""
-
-    @property
-    def name(self) -> str:
-        """The input's name."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The input's dtype."""
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """The shape of one row."""
-
-    @property
-    def shorter(self) -> bool:
-        """Whether rows may have fewer values than the shape says."""
+from headrace.model.misfits import Input, misfit, position, ragged, said
 
 
 def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
