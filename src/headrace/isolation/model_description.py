@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
-from headrace.base.tensors import BY_NUMPY, Array, Tensors
+from headrace.base.tensors import BY_NUMPY, STRING, Array, Tensors
 from headrace.model.servable import Servable, Signature, TensorSpec, takes_packed
 from headrace.runtimes.options import Option, RuntimeOptions, SignatureSettings
 
@@ -42,7 +43,7 @@ class _Spec(msgspec.Struct, frozen=True, array_like=True):
     dtype: str
     shape: tuple[int | None, ...]
     context: bool
-    absent: float | str | None
+    absent: int | float | str | None  # JSON has no NaN and no infinity: they are texts
     shorter: bool
 
 
@@ -116,7 +117,8 @@ def options_of(setup: Setup) -> RuntimeOptions:
 def _way(signature: Signature) -> _Way:
     inputs, outputs = (
         tuple(
-            _Spec(one.name, one.dtype.str, one.shape, one.context, one.absent, one.shorter) for one in specs
+            _Spec(one.name, one.dtype.str, one.shape, one.context, _said(one.absent), one.shorter)
+            for one in specs
         )
         for specs in (signature.inputs, signature.outputs)
     )
@@ -139,5 +141,12 @@ def _signature(way: _Way, number: int, samples: Tensors) -> Signature:
     )
 
 
+def _said(absent: float | str | None) -> float | str | None:
+    return str(absent) if isinstance(absent, float) and not math.isfinite(absent) else absent
+
+
 def _spec(said: _Spec) -> TensorSpec:
-    return TensorSpec(said.name, BY_NUMPY[said.dtype], said.shape, said.context, said.absent, said.shorter)
+    dtype, absent = BY_NUMPY[said.dtype], said.absent
+    if isinstance(absent, str) and dtype != STRING:
+        absent = float(absent)
+    return TensorSpec(said.name, dtype, said.shape, said.context, absent, said.shorter)

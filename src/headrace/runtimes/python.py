@@ -15,6 +15,9 @@ The file has a class ``Model``::
         def close(self):  # optional
             ...
 
+An input may have a fourth element: the value that replaces a missing one, such as JSON's null. Without it no
+value may be missing.
+
 Each method may be ``async``; they then run in an event loop of the version. Many calls of an ``async def
 predict`` wait at the same time. A ``predict`` that yields mappings answers in parts, each as soon as it is
 computed.
@@ -36,20 +39,17 @@ from contextlib import aclosing, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol, cast
-
-import numpy as np
+from typing import Any, Protocol, cast
 
 from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
 from headrace.base.event_loop import run_in
-from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
+from headrace.base.tensors import Array, Tensors
 from headrace.model.call_context import IS_GENERATED
-from headrace.model.casting import DoesNotFit, may_cast, name_of
-from headrace.model.casting import cast as cast_array
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, Signature
 from headrace.runtimes.model_loop import ENDS, ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions
+from headrace.runtimes.python_tensors import checked, specs_of
 
 _log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Model(Protocol):
     ``load(path, context)``, ``close()`` and ``calls``, the names of the models that it calls, are optional.
     """
 
-    inputs: Iterable[tuple[str, str, Iterable[int | None]]]
-    outputs: Iterable[tuple[str, str, Iterable[int | None]]]
+    inputs: Iterable[tuple[Any, ...]]
+    outputs: Iterable[tuple[Any, ...]]
 
     def predict(self, inputs: Tensors) -> Mapping[str, object] | Awaitable[Mapping[str, object]]:
         """Predict a whole batch."""
@@ -145,8 +145,8 @@ def load(file: Path, options: RuntimeOptions) -> PythonServable:
             model = _instance(own.import_model(), file, options, loop)
         signature = Signature(
             DEFAULT_SIGNATURE,
-            _specs("inputs", model.inputs),
-            _specs("outputs", model.outputs),
+            specs_of("inputs", model.inputs),
+            specs_of("outputs", model.outputs),
             kind=options.signature.kind,
         )
     except BaseException as error:  # the boundary to the model's own code, which may also call sys.exit()
@@ -217,7 +217,7 @@ class PythonServable:
                     answer = self._model.predict(given)
             else:
                 answer = self._model.predict(given)
-            return _checked(self._outputs, answer)
+            return checked(self._outputs, answer)
         except HeadraceError:
             raise
         except Exception as error:  # the boundary to the model's own code
@@ -280,7 +280,7 @@ class AsyncPythonServable(PythonServable):
         try:
             with self._own.running():
                 answer = await self._awaited(_all_read_only(inputs))
-            return _checked(self._outputs, answer)
+            return checked(self._outputs, answer)
         except HeadraceError:
             raise
         except _RAISED_IN_LOOP as error:  # the boundary to the model's own code
@@ -321,7 +321,7 @@ class StreamingPythonServable(PythonServable):
         try:
             with self._own.running(), closing(yields(_all_read_only(inputs))) as parts:
                 for part in parts:
-                    yield _checked(self._outputs, part)
+                    yield checked(self._outputs, part)
         except HeadraceError:
             raise
         except Exception as error:  # the boundary to the model's own code
@@ -352,7 +352,7 @@ class AsyncStreamingPythonServable(StreamingPythonServable):
             with self._own.running():
                 async with aclosing(yields(_all_read_only(inputs))) as parts:
                     async for part in parts:
-                        yield _checked(self._outputs, part)
+                        yield checked(self._outputs, part)
         except HeadraceError:
             raise
         except BaseExceptionGroup as error:  # of a TaskGroup around a `yield`, when the generator is closed
@@ -395,21 +395,6 @@ def _nothing(*_: object) -> None:
     """Stand in for an optional method that a model lacks."""
 
 
-def _specs(side: str, declared: Iterable[tuple[str, str, Iterable[int | None]]]) -> tuple[TensorSpec, ...]:
-    specs: list[TensorSpec] = []
-    for entry in declared:
-        try:
-            name, datatype, shape = entry
-            specs.append(TensorSpec(name, BY_OIP[datatype].dtype, tuple(shape)))
-        except (TypeError, ValueError, KeyError) as error:
-            raise LoadError(
-                f"Model.{side}: expected (name, one of {', '.join(BY_OIP)}, row shape), got {entry!r}"
-            ) from error
-    if len({spec.name for spec in specs}) < len(specs):
-        raise LoadError(f"Model.{side}: a name is declared twice")
-    return tuple(specs)
-
-
 def _all_read_only(inputs: Tensors) -> dict[str, Array]:
     return {name: _read_only(array) for name, array in inputs.items()}
 
@@ -425,62 +410,3 @@ def _first_leaf(error: BaseException) -> HeadraceError:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return cast("HeadraceError", error)
-
-
-def _checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
-    if inspect.iscoroutine(answer) or inspect.isasyncgen(answer):
-        if inspect.iscoroutine(answer):
-            answer.close()
-        raise ModelError(
-            "predict returned a coroutine: mark the method (and its decorators' functions) `async def`, or "
-            "return the awaited value"
-        )
-    if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
-        got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else "no mapping"
-        declared = ", ".join(spec.name for spec in specs)
-        raise ModelError(f"the model declares the outputs {declared}, but answered with {got or 'none'}")
-    return {spec.name: _as_declared(spec, answer[spec.name]) for spec in specs}
-
-
-def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
-    if spec.dtype.kind in "iu" and array.dtype.kind not in "biu" and not isinstance(value, np.ndarray):
-        # NumPy reads lists of integers beyond INT64 as floats or as objects.
-        array = _whole(spec, np.asarray(value, STRING), array)
-    if not may_cast(array.dtype, spec.dtype):
-        return array
-    try:
-        return cast_array(array, spec.dtype)
-    except DoesNotFit as error:
-        raise ModelError(f"the output {spec.name!r} of the model: {error}") from None
-
-
-def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
-    """Return the integers of a list; the given array if the list has other elements."""
-    if not objects.size or not all(isinstance(one, int | np.integer) for one in objects.flat):
-        return array
-    limits = np.iinfo(spec.dtype)
-    for one in objects.flat:
-        if not limits.min <= one <= limits.max:
-            said = f"{one} does not fit in {name_of(spec.dtype)}"
-            raise ModelError(f"the output {spec.name!r} of the model: {said}")
-    return np.array(objects, spec.dtype)
-
-
-def _as_declared(spec: TensorSpec, value: object) -> Array:
-    array = np.asarray(value, dtype=STRING if spec.dtype == STRING else None)
-    if not array.size:
-        # A list without elements has neither a datatype nor inner axes: NumPy reads it as FP64.
-        inner = tuple(size or 0 for size in spec.shape[array.ndim - 1 :])
-        array = np.empty(array.shape + inner, spec.dtype)
-    elif spec.dtype == STRING:
-        texts = [text.encode() if isinstance(text, str) else text for text in array.flat]
-        if any(not isinstance(text, bytes) for text in texts):
-            raise ModelError(
-                f"the model declares {spec}, but answered with something that is not text or bytes"
-            )
-        array = np.array(texts, dtype=object).reshape(array.shape)
-    else:
-        array = _as_numbers(spec, value, array)
-    if array.dtype != spec.dtype or array.ndim == 0 or not spec.accepts(array.shape[1:]):
-        raise ModelError(f"the model declares {spec}, but answered with {describe(array)}")
-    return array

@@ -400,6 +400,22 @@ def test_text_that_is_neither_text_nor_bytes_is_the_models_fault(tmp_path: Path)
             "declared twice",
         ),
         (
+            HEAD.replace('("y", "FP64", [])', '("y", "FP64", [], 0.0)') + PREDICT,
+            r"Model.outputs: .* got \('y', 'FP64', \[\], 0.0\)",
+        ),
+        (
+            HEAD.replace('("x", "FP64", [])', '("x", "FP64", [], "none")') + PREDICT,
+            "Model.inputs: expected FP64 as the fourth element of 'x', .* got 'none'",
+        ),
+        (
+            HEAD.replace('("x", "FP64", [])', '("x", "INT8", [], 128)') + PREDICT,
+            "Model.inputs: expected INT8 as the fourth element of 'x', .* got 128",
+        ),
+        (
+            HEAD.replace('("x", "FP64", [])', '("x", "BYTES", [], 0)') + PREDICT,
+            "Model.inputs: expected a text as the fourth element of 'x', .* got 0",
+        ),
+        (
             HEAD + PREDICT + "    def load(self, path, context): raise OSError('gone')\n",
             "gone",
         ),
@@ -408,6 +424,31 @@ def test_text_that_is_neither_text_nor_bytes_is_the_models_fault(tmp_path: Path)
 def test_a_class_that_is_not_as_it_should_be_is_a_load_error(tmp_path: Path, source: str, said: str) -> None:
     with pytest.raises(LoadError, match=said):
         loaded(tmp_path, "", head=source)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "absent", "sent", "given"),
+    [
+        ("FP64", "float('nan')", [1.5, None], [1.5, float("nan")]),
+        ("INT64", "-(2**63)", [5, None], [5, -(2**63)]),
+        ("BOOL", "False", [True, None], [True, False]),
+        ("BYTES", "'unknown'", ["a", None], [b"a", b"unknown"]),
+        ("FP64", "None", [1.5, 2.5], [1.5, 2.5]),
+    ],
+)
+def test_a_missing_value_is_replaced_by_the_fourth_element(
+    tmp_path: Path, datatype: str, absent: str, sent: list[object], given: list[object]
+) -> None:
+    inputs = f'[("x", "{datatype}", [], {absent})]'
+    head = HEAD.replace('[("x", "FP64", [])]', inputs).replace('("y", "FP64"', '("y", "BYTES"')
+    assert inputs in head
+    body = "    def predict(self, inputs): return {'y': [repr(one) for one in inputs['x'].tolist()]}\n"
+    servable = loaded(tmp_path, body, head)
+    signature = servable.signatures[DEFAULT_SIGNATURE]
+    checked = signature.check({"x": sent})
+    answer = servable.predict({"x": np.asarray(checked.columns[0])})["y"].tolist()
+    assert answer == [repr(one).encode() for one in given]
+    servable.close()
 
 
 def test_a_model_is_closed_with_its_version_even_when_that_fails(
