@@ -134,8 +134,8 @@ class Batcher:
 
     @property
     def waits_for_itself(self) -> bool:
-        """Whether the running thread is the only instance, so that waiting for an answer would deadlock."""
-        return self.instances.most == 1 and self.instances.is_this_thread()
+        """Whether only the running thread computes batches, so that waiting for an answer would deadlock."""
+        return self.instances.is_the_only_thread()
 
     # --- admission ---
 

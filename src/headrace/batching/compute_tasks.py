@@ -55,8 +55,11 @@ class Tasks(Generic[WorkT]):
         first()
 
     def has_this_thread(self) -> bool:
-        """Return False: a task that waits does not keep others from running."""
-        return False
+        """Return whether the running thread is the loop's; code that blocks it keeps all tasks waiting."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs in this thread
+            return False
 
     def stop(self) -> None:
         """Do nothing: the Servable ends its loop when it is closed."""

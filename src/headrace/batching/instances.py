@@ -122,6 +122,10 @@ class Instances:
         """Return whether the running thread is an instance's, so that the model calls itself."""
         return self._pool.has_this_thread()
 
+    def is_the_only_thread(self) -> bool:
+        """Return whether the running thread is an instance's, and no other thread computes batches."""
+        return (self.most == 1 or isinstance(self._pool, Tasks)) and self._pool.has_this_thread()
+
     def stop(self) -> None:
         """Make the threads end after the work already given to them; does not wait for that."""
         self._pool.stop()

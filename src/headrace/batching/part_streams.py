@@ -90,6 +90,10 @@ class PartStreams:
         """Number of streams whose generators have not been closed."""
         return len(self._open)
 
+    def is_this_thread(self) -> bool:
+        """Return whether the running thread computes parts, outside of an event loop."""
+        return self._pool.has_this_thread()
+
     def submit(self, request: Request) -> None:
         """Refuse a request for one whole answer; see ``Predictor``."""
         request.settle(answers_in_parts(self.origin.model))

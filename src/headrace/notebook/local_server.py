@@ -165,7 +165,7 @@ class LocalServer:
         manager = self._server.engine.manager
         for name in manager.models():
             loaded = manager.ready_now(name)
-            if loaded is not None and loaded.batcher.instances.is_this_thread():
+            if loaded is not None and loaded.is_this_thread():
                 raise FailedPrecondition(
                     f"stop: {name} calls it, and would wait for its own answer; call it outside of {name}"
                 )

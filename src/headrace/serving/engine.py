@@ -452,7 +452,7 @@ class Engine(Streaming):
         callers = loaded.callers if loaded is not None else None
         if loaded is None or callers is None or callers.works_here:
             if callers is None and loaded is not None and loaded.batcher.waits_for_itself:
-                raise self._refused(f"{loaded.name} calls itself while its only instance is busy")
+                raise self._refused(f"{loaded.name} calls itself in the only thread that could answer")
             say_waiting()
             return None
         outcome = Outcome(Channel.IN_PROCESS) if self.outcomes.all_observed else None

@@ -170,6 +170,11 @@ class LoadedVersion:
         open_streams = self.streams.outstanding if self.streams is not None else 0
         return self.batcher.outstanding + self._leases + inside + open_streams
 
+    def is_this_thread(self) -> bool:
+        """Return whether the running thread computes answers of this version."""
+        in_stream = self.streams is not None and self.streams.is_this_thread()
+        return in_stream or self.batcher.instances.is_this_thread()
+
     @property
     def queued_rows(self) -> int:
         """Number of queued rows."""
