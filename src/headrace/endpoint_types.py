@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from functools import partial
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -27,9 +29,22 @@ _EXPECTED = (
 _NO_NONE = (
     "values cannot be None: a float may be NaN; choose an integer or a text of your own for a missing one"
 )
+_NONE_IN_INPUTS = "only float, int, str and bytes may be None, also in a list: list[float | None]"
 _NAMES = {datatype: kind.__name__ for kind, datatype in _SCALARS.items()}
 _CHECKING = ("annotated_types", "msgspec", "pydantic")
 """Packages whose metadata are conditions on a value, which only their own classes check."""
+
+
+MISSING_INTEGER = -(2**63)
+"""The integer that stands for a missing one: NumPy's dates have it for NaT, too."""
+
+_OR_NONE: dict[type, tuple[float | str, Callable[[Any], Any]]] = {
+    float: (math.nan, lambda value: None if math.isnan(value) else value),
+    int: (MISSING_INTEGER, lambda value: None if value == MISSING_INTEGER else value),
+    str: ("", lambda value: value.decode() or None),
+    bytes: ("", lambda value: value or None),
+}
+"""For types whose values may be missing: the value that stands for a missing one, and how values are read."""
 
 
 class Column(NamedTuple):
@@ -40,12 +55,19 @@ class Column(NamedTuple):
         datatype: Datatype of the Open Inference Protocol.
         shape: Shape of one row; None is a dimension of any size.
         read: Converts a batch's array to the rows' values; returns an array only for arrays.
+        absent: The value that stands for a missing one; None if no value may be missing.
     """
 
     name: str
     datatype: str
     shape: tuple[int | None, ...]
     read: Callable[[Array], Any]
+    absent: float | str | None = None
+
+    @property
+    def declaration(self) -> tuple[Any, ...]:
+        """The input or output as ``model.py`` declares it."""
+        return self[:3] if self.absent is None else (*self[:3], self.absent)
 
     def values(self, array: Array) -> Any:
         """Return the rows' values of a batch's array.
@@ -59,7 +81,7 @@ class Column(NamedTuple):
             wrong = dict[int, tuple[str, str]]()
         for row, value in enumerate(array.tolist()):
             try:
-                _decoded(value)
+                _of_each(bytes.decode, value)
             except UnicodeDecodeError as error:
                 wrong[row] = (self.name, f": expected text in UTF-8, got {shown(error.object)}")
         raise InvalidRows.of(wrong)
@@ -219,6 +241,20 @@ def hints_of(where: str, target: Any) -> dict[str, Any]:
         ) from error
 
 
+def without_none(kind: Any) -> tuple[Any, bool]:
+    """Return ``X`` of ``X | None`` and True; any other type and whether it is a union with None.
+
+    Args:
+        kind: An annotation; ``Annotated`` is removed.
+    """
+    kind = _without_metadata(kind)[0]
+    if typing.get_origin(kind) not in (typing.Union, UnionType):
+        return kind, False
+    kinds = [one for one in typing.get_args(kind) if one is not NoneType]
+    may_lack = len(kinds) < len(typing.get_args(kind))
+    return _without_metadata(kinds[0])[0] if may_lack and len(kinds) == 1 else kind, may_lack
+
+
 def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> Part:
     """Return what a parameter, or the result, consists of.
 
@@ -242,16 +278,27 @@ def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> 
         inner = hints_of(where, made)
         # The fields of a batch of objects are those of one row; an object of columns has columns.
         in_rows = not batch or made is not kind
-        columns = (_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
+        columns = tuple(_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
         if given:
             _expect_made(where, made, fields)
             if not hasattr(made, "__pydantic_validator__") and not (in_rows and _is_struct(made)):
                 for one in fields:
                     _expect_no_conditions(f"{where}.{one}", inner[one])
-        return Part(name, tuple(columns), _maker(made) if in_rows else made, in_rows)
-    if given:
-        _expect_no_conditions(where, kind)
-    return Part(name, (_column(where, name, kind, batch=batch),))
+        part = Part(name, columns, _maker(made) if in_rows else made, in_rows)
+    else:
+        if given:
+            _expect_no_conditions(where, kind)
+        part = Part(name, (_column(where, name, kind, batch=batch),))
+    if not given:
+        _expect_no_none(where, part)
+    return part
+
+
+def _expect_no_none(where: str, result: Part) -> None:
+    for one in result.columns:
+        if one.absent is not None:
+            place = where if result.make is None else f"{where}.{one.name}"
+            raise ConfigError(f"{place}: {_EXPECTED}; {_NO_NONE}")
 
 
 def _fields(kind: Any, *, given: bool = False) -> tuple[str, ...]:
@@ -348,20 +395,17 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
         kind, depth = _without_metadata(arguments[0])[0], depth + 1
         origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     depth -= batch
-    if kind in _SCALARS and depth >= 0:
+    scalar, may_lack = without_none(kind)
+    if scalar in _SCALARS and depth >= 0 and (not may_lack or scalar in _OR_NONE):
         if shape is not None and len(shape) != depth:
             raise ConfigError(
                 f"{where}: the shape {shape} needs {len(shape)} lists in one another, got {depth}"
             )
-        return Column(
-            name,
-            _SCALARS[kind],
-            (None,) * depth if shape is None else shape,
-            _texts if kind is str else _values,
-        )
-    if type(None) in arguments:
-        raise ConfigError(f"{where}: {_EXPECTED}, got {kind}; {_NO_NONE}")
-    raise ConfigError(f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else ""))
+        absent, value = _OR_NONE[scalar] if may_lack else (None, None)
+        read = partial(_each, value) if value else _texts if scalar is str else _values
+        return Column(name, _SCALARS[scalar], (None,) * depth if shape is None else shape, read, absent)
+    got = f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else "")
+    raise ConfigError(f"{got}; {_NONE_IN_INPUTS}" if may_lack else got)
 
 
 def _dtype_of(arguments: tuple[Any, ...]) -> np.dtype[Any] | None:
@@ -385,11 +429,15 @@ def _values(column: Array) -> Any:
 
 
 def _texts(column: Array) -> Any:
-    return _decoded(column.tolist())
+    return _each(bytes.decode, column)
 
 
-def _decoded(value: Any) -> Any:
-    return [_decoded(one) for one in value] if isinstance(value, list) else value.decode()
+def _each(read: Callable[[Any], Any], column: Array) -> Any:
+    return _of_each(read, column.tolist())
+
+
+def _of_each(read: Callable[[Any], Any], value: Any) -> Any:
+    return [_of_each(read, one) for one in value] if isinstance(value, list) else read(value)
 
 
 def told(error: InvalidRequest) -> tuple[str, str]:

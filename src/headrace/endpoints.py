@@ -12,7 +12,7 @@
 their annotations; the output is called ``output``. Parameters and results may also be dataclasses,
 NamedTuples, TypedDicts, msgspec Structs or pydantic models, whose fields become inputs and outputs. With
 ``batch=True`` a function gets whole columns. A class is called through ``__call__``; an object of it is made
-when the model is loaded.
+when the model is loaded. A function may be ``async``; one that yields answers in parts.
 """
 
 from __future__ import annotations
@@ -21,53 +21,34 @@ import dataclasses
 import inspect
 import sys
 import traceback
+import typing
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+)
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
 
-from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, InvalidRows, ModelError
-from headrace.base.tensors import Tensors
+from headrace.base.errors import ConfigError, HeadraceError
 from headrace.config import MODEL_NAME
 from headrace.config.headrace_toml import A_MODEL_NAME
-from headrace.endpoint_types import Part, hints_of, kind_of, part_of, told
+from headrace.endpoint_models import BoundEndpoint, Endpoint, model_class
+from headrace.endpoint_types import Part, hints_of, part_of, without_none
 
 _MARK = "__headrace_endpoint__"
 _OUTPUT = "output"
+_ITERATORS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _APPS_KEPT = 2
 _apps: dict[Path, ModuleType] = {}
 _given: dict[str, Endpoint] = {}
 Target = TypeVar("Target", bound=Callable[..., Any])
-
-
-@dataclasses.dataclass(frozen=True)
-class Endpoint:
-    """A function or class that is served as a model.
-
-    Attributes:
-        name: The model's name.
-        target: The function or the class.
-        batch: Whether it gets whole columns.
-        parameters: Its parameters.
-        result: Its result.
-    """
-
-    name: str
-    target: Callable[..., Any]
-    batch: bool
-    parameters: tuple[Part, ...]
-    result: Part
-
-    @property
-    def inputs(self) -> list[tuple[str, str, tuple[int | None, ...]]]:
-        """The inputs as ``model.py`` declares them."""
-        return [one[:3] for part in self.parameters for one in part.columns]
-
-    @property
-    def outputs(self) -> list[tuple[str, str, tuple[int | None, ...]]]:
-        """The outputs as ``model.py`` declares them."""
-        return [one[:3] for one in self.result.columns]
 
 
 def endpoint(target: Target | None = None, /, *, batch: bool = False, name: str = "") -> Any:
@@ -98,111 +79,48 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
         raise ConfigError(
             f"{where}: expected {A_MODEL_NAME}, and not only digits; set it with @headrace.endpoint(name=…)"
         )
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(
-            f"{where}: expected a function, got a coroutine function; use def, or a model.py, whose predict "
-            "may be async"
-        )
     hints = hints_of(where, function)
     parts = []
     for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{where}: parameter {parameter}: expected one that is given by name")
-        if parameter.default is not parameter.empty:
+        part = part_of(f"{where}: parameter {parameter.name}", parameter.name, hints, batch=batch)
+        is_null = parameter.default is None and without_none(hints[parameter.name])[1]
+        if parameter.default is not parameter.empty and not is_null:
             raise ConfigError(
                 f"{where}: parameter {parameter.name} has the default {parameter.default!r}, which no "
                 "request could use: all inputs must be sent; remove the default"
             )
-        parts.append(part_of(f"{where}: parameter {parameter.name}", parameter.name, hints, batch=batch))
+        parts.append(part)
     names = [column.name for part in parts for column in part.columns]
     if not names or len(set(names)) < len(names):
         raise ConfigError(
             f"{where}: expected parameters with different names, got {', '.join(names) or 'none'}"
         )
+    hints = _of_part(f"{where}: the result", function, hints)
     result = part_of(f"{where}: the result", "return", hints, batch=batch)
     if result.make is None:
         result = Part(_OUTPUT, (result.columns[0]._replace(name=_OUTPUT),))
     return Endpoint(name, target, batch, tuple(parts), result)
 
 
-class EndpointModel:
-    """An endpoint with the interface of the class ``Model`` of a ``model.py``."""
-
-    def __init__(self, served: Endpoint) -> None:
-        """Bind an endpoint.
-
-        Args:
-            served: The endpoint.
-        """
-        self.inputs, self.outputs = served.inputs, served.outputs
-        self._endpoint = served
-        self._call: Callable[..., Any] = served.target
-
-    def load(self, path: Path, context: object) -> None:
-        """Make the object of a class."""
-        if isinstance(self._endpoint.target, type):
-            self._call = self._endpoint.target()
-
-    def predict(self, inputs: Tensors) -> Mapping[str, object]:
-        """Call the function for each row, or once for the batch.
-
-        Raises:
-            InvalidRows: These rows have text that is not UTF-8, the function refuses them with
-                InvalidRequest, or the class of a parameter with ValueError.
-            InvalidRequest: The function refuses a batch, or the class of an object of columns does.
-            ModelError: The function returns something else than it declares.
-        """
-        parts = self._endpoint.parameters
-        columns = self._values(inputs)
-        rows = range(len(next(iter(inputs.values()))))
-        if self._endpoint.batch:
-            return self._outputs(self._call(**{part.name: part.of_batch(columns, rows) for part in parts}))
-        results, wrong = [], dict[int, tuple[str, str]]()
-        for row in rows:
-            try:
-                results.append(self._call(**{part.name: part.of_row(columns, row) for part in parts}))
-            except InvalidRequest as error:
-                wrong[row] = told(error)
-        if wrong:
-            raise InvalidRows.of(wrong)
-        return self._outputs(results)
-
-    def _values(self, inputs: Tensors) -> dict[str, Any]:
-        """Return the rows' values of each input."""
-        values, wrong = dict[str, Any](), dict[int, tuple[str, str]]()
-        for one in [one for part in self._endpoint.parameters for one in part.columns]:
-            try:
-                values[one.name] = one.values(inputs[one.name])
-            except InvalidRows as error:
-                wrong = {**error.rows, **wrong}
-        if wrong:
-            raise InvalidRows.of(wrong)
-        return values
-
-    def _outputs(self, result: Any) -> dict[str, object]:
-        """Return the outputs of a list of results, or of an object of columns."""
-        columns, where = self._endpoint.result.columns, f"endpoint {self._endpoint.name}: the result"
-        if self._endpoint.result.make is None:
-            return {columns[0].name: columns[0].join(result, where)}
-        names = [one.name for one in columns]
-        if not isinstance(result, list):
-            fields = _fields_of(result, names, where)
-        else:
-            rows = [_fields_of(row, names, where) for row in result]
-            fields = {name: [row[name] for row in rows] for name in names}
-        return {one.name: one.join(fields[one.name], f"{where}: {one.name}") for one in columns}
-
-
-def _fields_of(result: Any, names: list[str], where: str) -> dict[str, Any]:
-    try:
-        return {
-            name: result[name] if isinstance(result, Mapping) else getattr(result, name) for name in names
-        }
-    except (AttributeError, KeyError) as error:
-        raise ModelError(
-            f"{where}: expected an object with {', '.join(names)}, "
-            f"but the function returned {kind_of(result)}"
-        ) from error
+def _of_part(where: str, function: Callable[..., Any], hints: dict[str, Any]) -> dict[str, Any]:
+    """Return a function's annotations; for one that yields, the type of a part is that of the result."""
+    kind = hints.get("return")
+    says = typing.get_origin(kind) in _ITERATORS
+    if not (inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)):
+        if says:
+            raise ConfigError(
+                f"{where}: expected a function that yields, because its result is {kind}; have it and the "
+                "functions of its decorators yield, or annotate a list"
+            )
+        return hints
+    if not says or not typing.get_args(kind):
+        raise ConfigError(
+            f"{where}: expected Iterator[…] or AsyncIterator[…] with the type of a part, because the "
+            f"function yields, got {kind}"
+        )
+    return {**hints, "return": typing.get_args(kind)[0]}
 
 
 # ---- app.py ----
@@ -238,7 +156,7 @@ def endpoints_of(source: Path, file: Path, *, as_guest: bool = False) -> dict[st
     return found
 
 
-def model_of(source: str, file: str, name: str, *, as_guest: bool = False) -> type[EndpointModel]:
+def model_of(source: str, file: str, name: str, *, as_guest: bool = False) -> type[BoundEndpoint]:
     """Return the class ``Model`` of an endpoint, for a ``model.py``.
 
     Args:
@@ -250,15 +168,7 @@ def model_of(source: str, file: str, name: str, *, as_guest: bool = False) -> ty
     Raises:
         ConfigError: As for ``endpoints_of``.
     """
-    return _model_class(endpoints_of(Path(source), Path(file), as_guest=as_guest)[name])
-
-
-def _model_class(served: Endpoint) -> type[EndpointModel]:
-    class Model(EndpointModel):
-        def __init__(self) -> None:
-            super().__init__(served)
-
-    return Model
+    return model_class(endpoints_of(Path(source), Path(file), as_guest=as_guest)[name])
 
 
 def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
@@ -347,7 +257,7 @@ def take_back(key: str) -> None:
     _given.pop(key, None)
 
 
-def model_given(key: str) -> type[EndpointModel]:
+def model_given(key: str) -> type[BoundEndpoint]:
     """Return the class ``Model`` of a function or class of this process, for a ``model.py``.
 
     Args:
@@ -358,4 +268,4 @@ def model_given(key: str) -> type[EndpointModel]:
     """
     if key not in _given:
         raise ConfigError("this model is a function of another process, which cannot be imported here")
-    return _model_class(_given[key])
+    return model_class(_given[key])

@@ -66,7 +66,6 @@ def test_a_file_has_endpoints_and_imports_its_neighbours(tmp_path: Path) -> None
     file = written(tmp_path)
     assert list(endpoints_of(file, file)) == ["price", "other"]
     made = model_of(str(file), str(file), "price")()
-    made.load(Path(), None)
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
 
 
@@ -142,7 +141,6 @@ def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Pa
     file = written(tmp_path, LATE)
     (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
     made = model_of(str(file), str(file), "price")()
-    made.load(Path(), None)
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     own = sys.modules["app"]
     (tmp_path / "late_helper.py").write_text("factor = 1000\n")

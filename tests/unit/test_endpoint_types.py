@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any
 
@@ -30,6 +30,13 @@ class Aliased(pydantic.BaseModel):
     """A pydantic model whose field has another name outside."""
 
     age: float = pydantic.Field(alias="Age")
+
+
+@dataclass
+class MaybeOld:
+    """A dataclass whose value may be missing."""
+
+    age: float | None
 
 
 @dataclass
@@ -117,12 +124,56 @@ def a_size_below_one(x: Annotated[NDArray[np.float32], (-1, 28)]) -> float:
     raise AssertionError
 
 
-async def waits(age: float) -> float:
+def answers_none(city: str) -> str | None:
     raise AssertionError
 
 
-def maybe_missing(city: str | None) -> float:
+def answers_none_in_a_field(city: str) -> MaybeOld:
     raise AssertionError
+
+
+def maybe_false(old: bool | None) -> float:
+    raise AssertionError
+
+
+def maybe_either(age: int | str | None) -> float:
+    raise AssertionError
+
+
+def maybe_no_list(ages: list[float] | None) -> float:
+    raise AssertionError
+
+
+def with_another_default(age: float | None = 0.0) -> float:
+    raise AssertionError
+
+
+def with_none_for_a_number(age: float = None) -> float:  # type: ignore[assignment]  # noqa: RUF013
+    raise AssertionError
+
+
+def with_none_for_a_list(ages: list[float | None] = None) -> float:  # type: ignore[assignment]  # noqa: RUF013
+    raise AssertionError
+
+
+def yields(age: float) -> float:  # type: ignore[misc]
+    yield age
+
+
+async def yields_later(age: float) -> float:  # type: ignore[misc]
+    yield age
+
+
+def yields_anything(age: float) -> Iterator:  # type: ignore[type-arg]
+    yield age
+
+
+def yields_none(age: float) -> Iterator[str | None]:
+    yield None
+
+
+def returns_an_iterator(age: float) -> Iterator[float]:
+    return iter([age])
 
 
 def abstract(image: NDArray[np.floating[Any]], other: float) -> float:
@@ -184,12 +235,23 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
             False,
             "parameter person: an annotation cannot be read, of friend: 'Nobody'",
         ),
+        (answers_none, False, "the result: expected .*; values cannot be None: .* NaN"),
+        (answers_none_in_a_field, False, "the result.age: expected .*; values cannot be None: .* NaN"),
         (
-            maybe_missing,
+            maybe_false,
             False,
-            r"parameter city: expected .*, got str \| None; values cannot be None: .* NaN",
+            r"old: .*, got bool \| None; only float, int, str and bytes may be None",
         ),
-        (waits, False, "expected a function, got a coroutine function; use def, or a model.py"),
+        (maybe_either, False, r"age: expected .*, got int \| str \| None; only float, .* may be None"),
+        (maybe_no_list, False, r"ages: expected .* only float, .*, also in a list: list\[float \| None\]"),
+        (with_another_default, False, "parameter age has the default 0.0, .* remove the default"),
+        (with_none_for_a_number, False, "parameter age has the default None, .* remove the default"),
+        (with_none_for_a_list, False, "parameter ages has the default None, .* remove the default"),
+        (yields, False, r"the result: expected Iterator\[…\] .* the function yields, got <class 'float'>"),
+        (yields_later, False, r"the result: expected .* AsyncIterator\[…\] .* yields, got <class 'float'>"),
+        (yields_anything, False, "the result: expected .* with the type of a part"),
+        (yields_none, False, "the result: expected .*; values cannot be None"),
+        (returns_an_iterator, False, "the result: expected a function that yields, .* annotate a list"),
     ],
 )
 def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, Optional, TypedDict
 
 import msgspec
 import numpy as np
@@ -16,7 +15,8 @@ from numpy.typing import NDArray
 import headrace
 from headrace.base.errors import InvalidRequest, InvalidRows, ModelError
 from headrace.base.tensors import Tensors
-from headrace.endpoints import EndpointModel, describe
+from headrace.endpoint_models import EndpointModel
+from headrace.endpoints import describe
 
 
 @dataclass
@@ -86,10 +86,27 @@ class Derived:
         self.old = self.age > 60
 
 
+@dataclass
+class MaybeOld:
+    """A dataclass whose values may be missing."""
+
+    age: float | None = None
+
+
+class MaybeChecked(pydantic.BaseModel):
+    """A pydantic model with a condition on a value that may be missing."""
+
+    age: AtLeast0 | None
+
+
+class MaybeStruct(msgspec.Struct):
+    """A msgspec Struct with a condition on a value that may be missing."""
+
+    age: Annotated[float, msgspec.Meta(ge=0)] | None = None
+
+
 def model(function: Callable[..., Any], *, batch: bool = False) -> EndpointModel:
-    made = EndpointModel(describe(function, batch=batch, name="f"))
-    made.load(Path(), None)
-    return made
+    return EndpointModel(describe(function, batch=batch, name="f"))
 
 
 def with_types(function: Callable[..., Any], **types: object) -> Callable[..., Any]:
@@ -147,6 +164,77 @@ def test_lists_and_arrays_of_a_row() -> None:
         "grid": np.zeros((1, 2, 3), np.float32),
     }
     assert answer(made, inputs) == {"output": [[4, 2]]}
+
+
+def test_missing_values_are_none() -> None:
+    def said(
+        age: float | None,
+        visits: Optional[int],  # noqa: UP045 - the older way to write it
+        city: Annotated[str | None, "where"],
+        marks: Sequence[float | None],
+        key: Annotated[bytes, "raw"] | None = None,
+    ) -> str:
+        return repr([age, visits, city, key, marks])
+
+    made = model(said)
+    assert [one[:3] for one in specs(made)[0]] == [
+        ("age", "FP64", ()),
+        ("visits", "INT64", ()),
+        ("city", "BYTES", ()),
+        ("marks", "FP64", (None,)),
+        ("key", "BYTES", ()),
+    ]
+    assert repr([one[3] for one in specs(made)[0]]) == "[nan, -9223372036854775808, '', nan, '']"
+    inputs = {
+        "age": np.array([np.nan, 0.0]),
+        "visits": np.array([-(2**63), 0]),
+        "city": np.array([b"", "köln".encode()], object),
+        "key": np.array([b"", b"\xff"], object),
+        "marks": np.array([[np.nan, 1.5], [2.5, np.nan]]),
+    }
+    assert answer(made, inputs) == {
+        "output": [
+            "[None, None, None, None, [None, 1.5]]",
+            r"[0.0, 0, 'köln', b'\xff', [2.5, None]]",
+        ]
+    }
+
+
+@pytest.mark.parametrize("kind", [MaybeOld, MaybeChecked, MaybeStruct])
+def test_fields_may_be_missing(kind: type) -> None:
+    def said(person: Any) -> str:
+        return repr(person.age)
+
+    made = model(with_types(said, person=kind))
+    assert answer(made, {"age": np.array([np.nan, 3.0])}) == {"output": ["None", "3.0"]}
+    if kind is not MaybeOld:
+        with pytest.raises(InvalidRows, match=r"^age: row 1: .*(greater than or equal to 0|>= 0\.0)"):
+            made.predict({"age": np.array([np.nan, -3.0])})
+
+
+def test_columns_of_a_batch_have_none_for_missing_values() -> None:
+    @dataclass
+    class Columns:
+        city: list[str | None]
+
+    def said(age: list[float | None], visits: list[list[int | None]], columns: Any) -> list[str]:
+        return [repr((age, visits, columns.city))] * len(age)
+
+    made = model(with_types(said, columns=Columns), batch=True)
+    inputs = {
+        "age": np.array([np.nan]),
+        "visits": np.array([[-(2**63), 1]]),
+        "city": np.array([b""], object),
+    }
+    assert answer(made, inputs) == {"output": ["([None], [[None, 1]], [None])"]}
+
+
+def test_text_that_may_be_missing_must_be_utf_8() -> None:
+    def said(city: str | None) -> str:
+        raise AssertionError
+
+    with pytest.raises(InvalidRows, match=r"city: row 1: expected text in UTF-8, got b'\\xff'"):
+        model(said).predict({"city": np.array([b"", b"\xff"], object)})
 
 
 def test_arrays_of_rows_are_stacked() -> None:

@@ -73,15 +73,23 @@ def test_each_class_of_a_model_can_be_made(title: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("title", "name"), [("Endpoints", "price"), ("Batches", "scores"), ("State", "Ranker")]
+    ("title", "names"),
+    [
+        ("Endpoints", ["price"]),
+        ("Missing values", ["premium"]),
+        ("Batches", ["scores"]),
+        ("State", ["Ranker"]),
+        ("Async functions", ["click_rate", "Score"]),
+        ("Functions that yield", ["words"]),
+    ],
 )
 def test_each_example_of_an_endpoint_can_be_served(
-    title: str, name: str, monkeypatch: pytest.MonkeyPatch
+    title: str, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "app", raising=False)
     (example,) = examples("endpoints.md", title)
     file = Path("app.py").absolute()
     file.write_text(example)
-    assert [*endpoints_of(file, file)] == [name]
+    assert [*endpoints_of(file, file)] == names
     sys.modules.pop("app", None)

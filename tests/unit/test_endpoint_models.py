@@ -1,0 +1,316 @@
+"""Endpoints as models: coroutines, generators, classes with the methods of a ``model.py``, missing values."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import headrace
+from headrace.base.errors import FailedPrecondition, InvalidRequest, InvalidRows, ModelError
+from headrace.base.tensors import Tensors
+from headrace.endpoint_models import model_class
+from headrace.endpoints import describe
+from headrace.notebook.local_server import LocalServer
+from tests.waiting import seconds_left
+
+THREE = {"x": np.array([1.0, 2.0, 3.0])}
+
+
+def model(target: Callable[..., Any], *, batch: bool = False) -> Any:
+    return model_class(describe(target, batch=batch, name="f"))()
+
+
+def awaited(target: Callable[..., Any], inputs: Tensors, *, batch: bool = False) -> object:
+    """Return the answer of an endpoint of a coroutine function."""
+    answer = model(target, batch=batch).predict(inputs)
+    return asyncio.run(asyncio.wait_for(answer, seconds_left()))
+
+
+def asked(server: LocalServer, path: str, body: object) -> Any:
+    """Return the answer of a server to JSON: an object, or the text of a stream of events."""
+    request = urllib.request.Request(f"{server.url}{path}", json.dumps(body).encode())
+    try:
+        with urllib.request.urlopen(request, timeout=seconds_left()) as answer:
+            text = answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read().decode()
+    return json.loads(text) if text.startswith("{") else text
+
+
+# ---- missing values ----
+
+
+def said(age: float | None, visits: int | None, city: str | None) -> str:
+    return repr((age, visits, city))
+
+
+ALL_NULL = {"age": None, "visits": None, "city": None}
+NONE_BUT_THEN = ["(None, None, None)", "(4.0, 5, 'oslo')"]
+
+
+def test_null_is_none_in_the_rows_and_columns_of_json() -> None:
+    as_bytes = [one.encode() for one in NONE_BUT_THEN]
+    with headrace.serve(said) as server:
+        rows = [ALL_NULL, {"age": 4, "visits": 5, "city": "oslo"}]
+        answer = asked(server, "/v1/models/said:predict", {"instances": rows})
+        assert answer == {"predictions": NONE_BUT_THEN}
+        columns = {"age": [None, 4.0], "visits": [None, 5], "city": [None, "oslo"]}
+        answer = asked(server, "/v1/models/said:predict", {"inputs": columns})
+        assert answer == {"outputs": NONE_BUT_THEN}
+        types = {"age": "FP64", "visits": "INT64", "city": "BYTES"}
+        inputs = [
+            {"name": name, "datatype": types[name], "shape": [2], "data": data}
+            for name, data in columns.items()
+        ]
+        answer = asked(server, "/v2/models/said/infer", {"inputs": inputs})
+        assert answer["outputs"][0]["data"] == NONE_BUT_THEN
+        answer = asked(server, "/v2/models/said/generate", ALL_NULL)
+        assert answer["output"] == NONE_BUT_THEN[0]
+        with headrace.Client(server.url) as client:
+            assert client.predict("said", columns)["output"].tolist() == as_bytes
+        assert server.predict(columns)["output"].tolist() == as_bytes
+
+
+def test_null_where_no_value_may_be_missing_is_refused() -> None:
+    def priced(age: float, visits: int | None) -> float:
+        return age
+
+    with headrace.serve(priced) as server:
+        row = {"age": None, "visits": None}
+        answer = asked(server, "/v1/models/priced:predict", {"instances": [row]})
+        assert "age: row 0: got null, but this input has no replacement for missing values" in answer["error"]
+
+
+def test_a_value_that_may_be_missing_must_be_sent() -> None:
+    def with_default(age: float, city: str | None = None) -> str:
+        return repr(city)
+
+    with headrace.serve(with_default, name="m") as server:
+        answer = asked(server, "/v1/models/m:predict", {"instances": [{"age": 3}]})
+        assert "missing 'city'" in answer["error"]
+        answer = asked(server, "/v1/models/m:predict", {"instances": [{"age": 3, "city": None}]})
+        assert answer == {"predictions": ["None"]}
+
+
+# ---- coroutines ----
+
+
+def test_the_rows_of_a_batch_wait_at_the_same_time() -> None:
+    inside, all_inside = list[float](), asyncio.Event()
+
+    async def doubled(x: float) -> float:
+        inside.append(x)
+        if len(inside) == 3:
+            all_inside.set()
+        await all_inside.wait()
+        return 2 * x
+
+    assert awaited(doubled, THREE) == {"output": pytest.approx([2.0, 4.0, 6.0])}
+
+
+def test_a_coroutine_may_take_the_batch() -> None:
+    async def doubled(x: list[float]) -> list[float]:
+        await asyncio.sleep(0)
+        return [2 * one for one in x]
+
+    assert awaited(doubled, THREE, batch=True) == {"output": pytest.approx([2.0, 4.0, 6.0])}
+
+
+def test_rows_that_a_coroutine_refuses_are_named() -> None:
+    async def checked(x: float) -> float:
+        await asyncio.sleep(0)
+        if x != 2:
+            raise InvalidRequest(f"expected 2, got {x:g}", field="x")
+        return x
+
+    with pytest.raises(InvalidRows, match=r"^x: row 0: expected 2, got 1$") as caught:
+        awaited(checked, THREE)
+    assert [*caught.value.rows] == [0, 2]
+
+
+def test_the_first_row_that_fails_cancels_the_others() -> None:
+    ended = list[float]()
+
+    async def fails(x: float) -> float:
+        try:
+            if x == 2:
+                raise ZeroDivisionError("a bug") from KeyError("its cause")
+            await asyncio.Event().wait()
+        finally:
+            ended.append(x)
+        return x
+
+    with pytest.raises(ZeroDivisionError, match="a bug") as caught:
+        awaited(fails, THREE)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert sorted(ended) == [1.0, 2.0, 3.0]
+
+
+def test_a_result_of_a_coroutine_is_checked() -> None:
+    async def wrong(x: float) -> float:
+        return "text"  # type: ignore[return-value]
+
+    with pytest.raises(ModelError, match=r"endpoint f: the result: expected float, but .* returned str"):
+        awaited(wrong, THREE)
+
+
+def test_a_coroutine_that_would_block_its_own_loop_is_refused() -> None:
+    async def asks(x: float) -> float:
+        if x == 7:
+            server.predict({"x": [1.0]})
+        if x == 8:
+            server.stop()
+        return x
+
+    with headrace.serve(asks) as server:
+        for x in (7.0, 8.0):
+            with pytest.raises(FailedPrecondition, match="asks calls it"):
+                server.predict({"x": [x]})
+        assert server.predict({"x": [2.0]})["output"].tolist() == [2.0]
+
+
+# ---- generators ----
+
+
+def counted(most: int) -> Iterator[int]:
+    yield from range(most)
+
+
+async def counted_later(most: int) -> AsyncIterator[int]:
+    for number in range(most):
+        await asyncio.sleep(0)
+        yield number
+
+
+def doubled_in_halves(x: list[float]) -> Iterator[list[float]]:
+    half = len(x) // 2
+    yield [2 * one for one in x[:half]]
+    yield [2 * one for one in x[half:]]
+
+
+@pytest.mark.parametrize("function", [counted, counted_later])
+def test_a_function_that_yields_answers_in_parts(function: Callable[..., Any]) -> None:
+    with headrace.serve(function, name="m") as server:
+        events = asked(server, "/v2/models/m/generate_stream", {"most": 3})
+        parts = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line]
+        assert [part["output"] for part in parts] == [0, 1, 2]
+        answer = asked(server, "/v1/models/m:predict", {"instances": [{"most": 3}]})
+        assert "in parts" in answer["error"]
+
+
+@pytest.mark.parametrize("function", [counted, counted_later])
+def test_one_row_is_answered_in_parts(function: Callable[..., Any]) -> None:
+    async def all_of(parts: Any) -> list[object]:
+        return [part async for part in parts] if inspect.isasyncgen(parts) else [*parts]
+
+    made = model(function)
+    found = asyncio.run(all_of(made.predict({"most": np.array([2])})))
+    assert [np.asarray(part["output"]).tolist() for part in found] == [[0], [1]]  # type: ignore[index]
+    with pytest.raises(InvalidRequest, match=r"^most: expected one row, because f answers in parts, got 2; "):
+        asyncio.run(all_of(made.predict({"most": np.array([2, 3])})))
+
+
+def test_parts_of_a_batch_have_any_number_of_rows() -> None:
+    found = [*model(doubled_in_halves, batch=True).predict(THREE)]
+    assert [np.asarray(part["output"]).tolist() for part in found] == [[2.0], [4.0, 6.0]]
+
+
+def test_a_generator_is_closed_when_its_reader_leaves() -> None:
+    closed = list[int]()
+
+    def endless(most: int) -> Iterator[int]:
+        try:
+            while True:
+                yield most
+        finally:
+            closed.append(most)
+
+    parts = model(endless).predict({"most": np.array([2])})
+    next(parts)
+    parts.close()
+    assert closed == [2]
+
+
+def test_a_part_that_is_not_as_declared_is_named() -> None:
+    def wrong(most: int) -> Iterator[int]:
+        yield "text"  # type: ignore[misc]
+
+    with pytest.raises(ModelError, match=r"endpoint f: the result: expected int, but .* returned str"):
+        next(model(wrong).predict({"most": np.array([1])}))
+
+
+# ---- classes ----
+
+APP = """
+import headrace
+
+@headrace.endpoint
+def doubled(x: float) -> float:
+    return 2 * x
+
+@headrace.endpoint
+class Later:
+    calls = ("doubled",)
+
+    async def load(self, path, context):
+        self.context = context
+
+    async def __call__(self, x: float) -> float:
+        answer = await self.context.predict_async("doubled", {{"x": [x]}})
+        return float(answer["output"][0]) + 1
+
+@headrace.endpoint
+class Now:
+    {calls}
+
+    def load(self, path, context):
+        self.context = context
+
+    def __call__(self, x: float) -> float:
+        return float(self.context.predict({called!r}, {{"x": [x]}})["output"][0]) + 1
+
+    def close(self):
+        open({closed!r}, "w").close()
+"""
+
+
+def app(folder: Path, *, calls: str = "calls = ('Later',)", called: str = "Later") -> Path:
+    text = APP.format(calls=calls, called=called, closed=str(folder / "closed"))
+    (folder / "app.py").write_text(text)
+    return folder / "app.py"
+
+
+def test_a_class_calls_other_models_and_is_closed(tmp_path: Path) -> None:
+    with headrace.serve(app(tmp_path)) as server:
+        assert server.predict({"x": [3.0]}, model="Now")["output"].tolist() == [8.0]
+        assert not (tmp_path / "closed").exists()
+    assert (tmp_path / "closed").exists()
+
+
+def test_a_call_that_the_class_does_not_list_is_refused(tmp_path: Path) -> None:
+    server = headrace.serve(app(tmp_path, called="doubled"))
+    with server, pytest.raises(FailedPrecondition, match="cannot call 'doubled': list it in the class"):
+        server.predict({"x": [3.0]}, model="Now")
+
+
+def test_attributes_of_an_object_are_its_own_if_its_class_has_none() -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, x: float) -> float:
+            self.calls += 1
+            return float(self.calls)
+
+    with headrace.serve(Counter) as server:
+        assert server.predict({"x": [0.0]})["output"].dtype == np.float64
