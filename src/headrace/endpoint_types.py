@@ -158,6 +158,9 @@ def kind_of(value: Any) -> str:
     """Return the type of a value, never the value, which may be of another caller."""
     if value is None:
         return "None"
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine; mark it and the functions of its decorators `async def`"
     sized = isinstance(value, list | tuple | np.ndarray)
     return type(value).__name__ + (f" ({_described(value)})" if sized else "")
 

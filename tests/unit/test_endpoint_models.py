@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 import headrace
-from headrace.base.errors import FailedPrecondition, InvalidRequest, InvalidRows, ModelError
+from headrace.base.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, InvalidRows, ModelError
 from headrace.base.tensors import Tensors
 from headrace.endpoint_models import model_class
 from headrace.endpoints import describe
@@ -156,12 +158,49 @@ def test_the_first_row_that_fails_cancels_the_others() -> None:
     assert sorted(ended) == [1.0, 2.0, 3.0]
 
 
+def test_a_deadline_cancels_all_rows() -> None:
+    ended = threading.Semaphore(0)
+
+    async def waits(x: float) -> float:
+        try:
+            if x == 7:
+                await asyncio.Event().wait()
+        finally:
+            ended.release()
+        return x
+
+    with headrace.serve(waits, name="m") as server:
+        server.predict({"x": [0.0]})
+        while ended.acquire(blocking=False):  # of warm-up
+            pass
+        with pytest.raises(DeadlineExceeded):
+            server.predict({"x": [7.0, 7.0]}, timeout_seconds=0.05)
+        assert all(ended.acquire(timeout=seconds_left()) for _ in range(2))
+
+
 def test_a_result_of_a_coroutine_is_checked() -> None:
     async def wrong(x: float) -> float:
         return "text"  # type: ignore[return-value]
 
     with pytest.raises(ModelError, match=r"endpoint f: the result: expected float, but .* returned str"):
         awaited(wrong, THREE)
+
+
+def test_a_decorator_that_hides_a_coroutine_is_named() -> None:
+    def timed(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**arguments: object) -> object:
+            return function(**arguments)
+
+        return call
+
+    @timed
+    async def doubled(x: float) -> float:
+        return 2 * x
+
+    said = r"expected float, but the function returned a coroutine; mark it and .* decorators `async def`"
+    with pytest.raises(ModelError, match=said):
+        model(doubled).predict({"x": np.array([1.0])})
 
 
 def test_a_coroutine_that_would_block_its_own_loop_is_refused() -> None:

@@ -17,16 +17,18 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 import msgspec
+import numpy as np
 
 from headrace.base.cpus import take_less
 from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, NotLoadable, TooLarge
-from headrace.base.tensors import Tensors
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.isolation.layout_cache import Known, Layouts
 from headrace.isolation.messages import (
     CLOSE,
@@ -51,8 +53,10 @@ from headrace.isolation.messages import (
 from headrace.isolation.model_description import Setup, describe, options_of
 from headrace.isolation.replica_restarts import ANOTHER_RELEASE_CODE
 from headrace.isolation.shared_area import Area
-from headrace.model.servable import Servable
+from headrace.model.misfits import ragged
+from headrace.model.servable import Servable, TensorSpec
 from headrace.model.streaming_servable import is_streaming
+from headrace.model.typed_inputs import typed
 from headrace.runtimes import registry
 
 _log = logging.getLogger(__name__)
@@ -123,15 +127,20 @@ class Model:
         gc.freeze()  # excludes permanent objects from collections, as in the server
         return loaded
 
-    def call(self, name: str, inputs: Tensors) -> Tensors:
+    def call(self, name: str, inputs: Mapping[str, object]) -> Tensors:
         """Call another model; the server makes the call in the thread that waits for this slot's answer.
+
+        Args:
+            name: The model.
+            inputs: Arrays or lists.
 
         Raises:
             HeadraceError: The call failed, or no thread of the server waits.
         """
+        given = {one: _as_array(one, value) for one, value in inputs.items()}
         slot: Slot | None = getattr(_here, "slot", None)
         for one in [slot] if slot is not None else self._slots:
-            found = one.call(name, inputs)
+            found = one.call(name, given)
             if found is not None:
                 return found
         raise FailedPrecondition(f"cannot call {name!r}: no request to this model is being answered")
@@ -250,6 +259,20 @@ class Slot:
                 raise error_of(read_bytes(self._area, answer))
             head = read_head(self._area, answer)
             return copy_tensors(self._area.view, head, answer)
+
+
+def _as_array(name: str, value: object) -> Array:
+    """Return the values of another model's input as an array that a message can carry.
+
+    Raises:
+        InvalidRequest: They are of different types or lengths.
+    """
+    texts = TensorSpec(name, STRING, ())
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ragged(texts, value) from error
+    return typed(texts, value) if array.dtype.kind in "OUS" else array
 
 
 def main() -> None:
