@@ -128,6 +128,9 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
 class EndpointModel:
     """An endpoint with the interface of the class ``Model`` of a ``model.py``."""
 
+    has_files = False
+    """Its version directory is temporary: its user cannot put files there, such as recorded requests."""
+
     def __init__(self, served: Endpoint) -> None:
         """Bind an endpoint.
 
