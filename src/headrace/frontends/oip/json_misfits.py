@@ -245,10 +245,11 @@ def wrong_count(inputs: Sequence[InferInput], tensors: Sequence[WireTensor]) -> 
         if isinstance(one.data, msgspec.UnsetType) or not isinstance(tensor.values, bytes):
             continue
         values, shape = len(tensor.values) // BY_OIP[one.datatype].dtype.itemsize, tensor.shape
-        if all(size >= 0 for size in shape) and values != math.prod(shape):
+        wanted = math.prod(shape)
+        if min(shape, default=0) >= 0 and values != wanted:
             return InvalidRequest(
-                f"expected {said(math.prod(shape))} values for the shape {_shape(one)}, got {values}; make "
-                "the shape and the data agree",
+                f"expected {said(wanted)} value{'' if wanted == 1 else 's'} for the shape {_shape(one)}, got "
+                f"{values}; make the shape and the data agree",
                 field=one.name,
             )
     return None

@@ -176,7 +176,9 @@ def check_kind(signature: Signature, wanted: Kind) -> None:
     """
     if signature.kind not in ("predict", wanted):
         raise InvalidRequest(
-            f"signature {signature.name!r} is for {signature.kind}, not for {wanted}", field="signature_name"
+            f"signature {signature.name!r} is for {signature.kind}, not for {wanted}; use "
+            f"{signature.kind.capitalize()} or Predict",
+            field="signature_name",
         )
 
 

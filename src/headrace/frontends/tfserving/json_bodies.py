@@ -120,7 +120,9 @@ def is_by_row(document: dict[str, Json]) -> bool:
     if by_row == ("inputs" in document):
         got = "both" if by_row else "neither"
         raise InvalidRequest(
-            f"expected either 'instances' (rows) or 'inputs' (columns), got {got}", field="body"
+            f"expected either 'instances' (rows) or 'inputs' (columns), got {got}; "
+            'send {"instances": [row, …]}, or {"inputs": {name: column, …}}',
+            field="body",
         )
     return by_row
 
@@ -132,7 +134,9 @@ def is_named(rows: Json, signature: Signature) -> bool:
         InvalidRequest: There are no rows, or the first one lacks names.
     """
     if not isinstance(rows, list):
-        raise InvalidRequest(f"expected a list of rows, got {kind(rows)}", field="instances")
+        raise InvalidRequest(
+            f"expected a list of rows, got {kind(rows)}; put a single row into a list, too", field="instances"
+        )
     if not rows:
         raise InvalidRequest("expected at least one row, got an empty list", field="instances")
     named = _is_object(rows[0])

@@ -74,6 +74,7 @@ def decode(loaded: LoadedDouble, text: bytes) -> None:
             [1, 2],
             r"x: expected 3 values for the shape \[3\], got 2; make the shape and",
         ),
+        ("FP32", [1], [1, 2], r"x: expected 1 value for the shape \[1\], got 2; make the shape and"),
         ("FP32", [-1], [1], "x: expected sizes of 0 or more"),
         ("FP32", [0], [], "x: expected at least one row"),
         ("FP32", [1] * 33, [1], "x: expected at most 32 dimensions, got 33"),

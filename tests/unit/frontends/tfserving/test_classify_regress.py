@@ -230,7 +230,7 @@ def test_a_free_dimension_is_found_out() -> None:
 
 def test_a_signature_of_one_kind_refuses_the_other() -> None:
     assert ask("Classify", classifier(kind="classify")).result.classifications
-    with pytest.raises(InvalidRequest, match="is for classify, not for regress"):
+    with pytest.raises(InvalidRequest, match="is for classify, not for regress; use Classify or Predict"):
         ask("Regress", classifier(kind="classify"))
 
 
