@@ -41,6 +41,7 @@ from headrace.model.servable import (
     CheckedInputs,
     Servable,
     Signature,
+    has_files,
     signature_named,
 )
 from headrace.runtimes.options import RunGently, at_once
@@ -361,6 +362,7 @@ _WAY_OUT_OF_ENDPOINTS = (
     "to replace that version anyway, set `must_answer = false` in the file of --config, under "
     "[models.NAME.warm_up]"
 )
+_LOG_SAYS_MORE = "; the server's log says more"
 _RECORD_SOME = "; record some in warm_up.jsonl"
 _FEW_ROWS = 8
 _LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
@@ -395,8 +397,7 @@ def probe(
     if not (config.warm_up.enabled and config.warm_up.probe):
         return answers
     until = time.monotonic() + max(_LEAST_SECONDS, _LOAD_SHARE * load_seconds)
-    has_files = getattr(servable, "has_files", True)
-    record_some = _RECORD_SOME if has_files else ""
+    record_some = _RECORD_SOME if has_files(servable) else ""
     for signature in servable.signatures.values():
         # For a model whose inputs are looked up, recorded requests contain keys instead of its inputs.
         names = set(signature.input_names)
@@ -416,7 +417,7 @@ def probe(
         answers = answers or (is_default and found.refused is None)
         if found.refused is not None:
             if is_default and must_answer and config.warm_up.must_answer:
-                way_out = _WAY_OUT_OF_FAILING if has_files else _WAY_OUT_OF_ENDPOINTS
+                way_out = _WAY_OUT_OF_FAILING if has_files(servable) else _WAY_OUT_OF_ENDPOINTS
                 raise LoadError(
                     _FAILS.format(_reason(found.refused), way_out), told=_FAILS.format(found.refused, way_out)
                 )
@@ -428,7 +429,9 @@ def probe(
 def _reason(error: Exception) -> str:
     """Return why generated rows failed, for the log: the exception of the model's own code, if any."""
     own = error.__cause__ if isinstance(error, ModelError) else None
-    return str(error) if own is None else f"{type(own).__name__}: {own}"
+    if own is None:  # of an isolated model the log has the traceback
+        return str(error).removesuffix(_LOG_SAYS_MORE)
+    return f"{type(own).__name__}: {own}"
 
 
 def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:

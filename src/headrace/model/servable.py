@@ -75,6 +75,11 @@ def takes_packed(servable: Servable) -> bool:
     return getattr(servable, "takes_packed", False)
 
 
+def has_files(servable: Servable) -> bool:
+    """Return whether users can put files beside a model, such as recorded requests; not so for endpoints."""
+    return getattr(servable, "has_files", True)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One input or output: its name, its dtype, and the shape of one row.

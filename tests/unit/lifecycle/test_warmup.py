@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace.base import cpus
-from headrace.base.errors import LoadError
+from headrace.base.errors import LoadError, ModelError
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.batching.cost import BatchCost
 from headrace.cli.app_models import publish_endpoints
@@ -186,6 +186,19 @@ def test_the_log_has_the_exception_of_a_model_and_a_place_for_recorded_rows_that
     assert re.search(way_out, refused.value.message)
     assert "rome" not in refused.value.told  # callers are told no more of an exception than elsewhere
     model.close()
+
+
+def test_the_log_does_not_refer_to_itself_for_an_isolated_model(caplog: pytest.LogCaptureFixture) -> None:
+    """The exception stays in the process of the model, which has logged its traceback."""
+
+    def fail() -> None:
+        raise ModelError("the model raised KeyError; the server's log says more")
+
+    assert not checked(Doubling(before=fail))
+    assert [one.getMessage().partition(": ")[2] for one in caplog.records] == [
+        "row independence was not checked: every generated request failed (the model raised KeyError); "
+        "record some in warm_up.jsonl"
+    ]
 
 
 @pytest.mark.parametrize("has_files", [True, False])
