@@ -52,6 +52,9 @@ class Endpoint:
 class BoundEndpoint:
     """An endpoint as a ``Model`` without its ``predict``."""
 
+    has_files = False
+    """Its version directory is temporary: its user cannot put files there, such as recorded requests."""
+
     def __init__(self, served: Endpoint) -> None:
         """Bind an endpoint, and make the object of a class.
 

@@ -86,6 +86,8 @@ def test_a_server_has_the_name_of_its_file_and_its_way_out_is_one_for_it(tmp_pat
     settings.write_text("[models.mean]\nbatching = false\n")
     command = [sys.executable, "-m", "headrace", "serve", str(file), "--http-port", "0", "--grpc-port", "0"]
     assert lines_up_to("headrace serves", command)[-1].startswith(f"headrace serves {file}, ")
+    several = lines_up_to("headrace serves", [*command, "--workers", "2"])
+    assert several[-1].startswith(f"headrace serves {file}, ")
     said = lines_up_to("depend on each other", command)[-1]
     assert "of an app.py: in the file of --config, under [models.NAME]" in said
     served = lines_up_to("version is ready", [*command, "--config", str(settings)])

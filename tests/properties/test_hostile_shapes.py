@@ -173,7 +173,7 @@ ENDS = {
     "equal names": "inputs: missing input 'x', unknown input 'a'",
     "examples without features": "age: example 0 lacks it",
     "inputs of one name": "inputs: expected at most 1, got",
-    "tiny numbers, flat": "x: expected 4 bytes for FP32",
+    "tiny numbers, flat": r"x: expected 1 value for the shape \[1\], got",
 }
 """How the worst bodies end that no model takes; those that are refused early come again below, where they are
 read to their ends."""

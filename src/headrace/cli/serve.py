@@ -230,8 +230,7 @@ def serve(options: argparse.Namespace, config: ServerConfig) -> int:
     from headrace.server import process  # noqa: PLC0415
 
     async def tell(serving: Server) -> None:
-        shown: Path | None = getattr(options, "app", options.models)
-        await announce(serving, shown, time.monotonic() - started, as_json=options.json)
+        await announce(serving, _shown(options), time.monotonic() - started, as_json=options.json)
 
     return uvloop.run(process.ends_in_time(process.run(options.models, config, tell)))
 
@@ -268,8 +267,14 @@ def _serve_with(workers: int, options: argparse.Namespace, config: ServerConfig,
     from headrace.workers import supervisor  # noqa: PLC0415 - only with workers
 
     command = (sys.executable, "-m", "headrace.cli.worker")
-    start = supervisor.Start(options.models, config, options.json, started, command)
+    start = supervisor.Start(options.models, config, options.json, started, command, _shown(options))
     return asyncio.run(ends_in_time(supervisor.run(start, workers)))
+
+
+def _shown(options: argparse.Namespace) -> Path | None:
+    """Return the path of the models as the user gave it."""
+    shown: Path | None = getattr(options, "app", options.models)
+    return shown
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:

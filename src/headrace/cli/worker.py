@@ -26,7 +26,7 @@ def main() -> int:
 
     async def tell(serving: Server, begin: Begin) -> None:
         seconds = time.monotonic() - begin.begun
-        await announce(serving, begin.models, seconds, as_json=begin.json)
+        await announce(serving, begin.shown or begin.models, seconds, as_json=begin.json)
 
     faulthandler.enable()
     end = socket.socket(fileno=int(sys.argv[1]))

@@ -31,7 +31,7 @@ from headrace.isolation.shared_area import Area, aligned
 from headrace.model.packed_columns import HEAD, PLACE, PackedTensors
 from headrace.model.servable import Signature
 
-RELEASE = f"{installed_version('headrace')}/2"
+RELEASE = f"{installed_version('headrace')}/3"
 """Release of the message format, compared before any message; its last number grows with each change."""
 
 _FORM = struct.Struct("<BQQQ")

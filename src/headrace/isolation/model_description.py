@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from headrace.base.tensors import BY_NUMPY, STRING, Array, Tensors
-from headrace.model.servable import Servable, Signature, TensorSpec, takes_packed
+from headrace.model.servable import Servable, Signature, TensorSpec, has_files, takes_packed
 from headrace.runtimes.options import Option, RuntimeOptions, SignatureSettings
 
 
@@ -62,12 +62,14 @@ class ModelDescription(msgspec.Struct, frozen=True):
     Attributes:
         platform: The Servable's platform.
         takes_packed: Whether the Servable takes packed texts.
+        has_files: Whether users can put files beside the model.
         metadata: The Servable's metadata; empty if it has none.
         ways: The Servable's signatures.
     """
 
     platform: str
     takes_packed: bool
+    has_files: bool
     metadata: dict[str, str]
     ways: tuple[_Way, ...]
 
@@ -78,6 +80,7 @@ def describe(servable: Servable) -> tuple[str, Tensors]:
     said = ModelDescription(
         servable.platform,
         takes_packed(servable),
+        has_files(servable),
         dict(getattr(servable, "metadata", {})),
         tuple(_way(one) for one in signatures),
     )

@@ -144,6 +144,7 @@ class IsolatedServable:
         platform: The model's platform.
         signatures: The model's signatures, by name.
         takes_packed: Whether the model takes packed texts.
+        has_files: Whether users can put files beside the model.
         metadata: The model's metadata; empty if it has none.
         restarts: Number of process restarts by reason.
     """
@@ -180,7 +181,7 @@ class IsolatedServable:
         self._pool = None if processes is None else ProcessPool(self._replicas)
         said, self.signatures = self._replicas[0].start()
         self.platform = said.platform
-        self.takes_packed = said.takes_packed
+        self.takes_packed, self.has_files = said.takes_packed, said.has_files
         self.metadata: Mapping[str, str] = said.metadata
 
     # --- the Servable interface ---

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.clock import Clock
-from headrace.base.errors import HeadraceError, LoadError, NotLoadable
+from headrace.base.errors import HeadraceError, LoadError, ModelError, NotLoadable
 from headrace.base.files import open_file
 from headrace.base.tensors import STRING, Tensors
 from headrace.batching.batcher import Batcher
@@ -33,7 +33,7 @@ from headrace.batching.cost import BatchCost
 from headrace.batching.policy_defaults import inline_seconds
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.lifecycle.idle_time import answer, stop_if_dropped
-from headrace.model.batch_contract import WAY_OUT, check_contract
+from headrace.model.batch_contract import UNVARIED, WAY_OUT, check_contract
 from headrace.model.call_context import generated_inputs
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
@@ -41,6 +41,7 @@ from headrace.model.servable import (
     CheckedInputs,
     Servable,
     Signature,
+    has_files,
     signature_named,
 )
 from headrace.runtimes.options import RunGently, at_once
@@ -311,7 +312,7 @@ def _run_zeros(
                 with generated_inputs():
                     _run_timed(servable, signature, inputs, cost, rounds if in_time else 0)
             except Exception as error:  # noqa: BLE001 - the boundary to a model's own code, on generated data
-                _log.warning("a generated warm-up batch of %d rows failed: %s", rows, error)
+                _log.warning("a generated warm-up batch of %d rows failed: %s", rows, _reason(error))
                 break
             _keep(answered, signature.name, inputs)
 
@@ -352,10 +353,17 @@ def _run_timed(
         cost.observe(rows, clock() - started)
 
 
+_FAILS = "it fails every generated request, and the version that serves answers them: {}; {}"
 _WAY_OUT_OF_FAILING = (
-    "it fails every generated request, and the version that serves answers them: {}; record real requests in "
-    "warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml to replace that version anyway"
+    "record real requests in warm_up.jsonl, or set `[warm_up] must_answer = false` in headrace.toml to "
+    "replace that version anyway"
 )
+_WAY_OUT_OF_ENDPOINTS = (
+    "to replace that version anyway, set `must_answer = false` in the file of --config, under "
+    "[models.NAME.warm_up]"
+)
+_LOG_SAYS_MORE = "; the server's log says more"
+_RECORD_SOME = "; record some in warm_up.jsonl"
 _FEW_ROWS = 8
 _LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
 """Time limit of the checks: the longer of this many seconds, and this share of the loading time."""
@@ -389,6 +397,7 @@ def probe(
     if not (config.warm_up.enabled and config.warm_up.probe):
         return answers
     until = time.monotonic() + max(_LEAST_SECONDS, _LOAD_SHARE * load_seconds)
+    record_some = _RECORD_SOME if has_files(servable) else ""
     for signature in servable.signatures.values():
         # For a model whose inputs are looked up, recorded requests contain keys instead of its inputs.
         names = set(signature.input_names)
@@ -402,15 +411,27 @@ def probe(
         if found.breach:
             raise NotLoadable(f"{found.breach}; {WAY_OUT}")
         for said in found.unchecked:
-            _say("%s version %d: %s", of, f"{said} (signature {signature.name})")
+            hint = record_some if said == UNVARIED else ""
+            _say("%s version %d: %s", of, f"{said}{hint} (signature {signature.name})")
         is_default = signature.name == DEFAULT_SIGNATURE
         answers = answers or (is_default and found.refused is None)
         if found.refused is not None:
             if is_default and must_answer and config.warm_up.must_answer:
-                raise LoadError(_WAY_OUT_OF_FAILING.format(found.refused))
-            said = f"every generated request failed ({found.refused}); record some in warm_up.jsonl"
+                way_out = _WAY_OUT_OF_FAILING if has_files(servable) else _WAY_OUT_OF_ENDPOINTS
+                raise LoadError(
+                    _FAILS.format(_reason(found.refused), way_out), told=_FAILS.format(found.refused, way_out)
+                )
+            said = f"every generated request failed ({_reason(found.refused)}){record_some}"
             _say("%s version %d: row independence was not checked: %s", of, said)
     return answers
+
+
+def _reason(error: Exception) -> str:
+    """Return why generated rows failed, for the log: the exception of the model's own code, if any."""
+    own = error.__cause__ if isinstance(error, ModelError) else None
+    if own is None:  # of an isolated model the log has the traceback
+        return str(error).removesuffix(_LOG_SAYS_MORE)
+    return f"{type(own).__name__}: {own}"
 
 
 def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:

@@ -52,6 +52,9 @@ _WIDER = 50
 _DRAWN_ROWS, _DRAWN_BYTES = 16, 16 * 1024 * 1024
 """Floats are drawn once, for this many rows or two batches; for fewer if these would exceed the bytes."""
 
+UNVARIED = "all generated rows are the same, so only the row count was checked"
+"""The part that was not checked for want of rows that differ, as recorded ones may."""
+
 WAY_OUT = (
     "set `batching = false` in headrace.toml to compute each request by itself and return its answer whole, "
     "or `[warm_up] probe = false` to skip this check (of an app.py: in the file of --config, under "
@@ -163,10 +166,7 @@ class _Probe:
                 "checked"
             )
         if not pool.varies:
-            self.findings.unchecked.append(
-                "all generated rows are the same, so only the row count was checked; record some in "
-                "warm_up.jsonl"
-            )
+            self.findings.unchecked.append(UNVARIED)
 
     def _ask(self, inputs: Tensors) -> Tensors:
         began = time.monotonic()

@@ -9,7 +9,14 @@ import numpy as np
 
 from headrace.base.errors import ModelError, NotLoadable, listed
 from headrace.base.tensors import STRING, Array, Tensors
-from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec, takes_packed
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPLAIN_SIGNATURE,
+    Servable,
+    Signature,
+    TensorSpec,
+    takes_packed,
+)
 
 LABEL, SCORE = "label", "score"
 """Names of the outputs that are added."""
@@ -54,8 +61,10 @@ class LabelledServable:
         self.is_native: bool = getattr(servable, "is_native", False)
         self.takes_packed = takes_packed(servable)
         self._scores = _checked_scores(servable.signatures[DEFAULT_SIGNATURE], scores, len(labels))
-        self._named = {
-            name for name, one in servable.signatures.items() if self._scores.name in one.output_names
+        self._named = {  # an output of an explanation has the name of an input, possibly that of the scores
+            name
+            for name, one in servable.signatures.items()
+            if self._scores.name in one.output_names and name != EXPLAIN_SIGNATURE
         }
         self.signatures: Mapping[str, Signature] = {
             name: self._public(one) if name in self._named else one
@@ -78,9 +87,7 @@ class LabelledServable:
         outputs = self._model.predict(inputs, signature)
         if signature not in self._named:
             return outputs
-        scores = outputs[self._scores.name]
-        if _is_of_two(self._scores, len(self._labels)):
-            scores = np.stack([1 - scores, scores], axis=-1)
+        scores = by_class(self._scores, outputs[self._scores.name], len(self._labels))
         if scores.ndim != 2 or scores.shape[1] != len(self._labels):
             got = f"{self._scores.name} {list(scores.shape)}"
             raise ModelError(f"expected {len(self._labels)} scores per row, one per label, got {got}")
@@ -122,9 +129,21 @@ def highest(scores: Array, count: int) -> Array:
     return ranked[:, :count]
 
 
-def scores_output(signature: Signature) -> TensorSpec | None:
-    """Return the first output of floats ``[rows, classes]``, if there is one."""
-    return next(filter(is_scores, signature.outputs), None)
+def scores_output(outputs: Sequence[TensorSpec], classes: int) -> TensorSpec | None:
+    """Return the output with the scores of a model that does not name it, if there is one.
+
+    Args:
+        outputs: The model's outputs.
+        classes: Number of named classes; 0 if they have no names.
+
+    Returns:
+        The first of floats ``[rows, classes]``; or the only one, if it is the probability of the second of
+        two classes.
+    """
+    found = next(filter(is_scores, outputs), None)
+    if found is None and len(outputs) == 1 and is_of_two(outputs[0], classes):
+        return outputs[0]
+    return found
 
 
 def is_scores(spec: TensorSpec) -> bool:
@@ -132,9 +151,20 @@ def is_scores(spec: TensorSpec) -> bool:
     return spec.dtype.kind == "f" and len(spec.shape) == 1
 
 
-def _is_of_two(spec: TensorSpec, classes: int) -> bool:
+def is_of_two(spec: TensorSpec, classes: int) -> bool:
     """Return whether an output is the probability of the second of two classes, as of boosted trees."""
     return classes == 2 and spec.dtype.kind == "f" and not spec.shape
+
+
+def by_class(spec: TensorSpec, scores: Array, classes: int) -> Array:
+    """Return scores ``[rows, classes]``.
+
+    Args:
+        spec: The output with the scores.
+        scores: Its values; of two classes, perhaps the probabilities of the second one only.
+        classes: Number of named classes.
+    """
+    return np.stack([1 - scores, scores], axis=-1) if is_of_two(spec, classes) else scores
 
 
 def _checked_scores(signature: Signature, name: str, classes: int) -> TensorSpec:
@@ -144,10 +174,8 @@ def _checked_scores(signature: Signature, name: str, classes: int) -> TensorSpec
         NotLoadable: There is none, or it has another number of classes.
     """
     named = {spec.name: spec for spec in signature.outputs}
-    found = named.get(name or _USUAL_NAME) or (None if name else scores_output(signature))
-    if found is None and not name and len(named) == 1:
-        found = signature.outputs[0]
-    if found is not None and _is_of_two(found, classes):
+    found = named.get(name or _USUAL_NAME) or (None if name else scores_output(signature.outputs, classes))
+    if found is not None and is_of_two(found, classes):
         return found
     if found is None or not is_scores(found):
         shape = "[rows, classes], or [rows] for two classes" if classes == 2 else "[rows, classes]"

@@ -14,7 +14,9 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, shown
 from headrace.base.tensors import BY_DTYPE
 
-_WORDS = {"f": "a number", "b": "true or false", "i": "a whole number", "u": "a whole number", "O": "text"}
+WORDS = {"f": "a number", "b": "true or false", "i": "a whole number", "u": "a whole number", "O": "text"}
+"""The expected value in words, by the dtype's kind."""
+
 _LARGEST_TOLD = 2**64
 
 
@@ -102,30 +104,65 @@ def misfit(spec: Input, value: object, place: Sequence[int]) -> InvalidRequest:
     )
 
 
-def wrong_element(spec: Input, value: object, where: str) -> InvalidRequest:
+def wrong_element(spec: Input, value: object, where: str, way_out: str | None = None) -> InvalidRequest:
     """Return the error for an element of another type, or beyond the dtype's limits.
 
     Args:
-        spec: The input, of numbers or booleans.
+        spec: The input.
         value: The element.
         where: Its position, as ``position`` returns it.
+        way_out: How to send it instead; None to derive it from the element.
     """
-    kind, wanted = spec.dtype.kind, f"{_WORDS[spec.dtype.kind]} ({BY_DTYPE[spec.dtype].oip})"
-    if kind in "iu" and type(value) is int:
-        limits = np.iinfo(spec.dtype)
-        wanted += f" from {limits.min} to {limits.max}"
-    way_out = _way_out(spec, value)
-    return InvalidRequest(
-        f"{where}expected {wanted}, got {said(value)}{'; ' if way_out else ''}{way_out}", field=spec.name
-    )
+    kind, wanted = spec.dtype.kind, described(spec.dtype)
+    if type(value) is int or (kind == "f" and isinstance(value, float)):
+        wanted += limits(spec.dtype)
+    if way_out is None:
+        way_out = f"the input is {spec}" if isinstance(value, list | tuple) else remedy(kind, value)
+    return InvalidRequest(f"{where}expected {wanted}, {got(value, way_out)}", field=spec.name)
 
 
-def _way_out(spec: Input, value: object) -> str:
-    kind = spec.dtype.kind
+def got(value: object, way_out: str) -> str:
+    """Return the end of a message: the value that came, and the way out if there is one."""
+    return f"got {said(value)}; {way_out}" if way_out else f"got {said(value)}"
+
+
+def described(dtype: np.dtype[Any]) -> str:
+    """Return the expected value of a dtype in words: ``a number (FP32)``."""
+    return f"{WORDS[dtype.kind]} ({BY_DTYPE[dtype].oip})"
+
+
+def limits(dtype: np.dtype[Any]) -> str:
+    """Return the smallest and the largest number of a dtype, as the end of its description; "" for others."""
+    if dtype.kind in "iu":
+        whole = np.iinfo(dtype)
+        return f" from {whole.min} to {whole.max}"
+    if dtype.kind == "f":
+        number = np.finfo(dtype)
+        return f" from {number.min:.5g} to {number.max:.5g}"
+    return ""
+
+
+def is_beyond(dtype: np.dtype[Any], value: object) -> bool:
+    """Return whether a number is beyond a dtype's limits."""
+    try:
+        with np.errstate(over="raise"):
+            np.array(value, dtype)
+    except ArithmeticError:  # OverflowError of an integer, FloatingPointError of a float
+        return True
+    return False
+
+
+def remedy(kind: str, value: object) -> str:
+    """Return how to send a value so that it has the kind of a dtype; "" if another value is needed.
+
+    Args:
+        kind: The kind of the dtype.
+        value: The value that came.
+    """
+    if kind == "O":
+        return "put it in quotes" if isinstance(value, int | float) else ""
     if isinstance(value, bool):
         return f"send {int(value)}"
-    if isinstance(value, list | tuple):
-        return f"the input is {spec}"
     if kind == "b":
         return f"send {'true' if value else 'false'}" if isinstance(value, int) and value in (0, 1) else ""
     if not isinstance(value, str) or len(value) > len(str(_LARGEST_TOLD)):

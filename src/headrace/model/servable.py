@@ -24,6 +24,12 @@ DEFAULT_SIGNATURE = "serving_default"
 EXPLAIN_SIGNATURE = "explain"
 """The signature whose outputs tell what each input adds to the raw score of a prediction."""
 
+NO_EXPLANATION = (
+    "this model cannot explain its answers; most models of LightGBM, XGBoost and CatBoost, linear models of "
+    "scikit-learn, and click models can"
+)
+"""The error for an explanation by a model without that signature; docs/explanations.md has the exceptions."""
+
 EXPECTED_VALUE = "expected_value"
 """The output of an explanation that belongs to no input; the sum of all outputs is the raw score."""
 
@@ -67,6 +73,11 @@ class Servable(Protocol):
 def takes_packed(servable: Servable) -> bool:
     """Return whether ``predict`` accepts ``PackedTensors``, batches whose texts are not Python objects."""
     return getattr(servable, "takes_packed", False)
+
+
+def has_files(servable: Servable) -> bool:
+    """Return whether users can put files beside a model, such as recorded requests; not so for endpoints."""
+    return getattr(servable, "has_files", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +421,10 @@ def signature_named(signatures: Mapping[str, Signature], name: str) -> Signature
     """
     found = signatures.get(name or DEFAULT_SIGNATURE)
     if found is None:
-        raise NotFound(f"signature {shown(name)} not found; the model has {listed(map(shown, signatures))}")
+        others = (
+            NO_EXPLANATION if name == EXPLAIN_SIGNATURE else f"the model has {listed(map(shown, signatures))}"
+        )
+        raise NotFound(f"signature {shown(name)} not found; {others}")
     return found
 
 

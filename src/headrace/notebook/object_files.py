@@ -6,10 +6,12 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from headrace import endpoints
 from headrace.base.errors import ConfigError, LoadError, shown
@@ -28,6 +30,7 @@ _ACCEPTED = (
     "torch.export.ExportedProgram, a function or class with annotations, or the path of a model's file, a "
     "directory of models or an app.py"
 )
+_FEWEST_CLASSES = 2  # boosted trees of one class answer one number
 _LARGE_ONNX_BYTES = 2**30  # protobuf ends at 2 GiB
 _MODEL = """from headrace.endpoints import model_given
 
@@ -51,18 +54,22 @@ class Found(NamedTuple):
     is_fixed: bool = True
 
 
+_Settings = Sequence[str]
+"""Lines of a model's ``headrace.toml``."""
+
+
 class _Format(NamedTuple):
     """How the objects of some classes are saved.
 
     Attributes:
         classes: Base classes, each with the package of its module: ``lightgbm.Booster``.
         file: The name of the file.
-        save: Saves an object to a file.
+        save: Saves an object to a file, and returns the settings that the file lacks.
     """
 
     classes: tuple[str, ...]
     file: str
-    save: Callable[[Any, Path], object]
+    save: Callable[[Any, Path], _Settings]
 
 
 def find(model: object, name: str, draft: Path, undo: ExitStack) -> Found:
@@ -145,7 +152,9 @@ def _save(model: object, name: str, draft: Path, undo: ExitStack) -> None:
             directory = _version(draft, name or _NAME)
             directory.mkdir()
             try:
-                kind.save(model, directory / kind.file)
+                settings = kind.save(model, directory / kind.file)
+                if settings:
+                    (directory.parent / MODEL_CONFIG_FILE).write_text("\n".join(settings), "utf-8")
             except Exception as error:  # the boundary to the framework
                 what = f"the {type(model).__name__} cannot be saved as {kind.file}"
                 raise LoadError(f"{what}: {type(error).__name__}: {error}") from error
@@ -164,48 +173,87 @@ def _class_of(model: object) -> str:
     return f"{type(model).__module__}.{type(model).__qualname__}"
 
 
-def _save_model(model: Any, file: Path) -> None:
+def _save_model(model: Any, file: Path) -> _Settings:
     model.save_model(str(file))
+    return ()
 
 
-def _save_lightgbm_estimator(model: Any, file: Path) -> None:
+def _save_lightgbm_estimator(model: Any, file: Path) -> _Settings:
     model.booster_.save_model(str(file))
+    is_probability = not callable(model.objective_)  # the file of an objective in Python answers raw scores
+    return _class_names(model, top=1) if is_probability else ()
 
 
-def _save_keras(model: Any, file: Path) -> None:
+def _save_xgboost_estimator(model: Any, file: Path) -> _Settings:
+    model.save_model(str(file))
+    learner = json.loads(model.get_booster().save_config())["learner"]
+    several_labels = int(learner["learner_model_param"]["num_target"]) > 1
+    is_probability = model.objective in ("binary:logistic", "multi:softprob") and not several_labels
+    return _class_names(model, top=1) if is_probability else ()
+
+
+def _save_catboost(model: Any, file: Path) -> _Settings:
+    model.save_model(str(file))
+    return _class_names(model)
+
+
+def _save_keras(model: Any, file: Path) -> _Settings:
     model.save(str(file))
+    return ()
 
 
-def _save_onnx(model: Any, file: Path) -> None:
+def _save_onnx(model: Any, file: Path) -> _Settings:
     import onnx  # noqa: PLC0415 - imported already by the caller, who has such an object
 
     is_large = model.ByteSize() > _LARGE_ONNX_BYTES
     onnx.save(model, str(file), save_as_external_data=is_large, location="model.data")
+    return ()
 
 
-def _save_torch(model: Any, file: Path) -> None:
+def _save_torch(model: Any, file: Path) -> _Settings:
     import torch  # noqa: PLC0415 - as above
 
     torch.export.save(model, str(file))
+    return ()
 
 
-def _save_sklearn(model: Any, file: Path) -> None:
+def _save_sklearn(model: Any, file: Path) -> _Settings:
     """Save an estimator, and trust its types: they are those of the caller's own object."""
     try:
         import skops.io  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise LoadError(f"{error}; pip install 'headrace[sklearn]'") from error
     skops.io.dump(model, file)
-    trusted = json.dumps(skops.io.get_untrusted_types(file=file), ensure_ascii=False)
-    settings = file.parent.parent / MODEL_CONFIG_FILE
-    settings.write_text(f"[runtime]\ntrusted = {trusted}\n", "utf-8")
+    trusted = skops.io.get_untrusted_types(file=file)
+    return ("[runtime]", f"trusted = {_toml(trusted)}", *_class_names(model))
+
+
+def _class_names(model: Any, top: int = 0) -> _Settings:
+    """Return the settings that name the classes of a classifier; none for other models.
+
+    Args:
+        model: The model, fitted.
+        top: Number of classes that each answer names; 0 if the runtime adds a label itself, or has none.
+    """
+    classes = getattr(model, "classes_", None)
+    if not isinstance(classes, list | np.ndarray) or len(classes) < _FEWEST_CLASSES:
+        return ()
+    if any(np.ndim(one) for one in classes):  # the classes of several targets
+        return ()
+    return ("[signature]", f"labels = {_toml([str(one) for one in classes])}", f"top = {top}")
+
+
+def _toml(texts: Sequence[str]) -> str:
+    """Return a list of texts in TOML, which escapes one character more than JSON."""
+    return json.dumps(texts, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 _FORMATS = (
     _Format(("lightgbm.Booster",), "model.txt", _save_model),
     _Format(("lightgbm.LGBMModel",), "model.txt", _save_lightgbm_estimator),
-    _Format(("xgboost.Booster", "xgboost.XGBModel"), "model.ubj", _save_model),
-    _Format(("catboost.CatBoost",), "model.cbm", _save_model),
+    _Format(("xgboost.Booster",), "model.ubj", _save_model),
+    _Format(("xgboost.XGBModel",), "model.ubj", _save_xgboost_estimator),
+    _Format(("catboost.CatBoost",), "model.cbm", _save_catboost),
     _Format(("keras.Model",), "model.keras", _save_keras),
     _Format(("onnx.ModelProto",), "model.onnx", _save_onnx),
     _Format(("torch.ExportedProgram",), "model.pt2", _save_torch),

@@ -193,6 +193,8 @@ class PythonServable:
         """
         self.calls: Collection[str] = getattr(model, "calls", None) or ()
         self.signatures: Mapping[str, Signature] = {signature.name: signature}
+        # Whether its user can put files beside it, such as recorded requests.
+        self.has_files: bool = getattr(model, "has_files", True)
         self._model = model
         self._outputs = signature.outputs
         self._own = own

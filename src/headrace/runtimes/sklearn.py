@@ -8,7 +8,9 @@ documents. The option ``columns`` changes this. Outputs: ``label`` and, from cla
 
 from __future__ import annotations
 
+import ast
 import logging
+import re
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +27,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
+from headrace.model import misfits
 from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, cast
 from headrace.model.servable import (
@@ -45,6 +48,8 @@ _FAILS = "the estimator fails on a row of zeros and texts, or of categories that
 _OPTIONS: dict[str, type] = {"columns": bool, "datatype": str, "outputs": str}
 _OUTPUTS = ("all", "label", "probabilities")
 
+_UNKNOWN = re.compile(r"Found unknown categories (\[.*\]) in column \d+")
+_SCALAR = re.compile(r"np\.\w+\(([^()]*)\)")
 _NAMED = "use one that is defined at the top level of a module which the server can import, and save it again"
 _TRUSTED_TYPES = "trusted_types.txt"
 _USUAL_TYPES = frozenset(
@@ -114,6 +119,47 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
     return servable
 
 
+def _refusal(error: ValueError, inputs: Tensors) -> InvalidRequest:
+    """Return the error for a row that the estimator refuses; it names the input of an unknown category.
+
+    An encoder counts the columns that it gets, so its number says nothing to the caller.
+
+    Args:
+        error: The refusal.
+        inputs: The inputs of the call.
+    """
+    # The lines after the first advise the model's author, and name its classes.
+    said = str(error).partition("\n")[0]
+    found = _UNKNOWN.match(said)
+    places = [] if found is None else _places_of(found[1], inputs)
+    if len(places) != 1:  # several inputs have such a value
+        return InvalidRequest(f"the estimator refuses a row: {said}", field="inputs")
+    ((name, place),) = places
+    value = inputs[name][place]
+    shown_value = misfits.said(value.decode(errors="replace") if isinstance(value, bytes) else value.item())
+    return InvalidRequest(
+        f"{misfits.position(place)}expected a category that the estimator was fitted on, got {shown_value}; "
+        "send one of those, or fit the encoder with handle_unknown='ignore'",
+        field=name,
+    )
+
+
+def _places_of(listed: str, inputs: Tensors) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the inputs that have one of the listed values, each with its first place."""
+    try:
+        wanted = set(ast.literal_eval(_SCALAR.sub(r"\1", listed)))
+    except (ValueError, SyntaxError, TypeError):
+        return []
+    wanted |= {one.encode(errors="replace") for one in wanted if isinstance(one, str)}
+    places = []
+    for name, column in inputs.items():
+        for number, value in enumerate(column.ravel().tolist()):
+            if value in wanted:
+                places.append((name, tuple(map(int, np.unravel_index(number, column.shape)))))
+                break
+    return places
+
+
 def _if_possible(make: Callable[..., _Made], *arguments: object) -> _Made | None:
     """Return a part of an explanation; None if making it fails, as the model predicts without one."""
     try:
@@ -170,9 +216,7 @@ class SklearnServable:
         except HeadraceError:
             raise
         except ValueError as error:  # scikit-learn refuses values this way, such as an unknown category
-            # The lines after the first advise the model's author, and name its classes.
-            said = str(error).partition("\n")[0]
-            raise InvalidRequest(f"the estimator refuses a row: {said}", field="inputs") from error
+            raise _refusal(error, inputs) from error
         except Exception as error:  # the boundary to the estimator's own code
             level = logging.DEBUG if IS_GENERATED.get() else logging.ERROR
             _log.log(level, "predict of an estimator failed", exc_info=True)

@@ -280,10 +280,11 @@ def signature_of(inputs: TreeInputs, output: TensorSpec, options: RuntimeOptions
     Args:
         inputs: The inputs.
         output: The output: of a row, one value or several targets (a regression), or scores of classes.
-        options: The operator's settings.
+        options: The operator's settings. If they name two classes, one value is the probability of the second
+            one, which Classify and Regress both answer.
     """
-    kind = options.signature.kind
-    if kind == "predict":
+    kind, is_of_two = options.signature.kind, not output.shape and len(options.signature.labels) == 2
+    if kind == "predict" and not is_of_two:
         kind = "classify" if output.shape and inputs.targets == 1 else "regress"
     return Signature(DEFAULT_SIGNATURE, inputs.specs, (output,), kind=kind, sample=inputs.sample)
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 LARGEST_MESSAGE_BYTES = 2**27
 """Size limit of a message; the metrics of many thousands of models fit."""
 
-RELEASE = f"{__version__}/9"
+RELEASE = f"{__version__}/10"
 """Release of the message format, compared before any message; its last number grows with each change."""
 
 
@@ -47,6 +47,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
         fills: Whether it fills the archive.
         keeper: Descriptor of the keeper's socket for sealed copies; None if the worker makes its own.
         callers: Descriptor of the shared memory in which callers are counted; -1 for none.
+        shown: The path that is printed for the models; None for that of their directory.
     """
 
     worker: int
@@ -61,6 +62,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     fills: bool
     keeper: int | None
     callers: int = -1
+    shown: Path | None = None
 
 
 class Beat(msgspec.Struct, frozen=True, tag=True):

@@ -48,6 +48,7 @@ class Start(NamedTuple):
         json: Whether the served models are printed as JSON.
         begun: Start of the command on the monotonic clock.
         command: Command line that starts a worker; a descriptor's number and headrace's version are added.
+        shown: The path that is printed for the models; None for that of their directory.
     """
 
     models: Path | None
@@ -55,6 +56,7 @@ class Start(NamedTuple):
     json: bool
     begun: float
     command: Sequence[str]
+    shown: Path | None = None
 
 
 class Supervisor:
@@ -273,6 +275,7 @@ class Supervisor:
             fills=place.number == 0,
             keeper=None if self._keeper is None else self._keeper.descriptor,
             callers=self._callers[0] if self._callers else -1,
+            shown=self._start.shown,
         )
 
     def _ended(self, place: Place, how: str) -> None:

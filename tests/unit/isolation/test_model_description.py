@@ -1,12 +1,15 @@
-"""What a model's process says of its model: the parent knows the same signatures."""
+"""The description of a model that its process returns: the parent knows the same signatures."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from headrace.isolation.model_description import describe, described
-from headrace.model.servable import DEFAULT_SIGNATURE
+from headrace.model.servable import DEFAULT_SIGNATURE, has_files
 from headrace.runtimes.registry import RuntimeOptions, load
+from tests.models import Doubling
 
 MODEL = """
 class Model:
@@ -31,3 +34,18 @@ def test_replacements_of_missing_values_are_described_exactly(tmp_path: Path) ->
     servable.close()
     found = [one.absent for one in signatures[DEFAULT_SIGNATURE].inputs]
     assert repr(found) == "[nan, -inf, -9223372036854775807, '', 'nan', None]"
+
+
+class OfAnEndpoint(Doubling):
+    """A model whose directory is temporary."""
+
+    has_files = False
+    takes_packed = True
+
+
+@pytest.mark.parametrize("model", [Doubling(), OfAnEndpoint()])
+def test_a_description_says_what_the_model_says(model: Doubling) -> None:
+    found, signatures = described(*describe(model))
+    assert (found.platform, found.has_files) == ("test", has_files(model))
+    assert found.takes_packed == getattr(model, "takes_packed", False)
+    assert signatures == model.signatures

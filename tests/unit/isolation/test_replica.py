@@ -35,7 +35,7 @@ class Told(ModelProcess):
         self.may_retire.set()
 
     def call(self, *_: Any) -> Any:
-        return ModelDescription("python", False, {}, ()), {}
+        return ModelDescription("python", False, True, {}, ()), {}
 
     def grow(self) -> None:
         """Exceed the limit, and have the keeper look once."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,14 +16,17 @@ import numpy as np
 import pytest
 
 from headrace.base import cpus
-from headrace.base.errors import LoadError
-from headrace.base.tensors import Array, Tensors
+from headrace.base.errors import LoadError, ModelError
+from headrace.base.tensors import STRING, Array, Tensors
 from headrace.batching.cost import BatchCost
+from headrace.cli.app_models import publish_endpoints
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
 from headrace.lifecycle.version_states import State
-from headrace.lifecycle.warmup import WELL_KNOWN, warm_up, warm_up_serving_threads
+from headrace.lifecycle.warmup import WELL_KNOWN, probe, warm_up, warm_up_serving_threads
 from headrace.model.call_context import IS_GENERATED
-from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.runtimes.options import RuntimeOptions
+from headrace.runtimes.python import load
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 from tests.model_directories import write
@@ -135,6 +139,87 @@ def test_made_up_rows_are_marked_so_that_their_failure_is_no_error_in_the_log(tm
     record(tmp_path, {"instances": [{"x": [1.0, 2.0]}]})
     warm_up(Marked(), ModelConfig(), tmp_path, BatchCost())
     assert marks[:2] == [False, True]  # the recorded request, and the first of those made up
+
+
+CLASSES = """
+import numpy as np
+
+class Model:
+    inputs = [("x", "FP32", ())]
+    outputs = [("y", "FP32", ())]
+
+    def predict(self, inputs):
+        return {"y": np.float32([{"oslo": 1.0}["rome"]])}
+"""
+
+
+def checked(model: Servable, *, must_answer: bool = False) -> bool:
+    return probe(model, ModelConfig(), ("m", 1), 0.0, must_answer, ())
+
+
+@pytest.mark.parametrize("kind", ["endpoint", "model.py"])
+def test_the_log_has_the_exception_of_a_model_and_a_place_for_recorded_rows_that_exists(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model.py").write_text(CLASSES)
+    if kind == "endpoint":
+        (tmp_path / "app.py").write_text(
+            "import headrace\n\n@headrace.endpoint\ndef price(city: str) -> float:\n"
+            "    return {'oslo': 1.0}['rome']\n"
+        )
+        publish_endpoints(tmp_path / "app.py", tmp_path, 1)
+    version = tmp_path / "price" / "1" if kind == "endpoint" else tmp_path
+    model = load(version / "model.py", RuntimeOptions(allow_code=True))
+    warm_up(model, ModelConfig(), None, BatchCost())
+    assert not checked(model)
+    place = "" if kind == "endpoint" else "; record some in warm_up.jsonl"
+    assert [one.getMessage() for one in caplog.records] == [
+        "a generated warm-up batch of 1 rows failed: KeyError: 'rome'",
+        "m version 1: row independence was not checked: every generated request failed (KeyError: 'rome')"
+        + place,
+    ]
+    with pytest.raises(LoadError, match="fails every generated request") as refused:
+        checked(model, must_answer=True)
+    way_out = (
+        "in the file of --config, under" if kind == "endpoint" else "warm_up.jsonl, or set `.warm_up. must"
+    )
+    assert re.search(way_out, refused.value.message)
+    assert "rome" not in refused.value.told  # callers are told no more of an exception than elsewhere
+    model.close()
+
+
+def test_the_log_does_not_refer_to_itself_for_an_isolated_model(caplog: pytest.LogCaptureFixture) -> None:
+    """The exception stays in the process of the model, which has logged its traceback."""
+
+    def fail() -> None:
+        raise ModelError("the model raised KeyError; the server's log says more")
+
+    assert not checked(Doubling(before=fail))
+    assert [one.getMessage().partition(": ")[2] for one in caplog.records] == [
+        "row independence was not checked: every generated request failed (the model raised KeyError); "
+        "record some in warm_up.jsonl"
+    ]
+
+
+@pytest.mark.parametrize("has_files", [True, False])
+def test_rows_that_do_not_differ_are_told_with_a_place_for_others(
+    has_files: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Alike(Doubling):
+        def __init__(self) -> None:
+            super().__init__()
+            x, y = TensorSpec("x", STRING, ()), TensorSpec("y", np.dtype(np.float32), ())
+            red = {"x": np.array([b"red"], STRING)}
+            self.signatures = {DEFAULT_SIGNATURE: Signature(DEFAULT_SIGNATURE, (x,), (y,), sample=red)}
+            self.has_files = has_files
+
+        def predict(self, inputs: Tensors, signature: str = DEFAULT_SIGNATURE) -> dict[str, Array]:
+            return {"y": np.zeros(len(inputs["x"]), np.float32)}
+
+    assert checked(Alike())
+    (line,) = caplog.records
+    place = "; record some in warm_up.jsonl" if has_files else ""
+    assert line.getMessage().endswith(f"the row count was checked{place} (signature serving_default)")
 
 
 def test_warm_up_can_be_switched_off() -> None:

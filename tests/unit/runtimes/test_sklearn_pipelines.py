@@ -200,9 +200,29 @@ def test_a_category_that_the_encoder_does_not_know_is_the_requests_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     servable = loaded(tmp_path, make_pipeline(OneHotEncoder(), classifier()).fit(CODES, TARGET))
-    with pytest.raises(InvalidRequest, match=r"the estimator refuses a row.*unknown categories.*4\.0"):
-        servable.predict({"features": np.array([[4.0, 10.0]])})
+    refusal = (
+        r"^features: row 1, column 0: expected a category that the estimator was fitted on, got 4\.0; send"
+    )
+    with pytest.raises(InvalidRequest, match=refusal):
+        servable.predict({"features": np.array([CODES[0], [4.0, CODES[0][1]]])})
     assert not caplog.records  # whoever sends nonsense fills no log
+    servable.close()
+
+
+def test_the_column_of_an_unknown_category_is_named_if_no_other_has_it(tmp_path: Path) -> None:
+    data = pd.DataFrame({"age": [1.0, 2.0], "from": ["oslo", "rome"], "to": ["rome", "bonn"]})
+    encoders = ColumnTransformer(
+        [("number", "passthrough", ["age"]), ("city", OneHotEncoder(), ["to", "from"])]
+    )
+    servable = loaded(tmp_path, make_pipeline(encoders, Ridge()).fit(data, [1.0, 2.0]))
+    given = {"age": np.array([1.0, 2.0]), "to": np.array([b"rome", b"paris"], object)}
+    with pytest.raises(
+        InvalidRequest, match=r"^to: row 1: expected a category .* was fitted on, got 'paris'; send"
+    ):
+        servable.predict({**given, "from": np.array([b"oslo", b"oslo"], object)})
+    with pytest.raises(InvalidRequest, match=r"^inputs: the estimator refuses a row: .*'paris'"):
+        servable.predict({**given, "from": np.array([b"paris", b"oslo"], object)})
+    servable.close()
 
 
 @pytest.mark.parametrize("dtype", [object, "U8"])

@@ -30,6 +30,7 @@ from headrace.frontends.wire.json_output import needs_slices
 from headrace.frontends.wire.json_text import Json, parse_at_once, parse_in_slices
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.lifecycle.handle import Lease
+from headrace.model.misfits import said
 from headrace.model.servable import CheckedInputs, Signature, TensorSpec, signature_named
 
 if TYPE_CHECKING:
@@ -106,11 +107,15 @@ async def _decoded(service: Service, call: HttpCall) -> _Asked:
 
 def _asked(loaded: LoadedVersion, document: Json, deadline: float, budget: RequestBudget) -> _Asked:
     if not isinstance(document, dict):
-        raise InvalidRequest("expected an object with the model's inputs by name", field="body")
+        raise InvalidRequest(
+            f"expected an object with the model's inputs by name, got {said(document)}", field="body"
+        )
     _check_size(document)
     parameters = document.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InvalidRequest("expected an object", field="parameters")
+        raise InvalidRequest(
+            f"expected an object, got {said(parameters)}; send the parameters by name", field="parameters"
+        )
     refuse_parameters({name: msgspec.Raw(_encode(one)) for name, one in parameters.items()}, "parameters")
     signature = signature_named(loaded.signatures, _text(parameters, SIGNATURE_PARAMETER))
     known = set(signature.input_names)
@@ -130,14 +135,14 @@ _OWN = ("id", "parameters")
 def _text(given: dict[str, Json], name: str) -> str:
     text = given.get(name, "")
     if not isinstance(text, str):
-        raise InvalidRequest("expected a string", field=name)
+        raise InvalidRequest(f"expected text, got {said(text)}", field=name)
     check_name(len(text), name)
     return text
 
 
 def _whole(value: Json) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest("expected a whole number of microseconds", field="timeout")
+        raise InvalidRequest(f"expected a whole number of microseconds, got {said(value)}", field="timeout")
     return value
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -12,6 +12,7 @@ from headrace.base.tensors import STRING, Array, Buffer
 from headrace.batching.request import Answer
 from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply, origin_text
 from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
+from headrace.frontends.oip.json_misfits import INFER, wrong_body, wrong_count, wrong_parameter
 from headrace.frontends.oip.json_values import InferInput, Parameters, from_json
 from headrace.frontends.oip.parameters import (
     ANSWERED_BY_PARAMETER,
@@ -45,6 +46,8 @@ from headrace.model.servable import (
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
+
+Value = TypeVar("Value", bool, int, str)
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -247,7 +250,10 @@ def finished(
         InvalidRequest: The request is invalid.
     """
     signature = signature_of(loaded, request)
-    inputs = check(signature, tensors, budget)
+    try:
+        inputs = check(signature, tensors, budget)
+    except InvalidRequest as error:
+        raise wrong_count(request.inputs, tensors) or error from error
     outputs = _choices(signature, request)
     parameters = request.parameters or {}
     if "timeout" in parameters:
@@ -302,7 +308,7 @@ def parsed(text: bytes) -> InferRequest:
     try:
         return _decode_request(text)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"{error}; expected an inference request", field="body") from error
+        raise wrong_body(text, error, INFER) from error
     except RecursionError as error:
         raise InvalidRequest("the JSON is nested too deeply; send flat data", field="body") from error
 
@@ -320,18 +326,14 @@ def signature_of(loaded: LoadedVersion, request: InferRequest) -> Signature:
 def _signature_name(parameters: dict[str, msgspec.Raw]) -> str:
     if SIGNATURE_PARAMETER not in parameters:
         return ""
-    try:
-        return msgspec.json.decode(parameters[SIGNATURE_PARAMETER], type=str)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"{error}", field=SIGNATURE_PARAMETER) from error
+    return _parameter(parameters, SIGNATURE_PARAMETER, str)
 
 
-def _parameter(parameters: dict[str, msgspec.Raw], name: str, kind: Callable[..., object]) -> int:
+def _parameter(parameters: dict[str, msgspec.Raw], name: str, kind: type[Value], of: str = "") -> Value:
     try:
-        value: int = msgspec.json.decode(parameters[name], type=kind)
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"{error}", field=name) from error
-    return value
+        return msgspec.json.decode(parameters[name], type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise wrong_parameter(name, bytes(parameters[name]), kind, of) from error
 
 
 def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Span | None]:
@@ -351,7 +353,7 @@ def binary_spans(inputs: Sequence[InferInput], start: int, end: int) -> list[Spa
             continue
         if tensor.data is not msgspec.UNSET:
             raise InvalidRequest("given both as data and as binary data; use one of them", field=tensor.name)
-        size = _parameter(parameters, "binary_data_size", int)
+        size = _parameter(parameters, "binary_data_size", int, tensor.name)
         if not 0 <= size <= end - start:
             raise InvalidRequest(
                 f"expected binary_data_size from 0 to {end - start}, the bytes left in the body, got {size}; "
@@ -388,7 +390,7 @@ def _wants_binary(output: _Output, default: bool) -> bool:
     refuse_parameters(output.parameters, output.name)
     if "binary_data" not in output.parameters:
         return default
-    return bool(_parameter(output.parameters, "binary_data", bool))
+    return _parameter(output.parameters, "binary_data", bool, output.name)
 
 
 # ---- Answers ----

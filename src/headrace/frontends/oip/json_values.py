@@ -14,9 +14,18 @@ import msgspec
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, shown
+from headrace.frontends.oip.json_misfits import (
+    another_length,
+    no_list,
+    not_nested_so,
+    not_text,
+    too_large,
+    wrong_element,
+)
 from headrace.frontends.wire import long_lists
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_cost import has_slow_numbers
+from headrace.frontends.wire.json_misfits import place_of
 from headrace.frontends.wire.json_text import Json, decode
 from headrace.frontends.wire.tensors import BFLOAT16, BYTES, MOST_DIMENSIONS, WireTensor
 from headrace.model.missing_values import Expansion, pay, unexpected_null
@@ -64,7 +73,7 @@ def from_json(tensor: InferInput, spec: TensorSpec, budget: Expansion) -> Steps[
     values = _typed_at_once(tensor, text)
     if values is None:
         return (yield from from_values(tensor, spec, decode(text, nan=False), budget))
-    return WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), packed(tensor, values))
+    return WireTensor(tensor.name, tensor.datatype, tuple(tensor.shape), _packed(tensor, spec, values))
 
 
 def check_given(tensor: InferInput) -> None:
@@ -74,7 +83,9 @@ def check_given(tensor: InferInput) -> None:
         InvalidRequest: It has no values, or too many dimensions.
     """
     if isinstance(tensor.data, msgspec.UnsetType):
-        raise InvalidRequest("expected data, or binary_data_size in its parameters", field=tensor.name)
+        raise InvalidRequest(
+            "expected data, or binary_data_size in its parameters, got neither", field=tensor.name
+        )
     if len(tensor.shape) > MOST_DIMENSIONS:
         raise InvalidRequest(
             f"expected at most {MOST_DIMENSIONS} dimensions, got {len(tensor.shape)}", field=tensor.name
@@ -96,7 +107,7 @@ def from_values(tensor: InferInput, spec: TensorSpec, values: Json, budget: Expa
     """
     kind_of(tensor)
     if not isinstance(values, list):
-        raise _not_of_kind(tensor, values, list)
+        raise no_list(tensor, values, ())
     sizes: tuple[int, ...] | None = None
     if (yield from _is_nested(tensor, spec, values)):
         sizes, values = yield from _without_lists(tensor, spec, values, budget)
@@ -106,10 +117,10 @@ def from_values(tensor: InferInput, spec: TensorSpec, values: Json, budget: Expa
         typed = _typed(tensor, spec, part, first, sizes)
         lengths = list(map(len, typed)) if tensor.datatype == BYTES else []
         for some in long_lists.cut(typed, lengths, _CHARACTERS_A_STEP):
-            one = packed(tensor, some)
+            one = _packed(tensor, spec, some, first, sizes)
             raw += one if isinstance(one, list) else [one]
+            first += len(some)
             yield
-        first += len(part)
     shape = tuple(tensor.shape if sizes is None else (tensor.shape[0], *sizes))
     whole = raw if tensor.datatype == BYTES else b"".join(raw)
     return WireTensor(tensor.name, tensor.datatype, shape, whole)
@@ -135,7 +146,7 @@ def _without_lists(
 ) -> Steps[tuple[tuple[int, ...], list[Json]]]:
     """Return the sizes of a row, and all values as a flat list."""
     if len(rows) != tensor.shape[0]:
-        raise not_nested_so(tensor)
+        raise another_length(tensor, (), tensor.shape[0], len(rows))
     sizes, whole = tuple(tensor.shape[1:]), cast("tuple[int, ...]", spec.shape)
     other = _may_lack_values(spec) and sizes != whole and not (yield from _are_lists_of(rows, sizes[:1]))
     if other:  # nested like the input's rows, not like the shape that the client sent
@@ -144,15 +155,16 @@ def _without_lists(
     level = rows
     for index, size in enumerate(sizes):
         inner: list[Json] = []
-        step = max(1, long_lists.STEP // max(1, math.prod(sizes[index:])))
+        step, first = max(1, long_lists.STEP // max(1, math.prod(sizes[index:]))), 0
         for came in long_lists.parts(level, step):
             part = came if filling is None else filling.filled(came, size, last=index + 1 == len(sizes))
-            _check_lists(tensor, part, size)
+            _check_lists(tensor, part, first, (tensor.shape[0], *sizes[: index + 1]))
             inner += chain.from_iterable(part)
+            first += len(part)
             yield
         level = inner
     if other and filling is not None and not filling.has_filled:
-        raise not_nested_so(tensor)
+        raise not_nested_so(tensor, spec)
     return sizes, level
 
 
@@ -166,12 +178,15 @@ def _are_lists_of(rows: list[Json], size: tuple[int, ...]) -> Steps[bool]:
     return True
 
 
-def _check_lists(tensor: InferInput, part: list[Json], size: int) -> None:
-    for one in part:
-        if not isinstance(one, list):
-            raise _not_of_kind(tensor, one, list)
-        if len(one) != size:
-            raise not_nested_so(tensor)
+def _check_lists(tensor: InferInput, part: list[Json], first: int, shape: tuple[int, ...]) -> None:
+    """Check that each value is a list of the last size of a shape; the first one has the number ``first``."""
+    *outer, size = shape
+    for number, one in enumerate(part, first):
+        if not isinstance(one, list) or len(one) != size:
+            place = [int(index) for index in np.unravel_index(number, outer)]
+            if not isinstance(one, list):
+                raise no_list(tensor, one, place, size)
+            raise another_length(tensor, place, size, len(one))
 
 
 class _Filling:
@@ -228,25 +243,8 @@ def _typed(
             return found
     except msgspec.ValidationError as error:
         wrong = error
-    said, _, at_index = str(wrong).partition(" - at `$[")
-    place = first + int(at_index.partition("]")[0])
-    path = [place] if sizes is None else np.unravel_index(place, (tensor.shape[0], *sizes))
-    raise _wrong_values(tensor, f"{said} - at `${''.join(f'[{one}]' for one in path)}`") from wrong
-
-
-def _not_of_kind(tensor: InferInput, value: Json, kind: type) -> InvalidRequest:
-    try:
-        msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        return _wrong_values(tensor, error)
-    return not_nested_so(tensor)
-
-
-def _wrong_values(tensor: InferInput, said: object) -> InvalidRequest:
-    return InvalidRequest(
-        f"{said}; expected {tensor.datatype} values, flat or nested like the shape",
-        field=f"{tensor.name}.data",
-    )
+    (index,) = place_of(wrong)
+    raise wrong_element(tensor, spec, part[index], first + index, sizes) from wrong
 
 
 _KINDS: dict[str, type] = {
@@ -299,19 +297,13 @@ def _typed_at_once(tensor: InferInput, text: bytes) -> list[Any] | None:
         values = _list_decoder(kind, len(tensor.shape) if is_nested else 1)(text)
     except msgspec.ValidationError as error:
         if "out of range" in str(error):
-            raise _wrong_values(tensor, error) from error
+            raise too_large(tensor, error) from error
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise _wrong_values(tensor, error) from error
+        raise InvalidRequest(
+            f"expected UTF-8 texts: {error}; send other bytes as binary data", field=tensor.name
+        ) from error
     return _flattened(tensor, values) if is_nested else values
-
-
-def not_nested_so(tensor: InferInput) -> InvalidRequest:
-    """Return the error for lists that do not fit the shape."""
-    return InvalidRequest(
-        f"expected lists nested like the shape {tensor.shape[:MOST_DIMENSIONS]}, got one of another length",
-        field=f"{tensor.name}.data",
-    )
 
 
 def _flattened(tensor: InferInput, values: list[Any]) -> list[Any] | None:
@@ -323,8 +315,21 @@ def _flattened(tensor: InferInput, values: list[Any]) -> list[Any] | None:
     return level
 
 
-def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
-    """Return an input's values in raw form; strings as a list of bytes.
+def _packed(
+    tensor: InferInput,
+    spec: TensorSpec,
+    values: list[Any],
+    first: int = 0,
+    sizes: tuple[int, ...] | None = None,
+) -> bytes | list[bytes]:
+    """Return some of an input's values in raw form; strings as a list of bytes.
+
+    Args:
+        tensor: The input as received.
+        spec: The expected input.
+        values: The values.
+        first: Number of the first of them among all.
+        sizes: The sizes of a row; None for those of the shape.
 
     Raises:
         InvalidRequest: A value does not fit in the datatype.
@@ -334,12 +339,25 @@ def packed(tensor: InferInput, values: list[Any]) -> bytes | list[bytes]:
         try:
             return [text.encode() for text in values]
         except UnicodeEncodeError as error:  # half a surrogate pair
-            raise InvalidRequest(f"expected text: {error.reason}", field=f"{tensor.name}.data") from error
+            raise not_text(tensor, values, first) from error
     if datatype == "BOOL":
         return bytes(values)
     try:
-        if datatype in _NARROW:
-            return struct.pack(f"<{len(values)}{_NARROW[datatype]}", *values)
-        return array.array(_ARRAY_CODES[datatype], values).tobytes()
+        return _numbers(datatype, values)
     except OverflowError as error:
-        raise InvalidRequest(f"a value does not fit in {datatype}", field=f"{tensor.name}.data") from error
+        number = next(number for number, value in enumerate(values) if not _fits(datatype, value))
+        raise wrong_element(tensor, spec, values[number], first + number, sizes) from error
+
+
+def _numbers(datatype: str, values: list[Any]) -> bytes:
+    if datatype in _NARROW:
+        return struct.pack(f"<{len(values)}{_NARROW[datatype]}", *values)
+    return array.array(_ARRAY_CODES[datatype], values).tobytes()
+
+
+def _fits(datatype: str, value: Any) -> bool:
+    try:
+        _numbers(datatype, [value])
+    except OverflowError:
+        return False
+    return True

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import msgspec
 
 from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
-from headrace.base.errors import InvalidRequest, TooLarge
+from headrace.base.errors import TooLarge
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
 from headrace.frontends.early_refusal import refuse_unread
@@ -22,6 +22,7 @@ from headrace.frontends.oip.infer_bodies import (
     parse,
     recognise,
 )
+from headrace.frontends.oip.json_misfits import wrong_body
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_cost import parsed_at_once
@@ -198,4 +199,4 @@ def _body(call: HttpCall, kind: type[Body]) -> Body:
     try:
         return msgspec.json.decode(call.body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"{error}; leave it empty or send an object", field="body") from error
+        raise wrong_body(call.body, error, "leave it empty or send an object") from error

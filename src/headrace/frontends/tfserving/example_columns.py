@@ -10,6 +10,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array, held_bytes
+from headrace.model.misfits import remedy, wrong_element
 from headrace.model.missing_values import FILLED_A_VALUE, pay_for_array
 from headrace.model.servable import TensorSpec
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget
 
 _VALUES_A_PIECE = 8192
+_CONTEXT = -1
+"""Stands for the context where an example's index is expected."""
 
 
 class Column:
@@ -56,12 +59,12 @@ class Column:
         if values is None:
             self._absent.append(index)
             return 1
-        self._take(values)
+        self._take(values, index)
         if len(self._sizes) * self._size >= _VALUES_A_PIECE:
             self._finish_piece()
         return len(values)
 
-    def _take(self, values: Sequence[Any]) -> None:
+    def _take(self, values: Sequence[Any], index: int) -> None:
         size = len(values)
         if self._size < 0:
             self._size = size
@@ -75,7 +78,8 @@ class Column:
         if size >= _VALUES_A_PIECE and size == self._size and _is_numbers_of_message(values):
             if self._sizes:
                 self._finish_piece()
-            filled(self.spec, [values[0]])  # refuses numbers for a string input
+            if self.spec.dtype == STRING:
+                raise _wrong_kind(self.spec, values[0], index)
             self._pieces.append(np.asarray(values)[None])  # directly, as a list of so many numbers is slow
             return
         self._flat.extend(values)
@@ -84,9 +88,13 @@ class Column:
     def _may_be_filled(self, size: int) -> bool:
         return size < self._size and (size == 0 or self.spec.shorter)
 
-    def _finish_piece(self) -> None:
-        """Convert the gathered values into an array ``[examples, values of each]``."""
-        rows, flat = len(self._sizes), filled(self.spec, self._flat)
+    def _finish_piece(self, example: int | None = None) -> None:
+        """Convert the gathered values into an array ``[examples, values of each]``.
+
+        Args:
+            example: The example that has them, for errors; None if several have.
+        """
+        rows, flat = len(self._sizes), self._filled(example)
         if len(flat) == rows * self._size:
             piece = flat.reshape(rows, self._size)
         else:
@@ -97,6 +105,36 @@ class Column:
             piece[np.arange(self._size) < np.array(self._sizes)[:, None]] = flat
         self._pieces.append(piece)
         self._flat, self._sizes = [], []
+
+    def _filled(self, example: int | None) -> Array:
+        """Return the gathered values as an array; numbers in the dtype that NumPy infers.
+
+        Args:
+            example: As for ``_finish_piece``.
+
+        Raises:
+            InvalidRequest: One is a text for a numeric input, or a number for a string input.
+        """
+        flat, is_text = self._flat, self.spec.dtype == STRING
+        kinds = set(map(type, flat))
+        if not (kinds <= {bytes} if is_text else bytes not in kinds):
+            number = next(at for at, value in enumerate(flat) if isinstance(value, bytes) != is_text)
+            raise _wrong_kind(
+                self.spec, flat[number], self._example_of(number) if example is None else example
+            )
+        if flat and not is_text:
+            return np.array(flat)
+        array = np.empty(len(flat), self.spec.dtype)
+        array[:] = flat
+        return array
+
+    def _example_of(self, number: int) -> int:
+        """Return the index of the example that has one of the gathered values."""
+        ends = np.cumsum(self._sizes)
+        found = sum(map(len, self._pieces)) + int(np.searchsorted(ends, number, "right"))
+        for absent in self._absent:  # ascending; these have no values
+            found += absent <= found
+        return found
 
     def array(self, rows: int, shared: Sequence[Any] | None = None) -> Array:
         """Return the column, ``[rows, *row shape]``.
@@ -124,9 +162,9 @@ class Column:
             whole = np.concatenate(own) if len(own) > 1 else own[0]
             return whole.reshape(rows, *row_shape(self.spec, self._size))
         self._pieces = []
-        self._take(said)
+        self._take(said, _CONTEXT)
         if self._sizes:
-            self._finish_piece()
+            self._finish_piece(_CONTEXT)
         (row,) = self._pieces
         self._budget.values(row.size * len(self._absent) // FILLED_A_VALUE, self.spec.name)
         self._budget.expanded(held_bytes(row) * len(self._absent), self.spec.name)
@@ -161,22 +199,11 @@ def row_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
     return tuple(count // known if size is None else size for size in spec.shape)
 
 
-def filled(spec: TensorSpec, flat: list[Any]) -> Array:
-    """Return values of examples as an array; numbers in the dtype that NumPy infers.
-
-    Args:
-        spec: The input.
-        flat: The values.
-
-    Raises:
-        InvalidRequest: They are texts for a numeric input, or numbers for a string input.
-    """
-    kinds = {type(value) for value in flat}
-    if kinds <= {bytes} if spec.dtype == STRING else bytes not in kinds:
-        if not flat or spec.dtype == STRING:
-            array = np.empty(len(flat), spec.dtype)
-            array[:] = flat
-            return array
-        return np.array(flat)
-    got = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise InvalidRequest(f"expected {spec}, got a list of {got}", field=spec.name)
+def _wrong_kind(spec: TensorSpec, value: Any, example: int) -> InvalidRequest:
+    """Return the error for a text for a numeric input, or a number for a string input."""
+    where = "context: " if example == _CONTEXT else f"example {example}: "
+    if spec.dtype == STRING:
+        return wrong_element(spec, value, where, "send it as text")
+    text = value.decode(errors="replace")
+    way_out = "send it as a number" if remedy(spec.dtype.kind, text) else ""
+    return wrong_element(spec, text, where, way_out)

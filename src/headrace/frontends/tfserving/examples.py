@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import long_lists, protos
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.model.labelled_servable import is_scores, scores_output
+from headrace.model.labelled_servable import LABEL, SCORE, by_class, is_of_two, is_scores, scores_output
 from headrace.model.servable import Kind, Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ def check_kind(signature: Signature, wanted: Kind) -> None:
     """
     if signature.kind not in ("predict", wanted):
         raise InvalidRequest(
-            f"signature {signature.name!r} is for {signature.kind}, not for {wanted}", field="signature_name"
+            f"signature {signature.name!r} is for {signature.kind}, not for {wanted}; use "
+            f"{signature.kind.capitalize()} or Predict",
+            field="signature_name",
         )
 
 
@@ -217,14 +219,23 @@ def class_outputs(
     Raises:
         FailedPrecondition: No output fits, or the one in the settings does not.
     """
-    scores = _chosen(signature, settings.scores, _SCORES) or scores_output(signature)
-    classes = None if settings.labels else _chosen(signature, settings.classes, _CLASSES)
+    outputs, labels = _own_outputs(signature, settings), len(settings.labels)
+    scores = _chosen(outputs, settings.scores, _SCORES) or scores_output(outputs, labels)
+    classes = None if settings.labels else _chosen(outputs, settings.classes, _CLASSES)
     classes = None if classes is scores else classes
     if classes is not None and (classes.dtype.kind == "f" or len(classes.shape) != 1):
-        raise _no_output(signature, "classes", "of texts [rows, classes]", classes)
-    if (scores is None and classes is None) or (scores is not None and not is_scores(scores)):
-        raise _no_output(signature, "scores", "of floats [rows, classes]", scores)
+        raise _no_output(outputs, "classes", "of texts [rows, classes]", classes)
+    fits = classes is not None if scores is None else is_scores(scores) or is_of_two(scores, labels)
+    if not fits:
+        raise _no_output(outputs, "scores", "of floats [rows, classes]", scores)
     return scores, classes
+
+
+def _own_outputs(signature: Signature, settings: SignatureConfig) -> Sequence[TensorSpec]:
+    """Return the model's outputs, without those that ``top`` adds."""
+    if not settings.top:
+        return signature.outputs
+    return [spec for spec in signature.outputs if spec.name not in (LABEL, SCORE)]
 
 
 def value_output(signature: Signature, settings: SignatureConfig) -> TensorSpec:
@@ -237,10 +248,11 @@ def value_output(signature: Signature, settings: SignatureConfig) -> TensorSpec:
     Raises:
         FailedPrecondition: No output fits, or more than one does.
     """
-    named = _chosen(signature, settings.scores, _VALUE)
-    fitting = [spec for spec in ([named] if named else signature.outputs) if _is_value(spec)]
+    outputs = _own_outputs(signature, settings)
+    named = _chosen(outputs, settings.scores, _VALUE)
+    fitting = [spec for spec in ([named] if named else outputs) if _is_value(spec)]
     if len(fitting) != 1:
-        raise _no_output(signature, "the value", "of floats [rows] or [rows, 1], the only such output", named)
+        raise _no_output(outputs, "the value", "of floats [rows] or [rows, 1], the only such output", named)
     return fitting[0]
 
 
@@ -248,25 +260,27 @@ def _is_value(spec: TensorSpec) -> bool:
     return spec.dtype.kind == "f" and spec.shape in ((), (1,))
 
 
-def _chosen(signature: Signature, set_name: str, usual_name: str) -> TensorSpec | None:
-    by_name = {spec.name: spec for spec in signature.outputs}
+def _chosen(outputs: Sequence[TensorSpec], set_name: str, usual_name: str) -> TensorSpec | None:
+    by_name = {spec.name: spec for spec in outputs}
     if set_name and set_name not in by_name:
         raise FailedPrecondition(
-            f"the model's [signature] settings name the output {set_name!r}; expected {_listed(signature)}"
+            f"the model's [signature] settings name the output {set_name!r}; expected {_listed(outputs)}"
         )
     return by_name.get(set_name or usual_name)
 
 
-def _no_output(signature: Signature, what: str, wanted: str, named: TensorSpec | None) -> FailedPrecondition:
-    got = f"got {named}" if named else f"got {_listed(signature)}"
+def _no_output(
+    outputs: Sequence[TensorSpec], what: str, wanted: str, named: TensorSpec | None
+) -> FailedPrecondition:
+    got = f"got {named}" if named else f"got {_listed(outputs)}"
     return FailedPrecondition(
         f"{what} must come from an output {wanted}; {got}; name it in the model's [signature] settings, "
         "or use Predict"
     )
 
 
-def _listed(signature: Signature) -> str:
-    return "; ".join(str(spec) for spec in signature.outputs)
+def _listed(outputs: Sequence[TensorSpec]) -> str:
+    return "; ".join(str(spec) for spec in outputs)
 
 
 def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) -> Classes:
@@ -288,7 +302,7 @@ def classes_of(answer: Answer, signature: Signature, settings: SignatureConfig) 
     scores_spec, classes_spec = class_outputs(signature, settings)
     names = None if classes_spec is None else answer.tensor(classes_spec.name)
     if scores_spec is not None:
-        scores = answer.tensor(scores_spec.name)
+        scores = by_class(scores_spec, answer.tensor(scores_spec.name), len(settings.labels))
     elif names is not None:
         scores = np.zeros(names.shape, np.float32)
     if settings.labels:

@@ -16,17 +16,12 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, listed, shown
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.decimals import shortest
-from headrace.frontends.tfserving.json_misfits import (
-    binary_instead,
-    place_of,
-    wrong_lists,
-    wrong_names,
-    wrong_value,
-)
+from headrace.frontends.tfserving.json_misfits import BINARY, too_large, wrong_lists, wrong_names, wrong_value
+from headrace.frontends.wire.json_misfits import binary_instead, place_of
 from headrace.frontends.wire.json_text import Json, parse_at_once
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.texts import decoded
-from headrace.model.misfits import position, position_in, ragged, said, wrong_element
+from headrace.model.misfits import is_beyond, position, position_in, ragged, said, wrong_element
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec
 
@@ -54,7 +49,7 @@ def parse(body: bytes, max_depth: int) -> dict[str, Json]:
     try:
         return document(parse_at_once(body, max_depth))
     except InvalidRequest:
-        if (better := binary_instead(body)) is not None:
+        if (better := binary_instead(body, BINARY)) is not None:
             raise better from None
         raise
 
@@ -125,7 +120,9 @@ def is_by_row(document: dict[str, Json]) -> bool:
     if by_row == ("inputs" in document):
         got = "both" if by_row else "neither"
         raise InvalidRequest(
-            f"expected either 'instances' (rows) or 'inputs' (columns), got {got}", field="body"
+            f"expected either 'instances' (rows) or 'inputs' (columns), got {got}; "
+            'send {"instances": [row, …]}, or {"inputs": {name: column, …}}',
+            field="body",
         )
     return by_row
 
@@ -137,7 +134,9 @@ def is_named(rows: Json, signature: Signature) -> bool:
         InvalidRequest: There are no rows, or the first one lacks names.
     """
     if not isinstance(rows, list):
-        raise InvalidRequest(f"expected a list of rows, got {kind(rows)}", field="instances")
+        raise InvalidRequest(
+            f"expected a list of rows, got {kind(rows)}; put a single row into a list, too", field="instances"
+        )
     if not rows:
         raise InvalidRequest("expected at least one row, got an empty list", field="instances")
     named = _is_object(rows[0])
@@ -254,7 +253,7 @@ def _number_array(spec: TensorSpec, value: Json) -> Array:
     except msgspec.ValidationError as error:
         raise wrong_value(spec, value, error) from error
     except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
-        raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
+        raise too_large(spec, value) from error
     except ValueError as error:
         raise ragged(spec, value) from error
 
@@ -277,8 +276,9 @@ def numbers(spec: TensorSpec, values: list[Json], first: int) -> Array:
     except msgspec.ValidationError as error:
         (index,) = place_of(error)
         raise wrong_element(spec, values[index], position_in(spec, first + index)) from error
-    except ArithmeticError as error:  # OverflowError of an integer, FloatingPointError of a float
-        raise InvalidRequest(f"expected {spec}: a number is too large", field=spec.name) from error
+    except ArithmeticError as error:  # as above
+        index = next(index for index, value in enumerate(values) if is_beyond(spec.dtype, value))
+        raise wrong_element(spec, values[index], position_in(spec, first + index)) from error
 
 
 def _string_array(spec: TensorSpec, value: Json) -> Array:

@@ -5,31 +5,21 @@ This code runs only for requests that are refused.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import cast
 
 import msgspec
 
 from headrace.base.errors import InvalidRequest, listed, shown
+from headrace.frontends.wire.json_misfits import place_of
 from headrace.frontends.wire.json_text import Json
-from headrace.model.misfits import misfit, ragged
+from headrace.model.misfits import is_beyond, misfit, position, ragged, wrong_element
 from headrace.model.servable import TensorSpec
 
 _NAMES_TOLD = 20
-_INDEX = re.compile(r"\[(\d+)\]")
-_BINARY = re.compile(rb"(?!\xef\xbb\xbf|\s*[\[{\"])[\s\S]{0,8}?[^\t\n\r -~]")
-
-
-def binary_instead(body: bytes) -> InvalidRequest | None:
-    """Return the error for a body that is binary data, such as an image; None for any other body."""
-    if not _BINARY.match(body):
-        return None
-    return InvalidRequest(
-        'expected JSON, got binary data; send {"instances": [{"b64": "…"}]}, with the data in base64',
-        field="body",
-    )
+BINARY = 'send {"instances": [{"b64": "…"}]}, with the data in base64'
+"""The way out for binary data in place of JSON."""
 
 
 def wrong_names(names: Sequence[str], row: Mapping[str, Json], index: int) -> InvalidRequest:
@@ -63,9 +53,24 @@ def wrong_value(spec: TensorSpec, value: Json, error: msgspec.ValidationError) -
     return misfit(spec, found, place)
 
 
-def place_of(error: msgspec.ValidationError) -> list[int]:
-    """Return the indices in the path with which msgspec's messages end: 3 and 0 in ``- at `$[3][0]```."""
-    return [int(index) for index in _INDEX.findall(str(error).rpartition(" - at ")[2])]
+def too_large(spec: TensorSpec, rows: Json) -> InvalidRequest:
+    """Return the error for the first number beyond the limits of the input's dtype.
+
+    Args:
+        spec: The input.
+        rows: All its rows.
+    """
+    place, found = next((place, one) for place, one in _elements(rows, ()) if is_beyond(spec.dtype, one))
+    return wrong_element(spec, found, position(place))
+
+
+def _elements(value: Json, place: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Json]]:
+    """Yield the elements of nested lists, each after its indices."""
+    if not isinstance(value, list):
+        yield place, value
+        return
+    for index, one in enumerate(value):
+        yield from _elements(one, (*place, index))
 
 
 def wrong_lists(spec: TensorSpec, flat: Sequence[Json], level: int) -> InvalidRequest:

@@ -13,18 +13,19 @@ from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
 from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
-from headrace.frontends.tfserving.json_misfits import binary_instead
+from headrace.frontends.tfserving.json_misfits import BINARY
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
 from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
+from headrace.frontends.wire.json_misfits import binary_instead
 from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.handle import Lease
-from headrace.model.servable import EXPLAIN_SIGNATURE, CheckedInputs, Signature, takes_packed
+from headrace.model.servable import EXPLAIN_SIGNATURE, NO_EXPLANATION, CheckedInputs, Signature, takes_packed
 
 if TYPE_CHECKING:
     from headrace.config import Limits, SignatureConfig
@@ -114,7 +115,7 @@ async def _explain_inputs(
         await service.slicer.step()
     loaded = find(service, chosen)
     if EXPLAIN_SIGNATURE not in loaded.signatures:
-        raise Unsupported("this model cannot explain its answers; docs/explanations.md lists those that can")
+        raise Unsupported(NO_EXPLANATION)
     if call.deadline != NO_DEADLINE:
         refuse_unread(loaded, call)
     budget = RequestBudget.of(service.limits, call)
@@ -205,7 +206,7 @@ async def _large_document(
 ) -> dict[str, Json]:
     if _LIST_BEGINS.match(call.body):
         json_bodies.document([])  # raises the error for a list before it is parsed
-    if (binary := binary_instead(call.body)) is not None:
+    if (binary := binary_instead(call.body, BINARY)) is not None:
         raise binary
     found = await parse_in_slices(call.body, service.limits.max_json_depth, budget, slicer)
     return json_bodies.document(found)

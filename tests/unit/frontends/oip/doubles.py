@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -27,6 +28,13 @@ Model = Callable[[Tensors], Tensors]
 
 def spec(name: str, datatype: str, *shape: int | None) -> TensorSpec:
     return TensorSpec(name, BY_OIP[datatype].dtype, shape)
+
+
+def body(datatype: str, shape: list[int], data: Any, **more: Any) -> bytes:
+    """Return a body of ``/infer`` with one input ``x``."""
+    return json.dumps(
+        {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}], **more}
+    ).encode()
 
 
 class LoadedDouble:

@@ -167,11 +167,15 @@ def without(names: Iterable[str]) -> dict[str, object]:
     ("asked", "status", "said"),
     [
         (b"{", 400, "expected JSON"),
-        ([ASKED], 400, "expected an object with the model's inputs by name"),
+        ([ASKED], 400, "expected an object with the model's inputs by name, got a list"),
         (without(["bias"]), 400, "missing input 'bias'"),
         (ASKED | {"stream": True}, 400, "unknown input 'stream'"),
-        (ASKED | {"id": 7}, 400, "id: expected a string"),
-        (ASKED | {"parameters": 7}, 400, "parameters: expected an object"),
+        (ASKED | {"id": 7}, 400, "id: expected text, got 7"),
+        (
+            ASKED | {"parameters": 7},
+            400,
+            "parameters: expected an object, got 7; send the ",
+        ),
         (ASKED | {"parameters": {"timeout": "soon"}}, 400, "timeout: expected a whole number"),
         (ASKED | {"parameters": {"timeout": -1}}, 400, "timeout: expected microseconds from 0"),
         (ASKED | {"parameters": {"sequence_id": 1}}, 501, "sequences are not supported"),

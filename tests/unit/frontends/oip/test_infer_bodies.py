@@ -31,18 +31,12 @@ from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.decoding import decode_body
-from tests.unit.frontends.oip.doubles import LoadedDouble, echo, spec
+from tests.unit.frontends.oip.doubles import LoadedDouble, body, echo, spec
 from tests.unit.frontends.turns import Turns
 
 
 def decode(loaded: LoadedDouble, body: bytes, json_length: bytes | None = None) -> JsonInference:
     return decode_body(loaded, body, json_length)
-
-
-def body(datatype: str, shape: list[int], data: Any, **more: Any) -> bytes:
-    return json.dumps(
-        {"inputs": [{"name": "x", "datatype": datatype, "shape": shape, "data": data}], **more}
-    ).encode()
 
 
 def binary(datatype: str, shape: list[int], raw: bytes, **more: Any) -> tuple[bytes, bytes]:
@@ -99,95 +93,6 @@ def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("datatype", "shape", "data", "said"),
-    [
-        ("FP32", [2], [1, "2"], r"x\.data: Expected `float`, got `str` - at `\$\[1\]`"),
-        ("FP32", [2], [1, True], r"x\.data: Expected `float`, got `bool`"),
-        ("FP32", [2], [1, None], "x: row 1: got null, but this input has no replacement for missing values"),
-        ("INT32", [1], [1.5], r"x\.data: Expected `int`, got `float`"),
-        ("INT32", [1], [1 << 31], r"x\.data: a value does not fit in INT32"),
-        ("UINT8", [1], [-1], r"x\.data: a value does not fit in UINT8"),
-        ("UINT64", [1], [1 << 64], r"x\.data: .*does not fit in UINT64"),
-        ("BOOL", [1], [1], r"x\.data: Expected `bool`, got `int`"),
-        ("BYTES", [1], [1], r"x\.data: Expected `str`, got `int`"),
-        ("BF16", [1], [1], "x: datatype 'BF16' has no JSON form; send it as binary data"),
-        ("FLOAT", [1], [1], "x: datatype 'FLOAT' has no JSON form; expected one of INT8"),
-        ("FP32", [2, 2], [[1, 2], [3]], r"x\.data: expected lists nested like the shape \[2, 2\]"),
-        ("FP32", [2, 2], [[1, 2, 3, 4]], r"x\.data: expected lists nested like the shape \[2, 2\]"),
-        ("FP32", [2, 2], [[1, 2], 3], r"x\.data: Expected `array`, got `int`"),
-        ("FP32", [4], [[1, 2], [3, 4]], r"x\.data: Expected `float`, got `array`"),
-        ("FP32", [3], [1, 2], r"x: expected 12 bytes for FP32 \[3\], got 8"),
-        ("FP32", [-1], [1], "x: expected sizes of 0 or more"),
-        ("FP32", [0], [], "x: expected at least one row"),
-        ("FP32", [1] * 33, [1], "x: expected at most 32 dimensions, got 33"),
-        ("FP32", [1], {}, r"x\.data: Expected `array`, got `object`"),
-        ("BYTES", [2], ["a"], r"x: expected 2 strings for its shape, got 1"),
-    ],
-)
-def test_wrong_values_are_refused_with_the_reason(
-    datatype: str, shape: list[int], data: Any, said: str
-) -> None:
-    loaded = echo(datatype if datatype in VALUES else "FP32", *([2] if shape == [2, 2] else []))
-    with pytest.raises(InvalidRequest, match=said):
-        decode(loaded, body(datatype, shape, data))
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b"", "body: Input data was truncated"),
-        (b"[]", "body: Expected `object`, got `array`"),
-        (b"{}", "body: Object missing required field `inputs`"),
-        (b'{"inputs":{}}', r"body: Expected `array`, got `object` - at `\$.inputs`"),
-        (b'{"inputs":[{"name":"x"}]}', "body: Object missing required field `datatype`"),
-        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1.5],"data":[]}]}', "body: Expected `int`"),
-        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1]}]}', "x: expected data, or binary_data_size"),
-        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[NaN]}]}', "body: JSON is malformed"),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[Infinity]}]}',
-            "body: JSON is malformed",
-        ),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
-            r"x\.data: Number out of range",
-        ),
-        (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', "body|data"),
-        (b'{"inputs":[{"name":"\xff","datatype":"BYTES","shape":[1],"data":["a"]}]}', "body: "),
-        (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\\ud800"]}]}', "body: "),
-        (
-            b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\\ud800 and more text"]}]}',
-            "unexpected end of hex escape",
-        ),
-        (b'{"inputs":[]} x', "body: JSON is malformed"),
-        (b'{"inputs":[],"deep":' + b"[" * 100_000, "body: expected JSON nested at most 64 deep"),
-        (b'{"inputs":[],"deep":' + b"[" * 63 + b"]" * 63 + b"}", "inputs: missing input 'x'"),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":' + b"[" * 100_000,
-            "body: expected JSON nested at most 64 deep",
-        ),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":-1}}',
-            "timeout: ",
-        ),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":%s}}'
-            % (b"9" * 400),
-            "timeout: expected microseconds from 0 to 2",
-        ),
-        (b'{"inputs":[{"name":"x","datatype":"FP32","shape":[%s],"data":[1]}]}' % (b"9" * 400), "x: "),
-        (b'{"inputs":[{"name":"x","datatype":"INT64","shape":[1],"data":[%s]}]}' % (b"9" * 400), "x"),
-        (
-            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":"1"}}',
-            "timeout",
-        ),
-    ],
-)
-def test_bodies_that_are_no_request_are_refused(text: bytes, said: str) -> None:
-    with pytest.raises(InvalidRequest, match=said):
-        decode(echo("BYTES" if b"BYTES" in text else "FP32"), text)
-
-
-@pytest.mark.parametrize(
     ("more", "error", "said"),
     [
         ({"outputs": [{"name": "z"}]}, InvalidRequest, "outputs: unknown output 'z'; the model gives 'y'"),
@@ -204,9 +109,18 @@ def test_bodies_that_are_no_request_are_refused(text: bytes, said: str) -> None:
         (
             {"outputs": [{"name": "y", "parameters": {"binary_data": 1}}]},
             InvalidRequest,
-            "binary_data: Expected `bool`",
+            r"y\.binary_data: expected true or false, got 1; send true",
         ),
-        ({"parameters": {"binary_data_output": 1}}, InvalidRequest, "binary_data_output: Expected `bool`"),
+        (
+            {"parameters": {"binary_data_output": 2}},
+            InvalidRequest,
+            "^binary_data_output: expected true or false, got 2$",
+        ),
+        (
+            {"parameters": {"signature_name": 1}},
+            InvalidRequest,
+            "^signature_name: expected text, got 1; put it in quotes$",
+        ),
     ],
 )
 def test_wrong_choices_of_outputs_are_refused(more: Any, error: type[HeadraceError], said: str) -> None:
@@ -290,6 +204,10 @@ def test_a_wrong_length_header_is_refused(length: bytes) -> None:
             "x: expected binary_data_size from 0 to 4, the bytes left in the body, got -4; ",
         ),
         (lambda text, length: (text.replace(b": 4", b':""'), None), "body: "),
+        (
+            lambda text, length: (text.replace(b'size": 4', b'size":""'), length),
+            "^x.binary_data_size: expected a whole number, got ''$",
+        ),
     ],
 )
 def test_wrong_binary_data_is_refused(change: Any, said: str) -> None:
@@ -301,12 +219,6 @@ def test_data_and_binary_data_together_are_refused() -> None:
     text = body("FP32", [1], [1]).replace(b'"data"', b'"parameters":{"binary_data_size":0},"data"')
     with pytest.raises(InvalidRequest, match="x: given both as data and as binary data"):
         decode(echo("FP32"), text)
-
-
-@pytest.mark.parametrize("datatype", ["FP16", "FP32"])
-def test_a_number_too_large_for_its_datatype_is_refused(datatype: str) -> None:
-    with pytest.raises(InvalidRequest, match=f"a value does not fit in {datatype}"):
-        decode(echo(datatype), body(datatype, [1], [1e39]))
 
 
 @pytest.mark.parametrize("name", ["content_type", "sequence_id"])

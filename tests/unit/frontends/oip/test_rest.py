@@ -133,9 +133,17 @@ def test_the_index_lists_versions(body: bytes, versions: list[str]) -> None:
     assert [one["version"] for one in json.loads(reply.body)] == versions
 
 
-@pytest.mark.parametrize("body", [b"x", b"[]", b'{"ready":1}', b'{"a":' + b"[" * 100_000])
-def test_a_wrong_index_request_is_refused(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match=r"body: .*; leave it empty or send an object"):
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"x", "body: expected JSON: .*; leave it empty or send an object"),
+        (b"[]", "body: expected an object, got a list; leave it empty or send an object"),
+        (b'{"ready":1}', "ready: expected true or false, got 1; send true"),
+        (b'{"a":' + b"[" * 100_000, "body: .*; leave it empty or send an object"),
+    ],
+)
+def test_a_wrong_index_request_is_refused(body: bytes, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
         call(ServiceDouble(ctr()), "POST", "/v2/repository/index", body)
 
 

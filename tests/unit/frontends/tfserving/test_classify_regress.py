@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import FailedPrecondition, InvalidRequest, ModelError, TooLarge, Unsupported
+from headrace.base.tensors import Tensors
 from headrace.config import Limits, SignatureConfig
 from headrace.frontends.tfserving.json_bodies import examples_of
 from headrace.frontends.wire import protos
@@ -83,6 +84,28 @@ def test_labels_come_from_the_settings_or_are_empty() -> None:
     }
 
 
+def two_classes(settings: SignatureConfig) -> LoadedDouble:
+    """A model of boosted trees: the probability of the second of two classes."""
+    labelled = (spec("label", "BYTES"), spec("score", "FP32")) if settings.top else ()
+    signature = Signature("serving_default", (spec("age", "FP32"),), (spec("prediction", "FP32"), *labelled))
+
+    def model(inputs: Tensors) -> Tensors:
+        age = inputs["age"]
+        return {"prediction": age, "label": np.full(len(age), b"stays", object), "score": age}
+
+    return configured(LoadedDouble(signature, model, name="people"), settings)
+
+
+@pytest.mark.parametrize("top", [0, 1])
+def test_one_probability_is_that_of_the_second_of_two_named_classes(top: int) -> None:
+    model = two_classes(SignatureConfig(labels=("leaves", "stays"), top=top))
+    answer = post("classify", model, examples=[{"age": 0.25}, {"age": 1}])
+    assert answer == {"results": [[["leaves", 0.75], ["stays", 0.25]], [["leaves", 0], ["stays", 1]]]}
+    assert post("regress", model, examples=[{"age": 0.25}]) == {"results": [0.25]}
+    with pytest.raises(FailedPrecondition, match=r"scores must come .*got prediction FP32 \[rows\]; name"):
+        post("classify", two_classes(SignatureConfig()), examples=[{"age": 0.25}])
+
+
 def only(*outputs: str) -> LoadedDouble:
     """The classifier with some of its outputs."""
     whole = classifier()
@@ -144,8 +167,14 @@ def test_the_context_holds_for_examples_that_do_not_say_otherwise() -> None:
             given(example(age=[1.0, 2.0], city=[b""])),
             r"age: expected age FP32 \[rows\], got 2 values in an example",
         ),
-        (given(example(age=[b"1"], city=[b""])), "age: expected age FP32.*got a list of bytes"),
-        (given(example(age=[1.0], city=[1])), "city: expected city BYTES.*got a list of int"),
+        (
+            given(example(age=[b"1"], city=[b""])),
+            r"age: example 0: expected a number \(FP32\), got '1'; send it as a number",
+        ),
+        (
+            given(example(age=[1.0], city=[1])),
+            r"city: example 0: expected text \(BYTES\), got 1; send it as text",
+        ),
         (given(example(age=[1.0], city=[b""]), example(age=[1.0], city=[b"", b""])), "the same number"),
     ],
 )
@@ -163,7 +192,21 @@ def test_wrong_examples_are_explained(people: Any, text: str) -> None:
         ({"examples": [1]}, r"examples\[0\]: expected an object, got a number"),
         ({"examples": [{"age": None, "city": ""}]}, "age: example 0 lacks it"),
         ({"examples": [{"age": [[1]], "city": ""}]}, "got a list"),
-        ({"examples": [{"age": 1, "city": ""}, {"age": "a", "city": ""}]}, "got a list of bytes, int"),
+        (
+            {"examples": [{"age": 1, "city": ""}, {"age": "a", "city": ""}]},
+            r"age: example 1: expected a number \(FP32\), got 'a'$",
+        ),
+        (
+            {
+                "context": {"age": 2},
+                "examples": [{"age": 1, "city": ""}, {"city": ""}, {"age": "7", "city": ""}],
+            },
+            r"age: example 2: expected a number \(FP32\), got '7'; send it as a number$",
+        ),
+        (
+            {"context": {"age": "x"}, "examples": [{"city": ""}]},
+            r"age: context: expected a number \(FP32\), got 'x'$",
+        ),
         ({"examples": [{"age": 1}], "context": 1}, "context: expected an object"),
     ],
 )
@@ -187,7 +230,7 @@ def test_a_free_dimension_is_found_out() -> None:
 
 def test_a_signature_of_one_kind_refuses_the_other() -> None:
     assert ask("Classify", classifier(kind="classify")).result.classifications
-    with pytest.raises(InvalidRequest, match="is for classify, not for regress"):
+    with pytest.raises(InvalidRequest, match="is for classify, not for regress; use Classify or Predict"):
         ask("Regress", classifier(kind="classify"))
 
 

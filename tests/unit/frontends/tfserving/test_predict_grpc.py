@@ -193,6 +193,11 @@ def test_versions_and_labels_choose() -> None:
         ({"version": {"value": 9}}, NotFound, "9"),
         ({"version_label": "canary"}, NotFound, "canary"),
         ({"signature_name": "other"}, InvalidRequest, "'other' not found; the model has 'serving_default'"),
+        (
+            {"signature_name": "explain"},
+            InvalidRequest,
+            "cannot explain its answers; most models of LightGBM",
+        ),
     ],
 )
 def test_what_is_not_there_is_named(fields: Any, error: type[HeadraceError], text: str) -> None:

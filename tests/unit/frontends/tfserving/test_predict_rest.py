@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.base.errors import HeadraceError, InvalidRequest, NotFound
+from headrace.base.errors import HeadraceError, InvalidRequest, NotFound, Unsupported
 from headrace.base.tensors import Tensors
 from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
@@ -92,7 +92,7 @@ def test_float32_is_printed_short() -> None:
 
 
 def test_a_number_too_large_for_float32_is_refused() -> None:
-    with pytest.raises(InvalidRequest, match="a number is too large"):
+    with pytest.raises(InvalidRequest, match=r"x: row 0: expected a number \(FP32\) from .*, got 1e\+300$"):
         http_bytes(ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[1e300]}')
     answer = http_bytes(
         ServiceDouble(echo("FP32")), "POST", PATH.format("echo"), b'{"instances":[-Infinity]}'
@@ -154,6 +154,17 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
         http(ServiceDouble(echo("FP32")), "POST", path, {"instances": [1]})
 
 
+def test_a_model_without_explanations_names_the_kinds_that_have_them() -> None:
+    kinds = (
+        "this model cannot explain its answers; most models of LightGBM, XGBoost and CatBoost, linear models"
+    )
+    with pytest.raises(Unsupported, match=f"^{kinds}"):
+        http(ServiceDouble(echo("FP32")), "POST", "/v1/models/echo:explain", {"instances": [1]})
+    body = {"instances": [1], "signature_name": "explain"}
+    with pytest.raises(InvalidRequest, match=f"^signature_name: signature 'explain' not found; {kinds}"):
+        http(ServiceDouble(echo("FP32")), "POST", "/v1/models/echo:predict", body)
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -173,9 +184,12 @@ def test_a_wrong_path_is_explained(path: str, error: type[HeadraceError], text: 
         (b'{"a":' + b"[" * 100_000, "nested at most"),
         (b'{"instances":' + b"[" * 70 + b"]" * 70 + b"}", "nested at most 64 deep, got deeper"),
         (b'{"a":' * 70 + b"1" + b"}" * 70, "nested at most 64 deep, got deeper"),
-        (b"{}", "expected either 'instances'.*got neither"),
+        (b"{}", "expected either 'instances'.*got neither; send {.instances"),
         (b'{"instances": [1], "inputs": [1]}', "expected either 'instances'.*got both"),
-        (b'{"instances": 1}', "instances: expected a list of rows, got a number"),
+        (
+            b'{"instances": 1}',
+            "instances: expected a list of rows, got a number; put a single row into a list, too$",
+        ),
         (b'{"instances": []}', "instances: expected at least one row"),
         (b'{"inputs": []}', "at least one row"),
         (b'{"instances": [1], "signature_name": 2}', "signature_name: expected a string, got a number"),
@@ -247,7 +261,16 @@ def test_a_wrong_body_is_explained(body: bytes, text: str) -> None:
             b'{"instances": [-1]}',
             r"x: row 0: expected a whole number \(UINT64\) from 0 to \d+, got -1",
         ),
-        (echo("UINT64"), b'{"instances": [18446744073709551616]}', "too large"),
+        (
+            echo("UINT64"),
+            b'{"instances": [18446744073709551616]}',
+            r"x: row 0: expected a whole number \(UINT64\) from 0 to 18446744073709551615, got a larger",
+        ),
+        (
+            echo("FP32", 2),
+            b'{"instances": [[1, 2], [3, 1e39]]}',
+            r"x: row 1, column 1: expected a number \(FP32\) from -3\.4028e\+38 to 3\.4028e\+38, got 1e\+39",
+        ),
         (echo("INT32"), b'{"instances": [1.5]}', r"x: row 0: expected a whole number \(INT32\), got 1\.5"),
         (echo("INT32"), b'{"instances": [true]}', r"expected a whole number \(INT32\), got true; send 1"),
         (
