@@ -12,7 +12,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ ROWS = (1, 300)
 FITTED_ROWS = 3000
 ROUNDS_TREES, LEAVES, DEPTH = 100, 31, 6
 WANTED = {1: 1.5, 300: 1.1}
+NAMES = [f"column_{index}" for index in range(COLUMNS)]  # as a model has that was fitted on a data frame
 TREES = ("lightgbm", "xgboost")
 _SHARE = 1 / 30  # of a turn, for one side with one number of rows
 
@@ -153,9 +154,10 @@ def _onnx_alone(version: Path, features: Array) -> Call:
     return partial(session.run, None, {"X": features})
 
 
-def _write_lightgbm(version: Path) -> None:
+def _write_lightgbm(version: Path, names: Sequence[str] = ()) -> None:
     options = {"objective": "binary", "num_leaves": LEAVES, "num_threads": 1, "verbose": -1}
-    lightgbm.train(options, lightgbm.Dataset(*_data()), ROUNDS_TREES).save_model(version / "model.txt")
+    rows = lightgbm.Dataset(*_data(), feature_name=list(names) or "auto")
+    lightgbm.train(options, rows, ROUNDS_TREES).save_model(version / "model.txt")
 
 
 def _lightgbm_alone(version: Path, features: Array) -> Call:
@@ -247,6 +249,11 @@ SUBJECTS = {
     "onnx": Subject(_write_onnx, _onnx_alone, lambda rows: {"X": rows}),
     "sklearn": Subject(_write_sklearn, _sklearn_alone),
     "lightgbm": Subject(_write_lightgbm, _lightgbm_alone),
+    "lightgbm, columns": Subject(
+        partial(_write_lightgbm, names=NAMES),
+        _lightgbm_alone,
+        lambda rows: {name: rows[:, index] for index, name in enumerate(NAMES)},
+    ),
     "xgboost": Subject(_write_xgboost, _xgboost_alone),
     "catboost": Subject(_write_catboost, _catboost_alone),
     **NETWORKS,

@@ -9,6 +9,9 @@ model with:
   that stay must not change. If they do, both batches are computed again. An output that differs between two
   runs of one batch has state or randomness; only its row count is checked;
 * a single row. Its output alone and in a batch may differ by rounding, as kernels differ by batch size.
+
+Outputs of an explanation are addends of one sum, so their differences are measured by the largest addend: the
+rest of a network without biases, for one, is nothing but rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.base.tensors import STRING, Array, Tensors
-from headrace.model.servable import Signature, TensorSpec
+from headrace.model.servable import EXPLAIN_SIGNATURE, Signature, TensorSpec
 
 Predict = Callable[[Tensors], Tensors]
 
@@ -124,6 +127,7 @@ class _Probe:
         self._longest = 0.0
         self._is_warm = False
         self._varying: set[str] = set()
+        self._are_addends = signature.name == EXPLAIN_SIGNATURE
         self._labels = {one.name for one in signature.outputs if one.dtype.kind != "f"}
         self.draws, self.most_draws = 0, _DRAWS_OF_LABELS if self._labels else DRAWS
 
@@ -253,14 +257,23 @@ class _Probe:
     ) -> list[str]:
         """Return the outputs that differ in the compared rows, except those that vary from run to run."""
         before, after = self._ask(one), self._ask(other)
-        names = differing(before, after, tolerance, rows, other_rows)
+        names = self._compare(before, after, tolerance, (rows, other_rows))
         if not set(names) - self._varying:
             return []
         # Ignore the time limit, as this may be a breach. Copy, as kernels may round differently by alignment.
         again = self._predict(_elsewhere(other)), self._predict(_elsewhere(one))
-        self._varying.update(differing(after, again[0], NEIGHBOUR_TOLERANCE))
-        self._varying.update(differing(before, again[1], NEIGHBOUR_TOLERANCE))
+        self._varying.update(self._compare(after, again[0], NEIGHBOUR_TOLERANCE))
+        self._varying.update(self._compare(before, again[1], NEIGHBOUR_TOLERANCE))
         return [name for name in names if name not in self._varying]
+
+    def _compare(
+        self, one: Tensors, other: Tensors, tolerance: float, rows: tuple[Array, Array] | None = None
+    ) -> list[str]:
+        """Return the names of the outputs that differ, with addends measured by the largest of all."""
+        least = 0.0
+        if self._are_addends:
+            least = max(float(_largest(array, by_column=False)) for array in one.values())
+        return differing(one, other, tolerance, rows, least=least)
 
     def _counts(self, found: Counter[str], draws: tuple[int, int]) -> str:
         """Return an output that differs in enough draws to count; "" if none does."""
@@ -294,7 +307,12 @@ def _kept(draw: int, rows: int) -> Array:
 
 
 def differing(
-    one: Tensors, other: Tensors, tolerance: float, rows: Array | None = None, other_rows: Array | None = None
+    one: Tensors,
+    other: Tensors,
+    tolerance: float,
+    rows: tuple[Array, Array] | None = None,
+    *,
+    least: float = 0.0,
 ) -> list[str]:
     """Return the names of the outputs that differ. Pure.
 
@@ -303,14 +321,15 @@ def differing(
         other: Outputs of another batch.
         tolerance: Largest difference of two floats that counts as equal, relative to the largest finite
             number: of the column for batches of one size, else of the whole output.
-        rows: Rows of ``one`` to compare; all if None.
-        other_rows: Rows of ``other`` that they are compared with.
+        rows: Rows of ``one`` and rows of ``other`` to compare; all if None.
+        least: The tolerance is relative to this number where all numbers are smaller.
     """
     found = []
     for name, array in one.items():
-        a, b = (array, other[name]) if rows is None else (array[rows], other[name][other_rows])
+        a, b = (array, other[name]) if rows is None else (array[rows[0]], other[name][rows[1]])
         by_column = len(array) == len(other[name])
-        if not _same(np.asarray(a), np.asarray(b), tolerance, _largest(array, by_column=by_column)):
+        largest = np.maximum(_largest(array, by_column=by_column), least)
+        if not _same(np.asarray(a), np.asarray(b), tolerance, largest):
             found.append(name)
     return found
 

@@ -99,6 +99,7 @@ class TreeInputs:
         _check_unique(names or ())
         self._codes = [_codes(categories.get(index)) for index in range(self.width)]
         self.specs = tuple(self._spec(index, name) for index, name in enumerate(names or ()))
+        self._plain, self._names = not categories and not self._texts, names or ()
 
     def _spec(self, index: int, name: str) -> TensorSpec:
         codes = self._codes[index]
@@ -157,6 +158,10 @@ class TreeInputs:
         """
         if self._whole:
             matrix[...] = inputs["features"]
+            return
+        if self._plain and len(matrix) == 1:  # a quarter of the time of the loop below
+            joined = b"".join([inputs[name] for name in self._names])  # type: ignore[misc]  # are buffers
+            matrix[0] = np.frombuffer(joined, self.dtype)
             return
         for index, (spec, codes) in enumerate(zip(self.specs, self._codes, strict=True)):
             column = inputs[spec.name]

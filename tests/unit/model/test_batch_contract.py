@@ -15,7 +15,7 @@ import pytest
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model import batch_contract
 from headrace.model.batch_contract import Findings, check_contract
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
 
@@ -162,6 +162,24 @@ def test_a_large_column_hides_no_other() -> None:
         return np.concatenate([softmax, np.full((len(x), 1), 1.7e9)], axis=1).astype(np.float32)
 
     assert "depend on each other" in check(answer).breach
+
+
+def addends(scale: float) -> Callable[[Tensors], Tensors]:
+    """Contributions, and a rest that depends on the other rows."""
+
+    def answer(inputs: Tensors) -> Tensors:
+        x = inputs["x"].astype(np.float64)
+        return {"x": x.sum(axis=1), "expected_value": scale * x.max() / (1 + np.abs(x).max(axis=1))}
+
+    return answer
+
+
+def test_a_rest_of_an_explanation_may_be_all_rounding() -> None:
+    """As it is for a network without biases: its logit is the sum of what its inputs add."""
+    outputs = tuple(TensorSpec(name, np.dtype(np.float64), ()) for name in ("x", "expected_value"))
+    explanation = Signature(EXPLAIN_SIGNATURE, (TensorSpec("x", F32, (3,)),), outputs)
+    assert not check_contract(addends(1e-16), explanation, (), (), math.inf).breach
+    assert "'expected_value'" in check_contract(addends(1.0), explanation, (), (), math.inf).breach
 
 
 def test_one_random_output_hides_no_other() -> None:

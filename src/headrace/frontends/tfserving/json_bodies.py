@@ -454,18 +454,19 @@ def json_values(name: str, tensor: Array) -> list[Json]:
         tensor: Its values.
     """
     code = tensor.dtype.char
+    if code in _SHORTENED:
+        if tensor.size != 1:
+            return cast("list[Json]", shortest(tensor).tolist())
+        only: Any = float(str(tensor[(0,) * tensor.ndim]))  # the most common answer
+        for _ in range(tensor.ndim):
+            only = [only]
+        values: list[Json] = only  # not `cast`, which is a call
+        return values
     if code == STRING.char:
         printed = np.empty(tensor.size, STRING)
         printed[:] = [printed_text(value, as_base64=name.endswith(BYTES_SUFFIX)) for value in tensor.ravel()]
         return cast("list[Json]", printed.reshape(tensor.shape).tolist())
-    if code not in _SHORTENED:
-        return cast("list[Json]", tensor.tolist())
-    if tensor.size == 1:  # the most common answer
-        only: Json = float(str(tensor[(0,) * tensor.ndim]))
-        for _ in range(tensor.ndim):
-            only = [only]
-        return cast("list[Json]", only)
-    return cast("list[Json]", shortest(tensor).tolist())
+    return cast("list[Json]", tensor.tolist())
 
 
 def printed_text(value: bytes, *, as_base64: bool) -> Json:

@@ -118,16 +118,14 @@ class RepeatedRequests(Generic[WriterT]):
             if version is None:
                 return None
             _, layout, rows, writer, arrange = version
-        columns: tuple[Buffer, ...] = parts
-        request_id = ""
-        if arrange is not None:
-            arranged = arrange(parts)
-            if arranged is None:
-                return None
-            columns, request_id = arranged
-        # A named tuple made without its slow constructor, since most requests pass here.
-        inputs: CheckedInputs = _tuple(CheckedInputs, (layout, columns, rows))
-        return loaded, inputs, writer, request_id
+        # Named tuples made without their slow constructor, since most requests pass here.
+        if arrange is None:
+            return loaded, _tuple(CheckedInputs, (layout, parts, rows)), writer, ""
+        arranged = arrange(parts)
+        if arranged is None:
+            return None
+        columns, request_id = arranged
+        return loaded, _tuple(CheckedInputs, (layout, columns, rows)), writer, request_id
 
     def _recognise_texts(self, message: bytes) -> Recognised[WriterT] | None:
         found = self._texts.find(message)

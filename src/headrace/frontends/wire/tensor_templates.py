@@ -64,11 +64,6 @@ class Template(Generic[Value]):
         self.value = value
 
 
-def _with_first(template: Template[Value], known: tuple[Template[Value], ...]) -> tuple[Template[Value], ...]:
-    """Move a template that was used to the front: the last one is the next to be forgotten."""
-    return (template, *(one for one in known if one is not template))
-
-
 _Cut = Callable[[Serialized], tuple[Serialized, ...]]
 
 
@@ -92,12 +87,13 @@ def _viewing(sizes: Sequence[int]) -> _Cut:
 class Templates(Generic[Value]):
     """The templates that a handler has learnt, limited in number and size."""
 
-    __slots__ = ("_by_length", "_kept")
+    __slots__ = ("_by_length", "_kept", "_orders")
 
     def __init__(self) -> None:
         """Start without templates."""
         self._by_length: dict[int, tuple[Template[Value], ...]] = {}
         self._kept = 0
+        self._orders = False  # by use, which matters once messages of one length have as many as they may
 
     def find(self, message: Serialized) -> tuple[Value, tuple[Serialized, ...]] | None:
         """Recognise a message.
@@ -105,14 +101,19 @@ class Templates(Generic[Value]):
         Returns:
             The remembered value, and this message's tensors; None for a message that must be parsed.
         """
-        known = self._by_length.get(len(message), ())
-        for template in known:
+        for template in self._by_length.get(len(message), ()):
             pieces = template.cut(message)
             if pieces[::2] == template.skeleton:
-                if template is not known[0] and len(known) == _TEMPLATES_OF_ONE_LENGTH:
-                    self._by_length[len(message)] = _with_first(template, known)
+                if self._orders:
+                    self._move_to_front(template, len(message))
                 return template.value, pieces[1::2]
         return None
+
+    def _move_to_front(self, template: Template[Value], length: int) -> None:
+        """Move a template that was used to the front: the last one is the next to be forgotten."""
+        known = self._by_length[length]
+        if template is not known[0]:
+            self._by_length[length] = (template, *(one for one in known if one is not template))
 
     def learn(self, message: bytes, spans: Sequence[Span], value: Value) -> None:
         """Remember a message that was parsed and checked, in place of the one of its length used longest ago.
@@ -132,4 +133,5 @@ class Templates(Generic[Value]):
         others = tuple(template for template in known if template.skeleton != learnt.skeleton)
         now = (learnt, *others)[:_TEMPLATES_OF_ONE_LENGTH]
         self._by_length[len(message)] = now
+        self._orders |= len(now) == _TEMPLATES_OF_ONE_LENGTH
         self._kept += len(now) - len(known)
