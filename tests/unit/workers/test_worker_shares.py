@@ -18,8 +18,7 @@ from headrace.base.errors import ConfigError
 from headrace.config import CachePolicy, Limits, ModelConfig, ServerConfig
 from headrace.frontends.transport.generation_sockets import Step, program, steer
 from headrace.frontends.transport.listening_sockets import listen_together
-from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.store_settings import MemoryStore
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.workers import worker_shares
 from headrace.workers.messages import Begin, decoded, encoded
 from headrace.workers.worker_processes import open_files

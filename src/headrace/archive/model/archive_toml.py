@@ -16,8 +16,7 @@ from headrace.base import memory
 from headrace.base.errors import ConfigError, instead
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.toml_reader import Table, convert, read_table
-from headrace.storage.queues.queue_settings import AnyQueue, LmdbQueue
-from headrace.storage.stores.store_settings import AnyStore, LmdbStore
+from headrace.storage.settings import AnyQueue, AnyStore, LmdbQueue, LmdbStore
 
 SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """Pattern of a space's name, to be matched in full. Every store accepts such a name unchanged."""

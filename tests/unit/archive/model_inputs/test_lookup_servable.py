@@ -23,9 +23,8 @@ from headrace.lifecycle.warmup import _zeros
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.serving.engine import Engine
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.waiting import until
 
