@@ -34,7 +34,7 @@ from headrace.stream.block import Block
 from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.features import Features
 from headrace.stream.schema import METADATA_KEY, Field, Keys, Schema
-from headrace.training.model_toml import to_toml
+from headrace.training.options import to_toml
 
 ROWS = int(os.environ.get("FWUMIOUS_ROWS", "1000000"))
 FOLDER = CACHE / f"fwumious-{ROWS}"

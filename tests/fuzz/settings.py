@@ -23,7 +23,7 @@ from headrace.config.image_recipe import Recipe
 from headrace.config.toml_reader import convert, parse
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.schema import parse_schema
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 from headrace.training.search import configurations, read_search
 from tests.click_weights import SCHEMA, settings_for
 from tests.unit.test_config import FULL_MODEL

@@ -17,8 +17,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.windows import Windows
 from headrace.stream.features import Features
 from headrace.stream.schema import Schema
-from headrace.training.model_toml import settings_of
-from headrace.training.options import TrainOptions
+from headrace.training.options import TrainOptions, settings_of
 from headrace.training.releasing.publishing import Publisher, Release, check_destination
 from headrace.training.releasing.releases import build_click_model, build_keras_model
 from headrace.training.reporting.plot import Plot

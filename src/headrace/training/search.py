@@ -33,8 +33,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.stream.block import Block
 from headrace.stream.features import Features
-from headrace.training.model_toml import changed, settings_of, to_toml
-from headrace.training.options import TrainOptions
+from headrace.training.options import TrainOptions, changed, settings_of, to_toml
 from headrace.training.reporting.progress import described
 from headrace.training.running.loop import EXIT_CODES, Interruptions, error_text, run_loop
 from headrace.training.running.source import open_origin, open_stream
