@@ -16,7 +16,7 @@ from headrace.stream.schema import Field, Schema
 from headrace.training.keras import Embedded, inputs_of
 from headrace.training.keras.model import KerasModel, keras, load_build
 from headrace.training.releasing.publishing import Publisher, Training
-from headrace.training.releasing.releases import build_keras_model
+from headrace.training.run_session import build_keras_model
 from headrace.versions.layout import CONTROL_LOCK
 
 SCHEMA = Schema(

@@ -1,4 +1,4 @@
-"""The loop, whatever takes its blocks: how many it takes, why it ends, what it says of that; what is due when."""
+"""The loop, whatever takes its blocks: how many it takes, why it ends, what it says; what is due when."""
 
 from __future__ import annotations
 
