@@ -36,7 +36,6 @@ from headrace.model.servable import (
     Signature,
     TensorSpec,
 )
-from headrace.runtimes.ctr_explanation import ClickExplanation
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
@@ -59,6 +58,7 @@ _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(
 _KEY = np.dtype(np.uint64)
 _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
 _join: Callable[[Iterable[Any]], bytes] = b"".join  # also accepts arrays
+
 
 
 def load(file: Path, options: RuntimeOptions) -> CtrServable:
@@ -125,8 +125,7 @@ class CtrServable:
         if settings.kind == "mdn":
             self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
         if EXPECTED_VALUE not in by_field.input_names:
-            self._explanation = ClickExplanation(by_field.inputs)
-            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: self._explanation.signature}
+            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: _explain_signature(by_field.inputs)}
         self._places = _places(features)
         self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
@@ -148,7 +147,9 @@ class CtrServable:
             InvalidRows: A bucket is not in its table, a number is not finite, or a level is out of range.
         """
         if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._effects.of(*self._place_fields(inputs)))
+            effects = self._effects.of(*self._place_fields(inputs))
+            names = self.signatures[EXPLAIN_SIGNATURE].output_names
+            return {name: effects[:, column] for column, name in enumerate(names)}
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
         if signature == INTERVAL_SIGNATURE:
@@ -387,6 +388,13 @@ def _interval_signature(features: Features) -> Signature:
     outputs = tuple(TensorSpec(name, _FLOAT, ()) for name in ("variance", "lower", "upper"))
     inputs = (*_field_inputs(features), level)
     return Signature(INTERVAL_SIGNATURE, inputs, (*_OUTPUTS, *outputs))
+
+
+def _explain_signature(inputs: Sequence[TensorSpec]) -> Signature:
+    """Return the signature with an output per field, and ``expected_value`` for the rest of the logit."""
+    names = [*(spec.name for spec in inputs), EXPECTED_VALUE]
+    outputs = tuple(TensorSpec(name, np.dtype(np.float64), ()) for name in names)
+    return Signature(EXPLAIN_SIGNATURE, tuple(inputs), outputs)
 
 
 def _spec(field: Field) -> TensorSpec:
