@@ -36,8 +36,14 @@ from headrace.model.servable import (
 )
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_explanation import LinearExplanation, columns_of
-from headrace.runtimes.sklearn_inputs import NOT_FITTED, Features, find_features, takes_texts, with_missing
-from headrace.runtimes.sklearn_parts import Estimator, prepare
+from headrace.runtimes.sklearn_inputs import (
+    NOT_FITTED,
+    Estimator,
+    Features,
+    find_features,
+    prepare,
+    with_missing,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +93,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         )
     features = find_features(estimator, options)
     columns = _if_possible(columns_of, estimator, features)
-    prepare(estimator, takes_texts)
+    prepare(estimator)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
         given = features.join(features.sample)
