@@ -60,7 +60,6 @@ _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
 _join: Callable[[Iterable[Any]], bytes] = b"".join  # also accepts arrays
 
 
-
 def load(file: Path, options: RuntimeOptions) -> CtrServable:
     """Load a click model.
 

@@ -19,8 +19,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes import vw_text_kernels as lines
 from headrace.runtimes.kernel_compiling import make_ready
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.vw_file import Dump, Link, read
-from headrace.runtimes.vw_interactions import ANY, Packed, count_expanded, expanded
+from headrace.runtimes.vw_file import ANY, Dump, Link, Packed, count_expanded, expanded, read
 from headrace.runtimes.vw_sum_kernels import Interactions, Scratch, Weights, add_up
 
 INPUT, OUTPUT = "example", "prediction"
