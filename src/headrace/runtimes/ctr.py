@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,10 +24,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import FieldEffects
-from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
-from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import PackedTensors
-from headrace.model.packed_hashing import TextFields, packed, place_texts
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPECTED_VALUE,
@@ -36,10 +33,19 @@ from headrace.model.servable import (
     Signature,
     TensorSpec,
 )
+from headrace.runtimes.ctr_inputs import (
+    is_text,
+    join,
+    join_numbers,
+    packed,
+    place_texts,
+    places_of,
+    transpose,
+)
 from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
-from headrace.stream.hashing import IntegerFields, keys_of, place_integers, rows_of
+from headrace.stream.hashing import keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
 
 ROWS_SIGNATURE = "rows"
@@ -125,7 +131,7 @@ class CtrServable:
             self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
         if EXPECTED_VALUE not in by_field.input_names:
             self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: _explain_signature(by_field.inputs)}
-        self._places = _places(features)
+        self._places = places_of(features)
         self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
         self._key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
@@ -333,48 +339,6 @@ def _add_not_finite(wrong: dict[int, tuple[str, str]], name: str, inputs: Tensor
             wrong.setdefault(row, (name, f": expected a finite number, got {values[row, column]}"))
 
 
-class _Places(NamedTuple):
-    """Where the values of fields go: each field with its table's first row and its first slot.
-
-    Attributes:
-        names: The names of fields of one hashed or bucketed integer, which one kernel places together.
-        integers: These fields, for the kernel.
-        text_names: The names of text fields.
-        texts: The text fields, for their kernel.
-        others: Integer fields that are exact or have several values.
-    """
-
-    names: tuple[str, ...]
-    integers: Standing[IntegerFields]
-    text_names: tuple[str, ...]
-    texts: TextFields
-    others: tuple[tuple[Field, int, int], ...]
-
-
-def _places(features: Features) -> _Places:
-    starts, slots = features.table_starts.tolist(), features.slot_starts.tolist()[:-1]
-    every = list(zip(features.categorical, starts, slots, strict=True))
-    plain = tuple(one for one in every if _is_one_integer(one[0]))
-    fields = [field for field, _, _ in plain]
-    starts_of, slots_of = [start for _, start, _ in plain], [slot for _, _, slot in plain]
-    integers = Standing(IntegerFields.of(fields, starts_of, slots_of))
-    texts = [one for one in every if _is_text(one[0])]
-    key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
-    columns = [key_columns.get(slot, slot) for _, _, slot in texts]
-    text_fields = TextFields.of([field for field, _, _ in texts], [start for _, start, _ in texts], columns)
-    others = tuple(one for one in every if not (_is_one_integer(one[0]) or _is_text(one[0])))
-    names, text_names = (tuple(one.name for one in some) for some in (fields, [one[0] for one in texts]))
-    return _Places(names, integers, text_names, text_fields, others)
-
-
-def _is_one_integer(field: Field) -> bool:
-    return field.values == 1 and field.keys != "exact" and (field.keys == "bucket" or not field.text)
-
-
-def _is_text(field: Field) -> bool:
-    return field.text and field.keys != "bucket"
-
-
 # ---- Signatures ----
 
 
@@ -398,7 +362,7 @@ def _explain_signature(inputs: Sequence[TensorSpec]) -> Signature:
 
 def _spec(field: Field) -> TensorSpec:
     if field.role == "categorical":
-        dtype = STRING if _is_text(field) else _INTEGER
+        dtype = STRING if is_text(field) else _INTEGER
         several = field.values > 1
         return TensorSpec(
             field.name,
