@@ -9,13 +9,14 @@ Context inputs may have one row for all candidates of a request, and are compute
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, LoadError, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.ctr.factory import scorer
 from headrace.ctr.files.model_files import MODEL_FILE, read_model
@@ -24,15 +25,18 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import FieldEffects
+from headrace.model import packed_kernels
 from headrace.model.packed_columns import PackedTensors
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPECTED_VALUE,
     EXPLAIN_SIGNATURE,
     Kind,
+    Servable,
     Signature,
     TensorSpec,
 )
+from headrace.runtimes import kernel_compiling
 from headrace.runtimes.ctr_inputs import (
     is_text,
     join,
@@ -42,11 +46,11 @@ from headrace.runtimes.ctr_inputs import (
     places_of,
     transpose,
 )
-from headrace.runtimes.ctr_kernels import make_ready
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
+from headrace.versions.layout import version_directories
 
 ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""
@@ -64,6 +68,8 @@ _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(
 _KEY = np.dtype(np.uint64)
 _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
 _join: Callable[[Iterable[Any]], bytes] = b"".join  # also accepts arrays
+
+_ATTEMPTS = 10
 
 
 def load(file: Path, options: RuntimeOptions) -> CtrServable:
@@ -402,3 +408,67 @@ def _whole(array: Array | None, rows: int, dtype: np.dtype[np.generic]) -> Array
     array = array.view()
     array.flags.writeable = False  # the kernel is compiled for one array type only
     return array
+
+
+# ---- Kernels ----
+
+
+def make_ready(servable: Servable, version: Path) -> None:
+    """Load the kernels that a version needs; a child process compiles them first if they are not cached.
+
+    Args:
+        servable: The loaded version.
+        version: Its directory.
+    """
+    child = "headrace.runtimes.ctr", str(version)
+    about = {"model": version.parent.name, "version": version.name}
+    kernel_compiling.make_ready(lambda: run_once(servable), child, about)
+
+
+def run_once(servable: Servable) -> None:
+    """Predict a row of zeros and empty texts with each signature, to compile or load every kernel.
+
+    Raises:
+        NotKept: A kernel is not cached, and compiling is not allowed.
+    """
+    for name, signature in servable.signatures.items():
+        inputs = {}
+        for spec in signature.inputs:
+            shape = (1, *(size or 1 for size in spec.shape))
+            inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
+        servable.predict(inputs, name)
+        if any(spec.dtype == STRING for spec in signature.inputs):
+            packed_kernels.run_once()  # codecs use them to locate texts in messages
+
+
+def main() -> None:
+    """Compile and cache the kernels that a version needs, as the child process of ``make_ready``."""
+    kernel_compiling.compile_as_child(lambda: run_once(servable_like(Path(sys.argv[1]))))
+
+
+def servable_like(version: Path) -> CtrServable:
+    """Load a version; if a trainer has deleted it meanwhile, load its model's newest one.
+
+    Raises:
+        LoadError: It is damaged, or no version is left.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return servable_of(version)
+        except LoadError:
+            others = {} if version.exists() else _versions_beside(version)
+            if not others:
+                raise
+            version = others[max(others)]
+    return servable_of(version)
+
+
+def _versions_beside(version: Path) -> dict[int, Path]:
+    try:
+        return version_directories(version.parent)
+    except OSError:
+        return {}
+
+
+if __name__ == "__main__":
+    main()
