@@ -43,10 +43,9 @@ import numpy as np
 from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
-from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, may_cast, name_of
 from headrace.model.casting import cast as cast_array
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
+from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature, TensorSpec
 from headrace.runtimes.model_loop import ENDS, ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions

@@ -25,11 +25,11 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
-from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, cast
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPLAIN_SIGNATURE,
+    IS_GENERATED,
     Kind,
     Signature,
     TensorSpec,

@@ -21,8 +21,7 @@ from headrace.batching.cost import BatchCost
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
 from headrace.lifecycle.version_states import State
 from headrace.lifecycle.warmup import WELL_KNOWN, warm_up, warm_up_serving_threads
-from headrace.model.call_context import IS_GENERATED
-from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE
+from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, IS_GENERATED
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 from tests.model_directories import write
