@@ -38,8 +38,8 @@ from headrace.ctr.learning.adagrad_decay import (
 from headrace.ctr.learning.optimizers import FORGETTING_CODES, Rule, bounded, code_of, move, rule_of, weighed
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.model_settings import ModelSettings
+from headrace.ctr.models.factorization_machines import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.models.logit import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.model_arrays import (
     FWFM,
     LR,
