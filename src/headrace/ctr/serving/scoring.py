@@ -74,7 +74,7 @@ class WeightsScorer:
         """
         _check(settings, features, weights)
         self.settings, self.features, self.weights = settings, features, weights
-        self._form = form_of(settings, features, weights)
+        self._form = _form_of(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
         """Return the logits of rows: float32 ``[rows]``."""
@@ -89,7 +89,7 @@ class WeightsScorer:
         return [self._form.explain(*row) for row in zip(indices, dense, strict=True)]
 
 
-def form_of(settings: ModelSettings, features: Features, weights: Weights) -> _Form:
+def _form_of(settings: ModelSettings, features: Features, weights: Weights) -> _Form:
     """Create the form of a kind."""
     if settings.kind == "mdn":
         return _DensityForm(settings, features, weights)
@@ -108,7 +108,7 @@ class _PlainForm:
         self._shape = shape_of(settings, features)._replace(scaled=scaled)
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._served = self._serve(weights)
-        self._kernel = predictor(self._shape)
+        self._kernel = _predictor(self._shape)
         self._own = threading.local()
 
     def logits(self, indices: Array, dense: Array) -> Array:
@@ -139,7 +139,7 @@ class _PlainForm:
 
 
 @functools.cache
-def predictor(shape: Shape) -> _PredictKernel:
+def _predictor(shape: Shape) -> _PredictKernel:
     """Return the kernel that writes the logits of rows."""
 
     @cached(**KERNEL)
