@@ -96,7 +96,7 @@ def _towards(shape, work, served):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """Return a row's logit, as ``factorization_machines.logit`` does; sharing would change the machine code."""
+    """Return a row's logit, as ``logit`` does for all columns; sharing would change the machine code."""
     if not shape.single:
         count_values(shape, work, row)
     logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)
