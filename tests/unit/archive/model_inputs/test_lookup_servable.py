@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from headrace.archive.lookup.archive import Archive
+from headrace.archive.lookup.reports import InputTotals
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.catalog import with_default, without
 from headrace.archive.model.columns import Column
-from headrace.archive.model.counts import InputTotals
 from headrace.archive.model_inputs.lookup_servable import LookupServable
 from headrace.base.errors import InvalidRows, NotFound, NotLoadable, Unavailable
 from headrace.base.tensors import STRING, Array, Tensors
