@@ -36,9 +36,8 @@ from headrace.archive.lookup.miss_queue import Wanted, wanted_of
 from headrace.archive.lookup.reports import FillCounts
 from headrace.archive.lookup.space_reader import SpaceReader
 from headrace.archive.lookup.writes import CLOCKS_APART_SECONDS, size_of
-from headrace.archive.model.archive_toml import MEAN
+from headrace.archive.model.archive_toml import MEAN, content_of
 from headrace.archive.model.catalog import NO_RECORD, partition
-from headrace.archive.model.contents import content_of
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.oov import ENOUGH, keep_mean
 from headrace.archive.model.records import Form, joined

@@ -16,7 +16,7 @@ from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopp
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.reports import FillCounts
-from headrace.archive.model.contents import table_column
+from headrace.archive.model.archive_toml import table_column
 from headrace.base.errors import HeadraceError, Unavailable
 from headrace.storage.queues.queue import Receiver
 

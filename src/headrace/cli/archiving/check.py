@@ -15,9 +15,8 @@ from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
+    from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings, TableColumn
     from headrace.archive.model.catalog import SpaceRecord, SpaceVersion
-    from headrace.archive.model.contents import TableColumn
 
 _OTHERS = "each process has its own; fine where one server does everything (fill = true)"
 
@@ -77,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
+    from headrace.archive.model.archive_toml import table_column  # noqa: PLC0415 - as above
     from headrace.archive.model.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.model.contents import table_column  # noqa: PLC0415 - as above
 
     records = {name: SpaceRecord() for name in config.spaces}
     yield _tried("store", lambda: _store(config, records))

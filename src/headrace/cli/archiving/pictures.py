@@ -29,7 +29,7 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.model.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.archive_toml import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
 
     template = config.spaces[space].content
     contents = _contents(config, base, space)
