@@ -15,7 +15,7 @@ from headrace.ctr.files.quantization import Bits
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.block_reader import ReadSettings
 from headrace.training.releasing.publishing import DEFAULT_KEEP
-from headrace.training.running.delayed_labels import DEFAULT_PENDING_BYTES
+from headrace.training.running.learner import DEFAULT_PENDING_BYTES
 from headrace.training.running.loop import NEVER, Every
 
 _DEFAULT_WINDOW_ROWS = 100_000

@@ -41,8 +41,7 @@ from headrace.training.running.checkpoint import (
     rows_before,
     settings_with_saved_optimizers,
 )
-from headrace.training.running.delayed_labels import Pending
-from headrace.training.running.learner import Learnable, Learner
+from headrace.training.running.learner import Learnable, Learner, Pending
 from headrace.training.running.source import RenumberedBlocks, open_origin, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.versions.manifest import Signer
