@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from benchmarks.rounds import Effort, print_lines
 from headrace.ctr import factory
-from headrace.ctr.interfaces import Scorer
+from headrace.ctr.click_model import Scorer
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import exact_areas
 from headrace.stream.block import Block

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
 from headrace.stream.block import Block
 from headrace.stream.features import Features

@@ -12,9 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
 from headrace.stream.features import Features

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningModel, Weights
 from headrace.ctr.factory import create
 from headrace.ctr.files.model_files import arrays_of, read_model, weights_of
-from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
 from headrace.ctr.serving.context import GroupedScorer

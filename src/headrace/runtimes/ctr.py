@@ -18,9 +18,9 @@ import numpy as np
 
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, LoadError, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
+from headrace.ctr.click_model import Contribution, Weights
 from headrace.ctr.factory import scorer
 from headrace.ctr.files.model_files import MODEL_FILE, read_model
-from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer

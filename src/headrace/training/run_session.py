@@ -18,7 +18,7 @@ from numba.core import event
 
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, ModelError, needs_extra
 from headrace.ctr import factory
-from headrace.ctr.interfaces import LearningModel
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.windows import Windows
 from headrace.stream.features import Features

@@ -26,9 +26,9 @@ from headrace.base.errors import ConfigError
 from headrace.base.terminal import Line
 from headrace.config.toml_reader import convert, read_table
 from headrace.ctr import factory
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.files.model_files import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
-from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
 from headrace.stream.block import Block

@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.click_model import STATE_PER_WEIGHT, LearningModel, Weights
 from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.learning.adagrad_decay import (
     PAIRS_STEP,
@@ -54,7 +54,6 @@ from headrace.ctr.models.model_arrays import (
     shape_of,
 )
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.tables import STATE_PER_WEIGHT
 from headrace.jit.intrinsics import assume, one_by_one, read
 from headrace.jit.kernel_cache import cached
 from headrace.stream.block import Block

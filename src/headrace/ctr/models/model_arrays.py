@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Table
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.missing import flagged
-from headrace.ctr.tables import Table
 from headrace.stream.features import Features
 
 LINE_BYTES = 64

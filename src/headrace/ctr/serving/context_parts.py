@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Table
 from headrace.ctr.kernels.compiling import part
 from headrace.ctr.kernels.vectors import (
     Vector,
@@ -21,7 +22,6 @@ from headrace.ctr.kernels.vectors import (
     zeros,
 )
 from headrace.ctr.model_settings import Kind
-from headrace.ctr.tables import Table
 from headrace.jit.intrinsics import read, write
 
 PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")

@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.click_model import Contribution, Table, Weights
 from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.model_settings import DEEP, POOLED, ModelSettings
 from headrace.ctr.models.factorization_machines import logit, prefetch_coming, sigmoid
@@ -41,7 +41,6 @@ from headrace.ctr.serving.explanations import (
     slopes_of,
     table_rows,
 )
-from headrace.ctr.tables import Table
 from headrace.jit.kernel_cache import cached
 from headrace.stream.features import Features
 
