@@ -25,8 +25,7 @@ from headrace.archive.operations.open_archive import open_archive
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 TITLES, A_PAGE, ROWS, USERS = 20_000, 20, 2048, 2**16

@@ -31,7 +31,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes import registry
 from headrace.serving.engine import Engine
 from headrace.serving.model_spec import ModelSpec
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 FIELDS, CONTEXT, DENSE, BUCKETS = 26, 20, 13, 40_000

@@ -20,7 +20,7 @@ from headrace.ctr.files.model_files import read_model, weights_of
 from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint

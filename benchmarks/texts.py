@@ -33,7 +33,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.frontends.wire import protos
 from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.runtimes.ctr import servable_of
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 TEXTS, TAGS, INTEGERS, NUMBERS, BUCKETS = 12, 8, 26, 13, 40_000

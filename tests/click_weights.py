@@ -9,7 +9,7 @@ from headrace.ctr.click_model import NO_SHIFT, ONE_SCALE, Weights
 from headrace.ctr.files.model_files import weights_of
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 SCHEMA = Schema(

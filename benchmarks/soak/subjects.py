@@ -19,7 +19,7 @@ from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import write_model
 from headrace.ctr.model_settings import ModelSettings
 from headrace.runtimes.ctr import servable_of
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 Array = npt.NDArray[Any]

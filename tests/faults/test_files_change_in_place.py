@@ -16,7 +16,7 @@ from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training
 from tests.faults.still_serves import does_it_still_serve

@@ -16,7 +16,7 @@ from headrace.ctr.files.model_files import MODEL_FILE, write_model
 from headrace.ctr.model_settings import ModelSettings
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.versions.manifest import publish, write_manifest

@@ -162,7 +162,7 @@ def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator
     from headrace.ctr.files.model_files import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
     from headrace.ctr.model_settings import KINDS, ModelSettings  # noqa: PLC0415
-    from headrace.stream.features import Features  # noqa: PLC0415
+    from headrace.stream.block import Features  # noqa: PLC0415
 
     features = Features.of(_schema())
     for count in factors:

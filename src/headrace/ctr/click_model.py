@@ -4,8 +4,9 @@ The same kernels read the tables of both: the weights of row ``r`` are ``values[
 shift]``. A learning table stores a row's optimizer state after its weights, in the same cache lines. A
 float32 table has the single scale 1.0, so stripping leaves predictions bit-identical.
 
-Both forms predict from the same arrays, through ``headrace.ctr.serving.scoring``. A LearningModel also has its
-optimizers' state. Servers predict with ``headrace.ctr.serving.context``, and use a Scorer for explanations.
+Both forms predict from the same arrays, through ``headrace.ctr.serving.scoring``. A LearningModel also has
+its optimizers' state. Servers predict with ``headrace.ctr.serving.context``, and use a Scorer for
+explanations.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.model_settings import ModelSettings, OptimizerKind
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 NO_SHIFT = 63
 """Shift that maps every row number to 0: one scale for all rows."""

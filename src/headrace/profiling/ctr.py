@@ -28,8 +28,7 @@ from headrace.profiling.calls import made_up, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 Stage = tuple[str, str, ModelSettings]
 """A stage's name, its kind of operation, and the settings of the model up to it."""

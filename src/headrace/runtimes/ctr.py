@@ -47,7 +47,7 @@ from headrace.runtimes.ctr_inputs import (
     transpose,
 )
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.hashing import keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
 from headrace.versions.layout import version_directories

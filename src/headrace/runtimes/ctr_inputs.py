@@ -18,7 +18,7 @@ from headrace.jit.intrinsics import read, write
 from headrace.jit.kernel_cache import cached
 from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import HEAD, PLACE
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.hashing import IntegerFields, bucket_of, hash_bytes, seed_of
 from headrace.stream.schema import Field
 

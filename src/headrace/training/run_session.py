@@ -21,7 +21,7 @@ from headrace.ctr import factory
 from headrace.ctr.click_model import LearningModel
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.windows import Windows
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Schema
 from headrace.training.options import TrainOptions, settings_of
 from headrace.training.releasing.publishing import (

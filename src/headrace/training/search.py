@@ -31,8 +31,7 @@ from headrace.ctr.files.model_files import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.training.options import TrainOptions, changed, settings_of, to_toml
 from headrace.training.reporting.progress import described
 from headrace.training.running.loop import EXIT_CODES, Interruptions, error_text, run_loop

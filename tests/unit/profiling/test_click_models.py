@@ -14,7 +14,7 @@ from headrace.ctr.models.model_arrays import expected_shapes
 from headrace.profiling.ctr import profile_serving, profile_training, stages_of
 from headrace.profiling.report import Profile
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training
 

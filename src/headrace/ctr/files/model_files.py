@@ -38,7 +38,7 @@ from headrace.ctr.files.arrays import (
 )
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
 from headrace.stream.schema import Schema
 

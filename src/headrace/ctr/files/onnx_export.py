@@ -19,7 +19,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.interactions import crossing
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 if TYPE_CHECKING:
     import onnx

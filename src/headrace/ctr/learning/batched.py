@@ -53,8 +53,7 @@ from headrace.ctr.models.model_arrays import (
     shape_of,
 )
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 # Restriction of NumPy's BLAS to one thread: a learner's threads divide the rows themselves.
 #

@@ -56,8 +56,7 @@ from headrace.ctr.models.model_arrays import (
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.jit.intrinsics import assume, one_by_one, read
 from headrace.jit.kernel_cache import cached
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 _LEAST_ROWS_A_THREAD = 64
 

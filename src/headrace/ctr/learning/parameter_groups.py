@@ -20,7 +20,7 @@ from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.models.density import first_biases
 from headrace.ctr.models.model_arrays import Served, aligned_zeros
 from headrace.jit.kernel_cache import cached
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 # Initial weights, which depend only on the seed, the row and the column.
 #

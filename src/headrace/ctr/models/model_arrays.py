@@ -14,7 +14,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.click_model import Table
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.missing import flagged
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 LINE_BYTES = 64
 """Size of a cache line in bytes."""

@@ -43,7 +43,7 @@ from headrace.ctr.serving.context_parts import (
 )
 from headrace.jit.intrinsics import prefetch_to_read, read, write
 from headrace.jit.packed_arguments import Standing, given
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 _MOST_LANES = 32
 """Maximum number of an embedding's elements that are read at once, so that they fit in a few registers."""

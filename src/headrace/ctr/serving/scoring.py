@@ -42,7 +42,7 @@ from headrace.ctr.serving.explanations import (
     table_rows,
 )
 from headrace.jit.kernel_cache import cached
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 _PredictKernel = Callable[[Work, Served, Array], None]
 

@@ -18,7 +18,7 @@ from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, read_descripti
 from headrace.ctr.files.model_files import write_model as write
 from headrace.ctr.files.quantization import quantize
 from headrace.ctr.model_settings import KINDS, Kind
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_weights import FEATURES, SCHEMA, settings_for, weights_for
 

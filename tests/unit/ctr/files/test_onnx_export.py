@@ -15,7 +15,7 @@ from headrace.ctr.files import onnx_export
 from headrace.ctr.files.onnx_export import export
 from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.conformance.ctr_models import EXACT, LARGE, SCHEMA, random_weights
 

@@ -13,7 +13,7 @@ from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.model_settings import DEEP, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from tests.click_blocks import MANY, block_of
 from tests.click_weights import FEATURES as BY_HAND
 from tests.click_weights import settings_for, weights_for

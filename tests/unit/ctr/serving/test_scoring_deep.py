@@ -14,8 +14,7 @@ from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.model_settings import DEEP, Kind, Optimizer
 from headrace.ctr.serving.explanations import BIAS
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from tests.unit.ctr.learning.batched_reference import (
     FEATURES,

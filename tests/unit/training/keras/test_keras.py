@@ -10,8 +10,7 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.keras import Embedded, inputs_of
 from headrace.training.keras.model import KerasModel, keras, load_build

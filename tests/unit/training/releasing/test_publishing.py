@@ -22,7 +22,7 @@ from headrace.ctr.click_model import LearningTable, Table, Weights
 from headrace.ctr.files.arrays import read_array
 from headrace.ctr.files.model_files import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing import publishing
 from headrace.training.releasing.publishing import (
