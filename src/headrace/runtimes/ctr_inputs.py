@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import kernel, part
 from headrace.jit.intrinsics import read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import cached, kernel, part
 from headrace.jit.packed_arguments import Standing
 from headrace.model.packed_columns import HEAD, PLACE
 from headrace.stream.block import Features

@@ -19,7 +19,6 @@ import numba
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.learning.network import CHUNK_ROWS, Exchange, Passage
 from headrace.ctr.models.density import heads_of, learn_heads, scratch_of
 from headrace.ctr.models.factorization_machines import (
@@ -42,7 +41,7 @@ from headrace.ctr.models.factorization_machines import (
 )
 from headrace.ctr.models.model_arrays import FM, FWFM, LR, Served, Shape, Work
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 
 
 class Gathered(NamedTuple):

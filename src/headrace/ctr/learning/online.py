@@ -23,7 +23,6 @@ import numpy as np
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.click_model import STATE_PER_WEIGHT, LearningModel, Weights
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.learning.adagrad_decay import (
     PAIRS_STEP,
     UNWATCHED,
@@ -55,7 +54,7 @@ from headrace.ctr.models.model_arrays import (
 )
 from headrace.ctr.serving.scoring import WeightsScorer
 from headrace.jit.intrinsics import assume, one_by_one, read
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 from headrace.stream.block import Block, Features
 
 _LEAST_ROWS_A_THREAD = 64

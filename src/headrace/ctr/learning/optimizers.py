@@ -25,10 +25,9 @@ import numba
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.model_settings import Optimizer
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 """Codes of the rules of one weight. The power 0.5, a square root, has codes of its own."""

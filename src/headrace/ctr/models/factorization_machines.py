@@ -29,9 +29,9 @@ import math
 import numba
 import numpy as np
 
-from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.models.model_arrays import FM, FWFM, LINE_FLOATS, LR
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
+from headrace.jit.kernel_cache import PART
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 

@@ -22,7 +22,6 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.click_model import Table, Weights
-from headrace.ctr.kernels.compiling import kernel, part
 from headrace.ctr.kernels.matrix_product import Operand, multiply, pack, padded
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.models.density import mean_logits, scratch_of
@@ -42,6 +41,7 @@ from headrace.ctr.serving.context_parts import (
     same_context,
 )
 from headrace.jit.intrinsics import prefetch_to_read, read, write
+from headrace.jit.kernel_cache import kernel, part
 from headrace.jit.packed_arguments import Standing, given
 from headrace.stream.block import Features
 

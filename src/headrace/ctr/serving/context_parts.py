@@ -8,7 +8,6 @@ import numpy as np
 
 from headrace.base.tensors import Array
 from headrace.ctr.click_model import Table
-from headrace.ctr.kernels.compiling import part
 from headrace.ctr.kernels.vectors import (
     Vector,
     is_float,
@@ -23,6 +22,7 @@ from headrace.ctr.kernels.vectors import (
 )
 from headrace.ctr.model_settings import Kind
 from headrace.jit.intrinsics import read, write
+from headrace.jit.kernel_cache import part
 
 PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
 """The kinds, in the order of their codes in kernels."""

@@ -12,7 +12,6 @@ import numpy as np
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.click_model import Contribution, Table, Weights
-from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.model_settings import DEEP, POOLED, ModelSettings
 from headrace.ctr.models.factorization_machines import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.interactions import crossing
@@ -41,7 +40,7 @@ from headrace.ctr.serving.explanations import (
     slopes_of,
     table_rows,
 )
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, cached
 from headrace.stream.block import Features
 
 _PredictKernel = Callable[[Work, Served, Array], None]
