@@ -18,10 +18,9 @@ import numpy as np
 from benchmarks.archive_filling import DIMENSION, titles
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
-from headrace.archive.operations.open_archive import open_archive
+from headrace.archive.operations.open_archive import open_archive, open_embedder
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import ModelSettings

@@ -138,10 +138,12 @@ def _kind(settings: object) -> str:
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
     from headrace.archive.embedders.embedder import ModelSettings  # noqa: PLC0415
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.operations.open_archive import open_one_embedder  # noqa: PLC0415
+    from headrace.archive.operations.open_archive import (  # noqa: PLC0415 - not needed to list the verbs
+        embedder_settings,
+        open_one_embedder,
+    )
 
-    settings = read_settings(name, config.embedders.get(name), config.embedders)
+    settings = embedder_settings(name, config.embedders.get(name), config.embedders)
     if isinstance(settings, ModelSettings) and not settings.url:
         return f"the model {settings.model!r} of the server itself; not checked, because no server runs here"
     embedder = open_one_embedder(config, name, base)
@@ -153,9 +155,9 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Mad
 
 
 def _unused(config: ArchiveConfig, name: str) -> str:
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.open_archive import embedder_settings  # noqa: PLC0415 - not needed to list the verbs
 
-    read_settings(name, config.embedders[name])
+    embedder_settings(name, config.embedders[name])
     return "no space uses it"
 
 
