@@ -1,4 +1,4 @@
-"""Read text files for all commands: whole lines, and CSV with every column as text and errors that name causes.
+"""Read text files for all commands: whole lines, and CSV, every column as text, with errors that name causes.
 
 Lines are read in large pieces; from a live source, those that have arrived.
 """

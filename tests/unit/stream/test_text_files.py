@@ -1,4 +1,4 @@
-"""CSV as other programs write it: read as it is meant, or refused as what it is; lines come in whole pieces."""
+"""CSV as other programs write it: read as it is meant, or refused as what it is; lines come in pieces."""
 
 from __future__ import annotations
 
