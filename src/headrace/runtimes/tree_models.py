@@ -1,4 +1,4 @@
-"""What tree ensembles of all libraries share: inputs, explanations, the opening of native libraries.
+"""Shared parts of the runtimes of tree ensembles: inputs, explanations, the opening of native libraries.
 
 A model fitted on a data frame has one input per column, under the column's name. Other models have one input
 ``features``. A column of categories takes the categories' values, which are replaced by the codes that the

@@ -1,7 +1,7 @@
 """Divide a whole server among its workers: its limits, its wanted state, and new connections; pure.
 
-``transport.generation_sockets`` applies the last decision. The supervisor scans the disk, and each worker has
-a ``ToldSource`` for the wanted state that it is told.
+``transport.generation_sockets`` applies the last decision. The supervisor scans the disk, and the
+``ToldSource`` of each worker receives the wanted state.
 """
 
 from __future__ import annotations
