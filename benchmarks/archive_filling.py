@@ -24,10 +24,9 @@ import numpy as np
 from benchmarks.processes import cores, on_core
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.filling.filler import BATCH, Filler
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.operations.open_archive import open_archive_file
+from headrace.archive.operations.open_archive import open_archive_file, open_embedder
 from headrace.base.tensors import Array
 
 LEAST = 0.9

@@ -18,15 +18,13 @@ import numpy as np
 from benchmarks.archive_filling import DIMENSION, titles
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
-from headrace.archive.operations.open_archive import open_archive
+from headrace.archive.operations.open_archive import open_archive, open_embedder
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 TITLES, A_PAGE, ROWS, USERS = 20_000, 20, 2048, 2**16

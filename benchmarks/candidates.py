@@ -22,17 +22,16 @@ import numpy.typing as npt
 from benchmarks.processes import Command, Server, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.base.tensors import BY_DTYPE
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import read_model, write_model
 from headrace.ctr.files.onnx_export import export
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.frontends.wire import protos
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes import registry
 from headrace.serving.engine import Engine
 from headrace.serving.model_spec import ModelSpec
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 FIELDS, CONTEXT, DENSE, BUCKETS = 26, 20, 13, 40_000

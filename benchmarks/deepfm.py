@@ -27,10 +27,9 @@ from benchmarks.processes import PEERS_PYTHON
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import ModelSettings, Optimizer, OptimizerKind
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.click_generator import GeneratorSettings, arrow_schema, generate_batches, schema_of
-from headrace.stream.features import Features
 
 BATCH = 2048
 BATCHES = 40

@@ -30,8 +30,8 @@ from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, 
 from demo import data
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.image_embedder import read_recipe
-from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text_embedder import TextEmbedder, runs
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.base.tensors import Tensors
 from headrace.config.image_recipe import FORMATS, Recipe
 from headrace.images.decoding import ImageLimits, decoded

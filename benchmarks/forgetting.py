@@ -27,11 +27,10 @@ from benchmarks.rounds import print_lines
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import KINDS, ModelSettings
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.click_generator import SHAPES, GeneratorSettings, generate_batches, schema_of
-from headrace.stream.features import Features
-from headrace.training.model_toml import changed, settings_of
+from headrace.training.options import changed, settings_of
 
 REAL = {"movielens": films, "bandit": bandit}
 WINDOWS = 10

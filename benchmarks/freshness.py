@@ -11,13 +11,12 @@ import numpy.typing as npt
 
 from benchmarks.rounds import Effort, print_lines
 from headrace.ctr import factory
-from headrace.ctr.interfaces import Scorer
+from headrace.ctr.click_model import Scorer
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import exact_areas
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.click_generator import GeneratorSettings, generate_batches, schema_of
-from headrace.stream.features import Features
 
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "freshness.png"
 ROWS_AN_HOUR = 20_000

@@ -30,11 +30,10 @@ from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, 
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import Interaction, ModelSettings, Optimizer
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_reader import Reader, ReadSettings
-from headrace.stream.features import Features
 from headrace.stream.schema import METADATA_KEY, Field, Keys, Schema
-from headrace.training.model_toml import to_toml
+from headrace.training.options import to_toml
 
 ROWS = int(os.environ.get("FWUMIOUS_ROWS", "1000000"))
 FOLDER = CACHE / f"fwumious-{ROWS}"

@@ -15,13 +15,12 @@ import numpy as np
 
 from benchmarks.rounds import Effort
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import NO_SHIFT, ONE_SCALE, Table, Weights
 from headrace.ctr.files.model_files import read_model, weights_of
 from headrace.ctr.files.quantization import Bits, dequantize_table, quantize_table
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.ctr.tables import NO_SHIFT, ONE_SCALE, Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint

@@ -20,7 +20,7 @@ from headrace.ctr.files.model_files import read_model, write_model
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.runtimes.ctr import servable_of
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 UNITS = 64

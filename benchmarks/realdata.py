@@ -29,9 +29,8 @@ from demo import data as movielens
 from headrace.base.tensors import Array
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
-from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 
 BANDIT_PACKAGE = "obp==0.4.1"

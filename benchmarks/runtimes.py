@@ -33,7 +33,7 @@ from benchmarks.runtime_subject import COLUMNS, Call, Subject
 from headrace.base.tensors import Array
 from headrace.model.servable import Servable
 from headrace.runtimes import registry
-from headrace.runtimes.native_library import open_library
+from headrace.runtimes.tree_models import open_library
 from headrace.serving.engine import Engine
 
 ROWS = (1, 300)

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import LmdbStore
 
 VALUES = 1_000_000
 VALUE_BYTES = 530

@@ -21,12 +21,11 @@ from pyarrow import parquet
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.click_generator import GeneratorSettings, generate_batches, schema_of
 from headrace.stream.encode import EncodeSettings, encode
-from headrace.stream.features import Features
 
 ROWS = 200_000
 FEW_ROWS = 10_000

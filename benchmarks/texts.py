@@ -27,14 +27,13 @@ from benchmarks.processes import Server, http_post, running
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread, verdict
 from benchmarks.sides import headrace
 from headrace.base.tensors import BY_DTYPE, Tensors
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import write_model
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.frontends.wire import protos
 from headrace.model.servable import DEFAULT_SIGNATURE
 from headrace.runtimes.ctr import servable_of
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 TEXTS, TAGS, INTEGERS, NUMBERS, BUCKETS = 12, 8, 26, 13, 40_000

@@ -23,10 +23,9 @@ from benchmarks.processes import cores
 from benchmarks.rounds import Effort, interleaved, middle, print_lines, ratios, spread
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import Kind, ModelSettings
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_reader import Reader, ReadSettings
 from headrace.stream.click_generator import GeneratorSettings, arrow_schema, generate_batches, schema_of
-from headrace.stream.features import Features
 
 BATCH_ROWS = 2048
 GENERATOR = GeneratorSettings(rows=BATCH_ROWS * 80, buckets=2**18)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 LABEL = Field(name="click", role="label")

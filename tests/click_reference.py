@@ -9,8 +9,7 @@ import numpy as np
 from headrace.base.tensors import Array
 from headrace.ctr.learning.adagrad_decay import PAIRS_STEP, embeddings_share, share_of, sharing
 from headrace.ctr.model_settings import ModelSettings, Optimizer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 
 class Reference:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import NO_SHIFT, ONE_SCALE, Weights
 from headrace.ctr.files.model_files import weights_of
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.ctr.tables import NO_SHIFT, ONE_SCALE
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 SCHEMA = Schema(

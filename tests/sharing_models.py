@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from headrace.ctr.files.model_files import write_model
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import publish
 from tests.click_weights import weights_for

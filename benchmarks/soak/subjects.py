@@ -15,12 +15,11 @@ import skops.io
 from onnx import TensorProto, helper
 from sklearn.linear_model import LinearRegression
 
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import write_model
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.runtimes.ctr import servable_of
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 
 Array = npt.NDArray[Any]

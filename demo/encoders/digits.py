@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from demo import data
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -9,14 +9,12 @@ import msgspec
 import numpy as np
 
 from headrace.base.tensors import Array, Tensors
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import write_model
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import DEEP, Kind, ModelSettings
 from headrace.ctr.models.missing import flagged
 from headrace.ctr.models.vocabulary import Vocabulary
-from headrace.ctr.tables import Table
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.hashing import keys_of
 from headrace.stream.schema import Field, Schema
 from tests.conformance.runtime_example import Example, RuntimeUnderTest

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Schema
 from tests.click_blocks import MANY, SINGLE, block_of
 

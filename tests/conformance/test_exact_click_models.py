@@ -13,8 +13,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.model_settings import KINDS, Kind, OptimizerKind
 from headrace.ctr.models.vocabulary import AdmittingModel, look_up
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.hashing import keys_of
 from headrace.stream.schema import Schema
 from tests.click_blocks import MANY, block_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from demo.data import Film
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.base.errors import ConfigError
 
 pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.base.errors import (
     ConfigError,
     FailedPrecondition,

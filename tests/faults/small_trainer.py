@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from headrace.base.errors import FailedPrecondition
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training
 from headrace.training.running.checkpoint import load_checkpoint, save_checkpoint

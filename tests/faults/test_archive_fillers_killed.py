@@ -174,7 +174,7 @@ STOPS_IN_A_WRITE = """
 import os, signal, sys
 from pathlib import Path
 from headrace.storage.queues.lmdb import LmdbMessages
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1])))
 queue._writer.run(lambda transaction: os.kill(os.getpid(), signal.SIGSTOP) or 0)
@@ -184,7 +184,7 @@ STOPS_IN_A_WRITE_OF_THE_STORE = """
 import os, signal, sys
 from pathlib import Path
 from headrace.storage.opening import open_store
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import LmdbStore
 
 store = open_store(LmdbStore(path=Path(sys.argv[1])))
 with store._file.writing(store._deadline()):

@@ -11,9 +11,9 @@ import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.opening import open_store
+from headrace.storage.settings import CassandraStore
 from headrace.storage.stores.cassandra import InCassandraStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import CassandraStore
 from tests.faults.patience import ended
 from tests.faults.store_outages import check_outages
 from tests.services import Start

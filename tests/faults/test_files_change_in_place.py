@@ -12,12 +12,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training
 from tests.faults.still_serves import does_it_still_serve

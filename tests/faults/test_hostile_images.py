@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.net.content_failures import Failure
 from headrace.net.deadline_connection import Resolve, system_addresses
 from tests.certificates import Authority

@@ -17,9 +17,9 @@ import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.lmdb_environment import LmdbOptions, open_lmdb
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import LmdbStore
 from headrace.testing.store_process import items, there
 from headrace.testing.stores import eventually
 from tests.stopped_processes import stop
@@ -39,7 +39,7 @@ WRITES_ON = """
 import sys, itertools
 from pathlib import Path
 from headrace.storage.stores.lmdb import InLmdbStore
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import LmdbStore
 from headrace.testing.store_process import items
 store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), largest_bytes=2**30, timeout_seconds=20.0))
 for number in itertools.count():
@@ -233,7 +233,7 @@ from pathlib import Path
 import lmdb
 from headrace.base.errors import ConfigError
 from headrace.storage.stores.lmdb import InLmdbStore
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import LmdbStore
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)

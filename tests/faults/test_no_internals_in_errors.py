@@ -14,7 +14,7 @@ from headrace.base.errors import Unavailable
 from headrace.cli.main import main
 from headrace.frontends.wire import protos
 from headrace.storage.opening import open_store
-from headrace.storage.stores.store_settings import RedisStore
+from headrace.storage.settings import RedisStore
 from headrace.versions.manifest import publish
 from tests.faults.hostile import (
     Attack,

@@ -16,7 +16,7 @@ import headrace
 from tests.conformance.ctr_models import field_inputs, write
 from tests.running_server import RunningServer
 
-LOST = ("joined_inputs.*", "hashing.place_integers*")
+LOST = ("ctr_inputs.*", "hashing.place_integers*")
 """Some kernels that each click model needs, and that are compiled in a second or two."""
 
 NOT_KEPT = "compiled kernels cannot be cached"

@@ -18,7 +18,7 @@ import pytest
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.queue import Message, Queue
-from headrace.storage.queues.queue_settings import KafkaQueue
+from headrace.storage.settings import KafkaQueue
 from headrace.testing.opener import Opener
 from headrace.testing.queue_process import (
     LONGEST_WAIT_SECONDS,
@@ -133,7 +133,7 @@ PUBLISHER = """
 import json, os, sys
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka import KafkaMessages
-from headrace.storage.queues.queue_settings import KafkaQueue
+from headrace.storage.settings import KafkaQueue
 from headrace.testing.queue_process import messages
 
 def publish(number):

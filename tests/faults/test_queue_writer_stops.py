@@ -15,7 +15,7 @@ import pytest
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.queue import Message
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 from headrace.testing.queue_process import messages
 from tests.waiting import seconds_left
 
@@ -27,7 +27,7 @@ import os, signal, sys
 from pathlib import Path
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.queue import Message
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1]), timeout_seconds=1.0))
 queue.publish([Message(b"before", b"1")])
@@ -49,7 +49,7 @@ from pathlib import Path
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.queue import Message
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 
 queue = LmdbMessages(LmdbQueue(path=Path(sys.argv[1]), timeout_seconds=0.2))
 receiver = queue.receiver()

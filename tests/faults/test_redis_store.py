@@ -15,9 +15,9 @@ import redis
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.opening import open_store
+from headrace.storage.settings import RedisStore
 from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import RedisStore
 from headrace.testing.stores import eventually
 from tests.faults.patience import ended
 from tests.faults.store_outages import TIMEOUT_SECONDS, check_outages

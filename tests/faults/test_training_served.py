@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.model_files import MODEL_FILE, write_model
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.ctr.tables import Table
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publication, Publisher, Training
 from headrace.versions.manifest import publish, write_manifest

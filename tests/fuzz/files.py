@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from headrace.base.errors import HeadraceError
+from headrace.ctr.click_model import Weights
 from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, describe, read_model, write_model
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import Kind
 from headrace.runtimes.ctr import servable_of
 from headrace.stream.arrow_ipc_parser import StreamParser

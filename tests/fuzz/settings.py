@@ -13,8 +13,8 @@ import msgspec
 import tomli_w
 
 from headrace.archive.embedders.embedder import ImageSettings, TextSettings
-from headrace.archive.embedders.open_embedders import read_settings
 from headrace.archive.model.archive_toml import ArchiveConfig, archive_config
+from headrace.archive.operations.open_archive import embedder_settings
 from headrace.base.errors import ConfigError
 from headrace.cli.main import build_parser
 from headrace.cli.settings import parse as parse_options
@@ -23,7 +23,7 @@ from headrace.config.image_recipe import Recipe
 from headrace.config.toml_reader import convert, parse
 from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.schema import parse_schema
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 from headrace.training.search import configurations, read_search
 from tests.click_weights import SCHEMA, settings_for
 from tests.unit.test_config import FULL_MODEL
@@ -142,7 +142,7 @@ def _archive(text: str) -> None:
     config = archive_config(parse(text, "archive.toml"), "archive.toml", _BASE)
     for space in config.spaces.values():
         if space.embedder:
-            read_settings(space.embedder, config.embedders.get(space.embedder), config.embedders)
+            embedder_settings(space.embedder, config.embedders.get(space.embedder), config.embedders)
 
 
 def _search(text: str) -> None:

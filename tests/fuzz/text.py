@@ -12,10 +12,9 @@ import pyarrow as pa
 from headrace.archive.tables.file_readers import ColumnFile
 from headrace.base.errors import HeadraceError
 from headrace.stream import vw_text
-from headrace.stream.csv_rows import CsvRows
 from headrace.stream.encode import EncodeSettings, encode
 from headrace.stream.schema_inference import Hints
-from headrace.stream.text_lines import File, Lines, WholeLines, WholeRows
+from headrace.stream.text_files import CsvRows, File, Lines, WholeLines, WholeRows
 
 _DELIMITERS = ",;\t|"
 _PIECES = (1, 7, 100)

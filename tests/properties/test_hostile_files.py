@@ -19,7 +19,7 @@ from headrace.ctr.files.model_files import MODEL_FILE, read_description, read_mo
 from headrace.lifecycle.desired_state import deduce
 from headrace.lifecycle.model_listing import list_models, look
 from headrace.lifecycle.warmup import WELL_KNOWN, first_recorded
-from headrace.runtimes.onnx_external import external_names
+from headrace.runtimes.onnx import external_names
 from headrace.stream.schema import parse_schema
 from headrace.versions.layout import CONTROL_FILE, CONTROL_LOCK, MANIFEST_FILE, PIN_FILE
 from headrace.versions.manifest import check_manifest, published, write_manifest

@@ -16,7 +16,7 @@ from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block
 from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.hashing import hash_texts
-from headrace.stream.text_lines import WholeRows
+from headrace.stream.text_files import WholeRows
 from tests.examples import examples
 from tests.streams import CLICKS, clicks, stream_of
 

@@ -12,8 +12,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from demo import clicks, clients, features, replay, report, run, scores, server
 from demo.data import Film, Person, Rating, Ratings
+from headrace.stream.block import Features
 from headrace.stream.block_joining import Joiner
-from headrace.stream.features import Features
 
 PEOPLE = {"1": Person(24, "M", "writer"), "2": Person(53, "F", "artist")}
 FILMS = {"7": Film("A", 1995, ("Comedy",)), "8": Film("B", 0, ("Drama", "War"))}

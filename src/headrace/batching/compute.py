@@ -31,8 +31,7 @@ from headrace.batching.request import (
     WholeAnswer,
 )
 from headrace.config import BatchingPolicy
-from headrace.model.call_context import DEADLINE
-from headrace.model.servable import Servable, Signature, takes_packed
+from headrace.model.servable import DEADLINE, Servable, Signature, takes_packed
 
 ResultT = TypeVar("ResultT")
 

@@ -40,8 +40,7 @@ from headrace.batching.request import (
 )
 from headrace.batching.statistics import VersionStatistics
 from headrace.config import BatchingPolicy
-from headrace.model.call_context import DEADLINE
-from headrace.model.servable import CheckedInputs, Signature
+from headrace.model.servable import DEADLINE, CheckedInputs, Signature
 from headrace.model.streaming_servable import Parts, StreamingServable
 
 _UNLOADED = "the model version was unloaded before its answer was complete; try again"

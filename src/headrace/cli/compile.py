@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         # Imported late: compiled kernels.
         from headrace.jit.kernel_cache import kept_where  # noqa: PLC0415
-        from headrace.runtimes import ctr, ctr_kernels, vw  # noqa: F401, PLC0415
+        from headrace.runtimes import ctr, vw  # noqa: F401, PLC0415
     except ImportError as error:
         raise needs_extra("compile", "ctr", error) from error
     where = kept_where()
@@ -122,9 +122,9 @@ def _run_archives() -> None:
 
 
 def _run_version(version: Path) -> None:
-    from headrace.runtimes import ctr, ctr_kernels  # noqa: PLC0415 - compiled kernels
+    from headrace.runtimes import ctr  # noqa: PLC0415 - compiled kernels
 
-    ctr_kernels.run_once(ctr.servable_of(version))
+    ctr.run_once(ctr.servable_of(version))
 
 
 def _kernels(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -162,7 +162,7 @@ def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator
     from headrace.ctr.files.model_files import write_model  # noqa: PLC0415 - as above
     from headrace.ctr.files.quantization import quantize as in_bits  # noqa: PLC0415
     from headrace.ctr.model_settings import KINDS, ModelSettings  # noqa: PLC0415
-    from headrace.stream.features import Features  # noqa: PLC0415
+    from headrace.stream.block import Features  # noqa: PLC0415
 
     features = Features.of(_schema())
     for count in factors:

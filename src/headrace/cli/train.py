@@ -282,7 +282,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _asked(options: argparse.Namespace) -> TrainOptions:
     from headrace.training.options import DEFAULT_LINGER_SECONDS, TrainOptions  # noqa: PLC0415 - as above
-    from headrace.training.running.schedule import Every  # noqa: PLC0415 - as above
+    from headrace.training.running.loop import Every  # noqa: PLC0415 - as above
 
     _check(options)
     linger = options.linger_seconds
@@ -326,7 +326,7 @@ def model_settings(options: argparse.Namespace) -> dict[str, object]:
     Raises:
         ConfigError: The file cannot be read, or an option is wrong.
     """
-    from headrace.training.model_toml import changed, check_file  # noqa: PLC0415 - as above
+    from headrace.training.options import changed, check_file  # noqa: PLC0415 - as above
 
     values = options.own_settings
     changes: dict[str, object] = {

@@ -11,8 +11,7 @@ from headrace.base.files import saying
 from headrace.base.terminal import size, table
 from headrace.cli import common, models
 from headrace.versions.control_record import Pin, parse_record
-from headrace.versions.pins_and_holds import read_control
-from headrace.versions.version_listing import VersionOnDisk, list_versions
+from headrace.versions.pins_and_holds import VersionOnDisk, list_versions, read_control
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

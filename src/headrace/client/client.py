@@ -28,9 +28,9 @@ from headrace.base.tensors import BY_DTYPE, Array
 from headrace.client.binary_tensors import Input, answered, message, packed
 from headrace.client.oip_rest import LARGEST_METADATA_BYTES, model_path, read_metadata
 from headrace.client.rest import Reply, RestClient, TimedOut, read_address, token_of, wait_seconds
+from headrace.model.casting import typed
 from headrace.model.data_frames import Inputs, named_inputs
 from headrace.model.servable import Signature, TensorSpec
-from headrace.model.typed_inputs import typed
 
 _MOST_ANSWER_BYTES = 2**30
 _LONGEST_SECONDS = 86_400.0

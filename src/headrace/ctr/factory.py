@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from headrace.ctr.interfaces import LearningModel, Scorer, Weights
+from headrace.ctr.click_model import LearningModel, Scorer, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import check_names
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 
 def create(settings: ModelSettings, features: Features) -> LearningModel:

@@ -22,8 +22,7 @@ from headrace.base.tensors import STRING, Array, Tensors
 from headrace.config.image_recipe import ImageConfig
 from headrace.images.decoding import ImageLimits, cost, decoded, import_pillow
 from headrace.images.preparation import check_range, prepared, shape_of, takes_images
-from headrace.model.call_context import DEADLINE
-from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.model.servable import DEADLINE, DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.net.content_failures import Failing
 
 _IN_BASE64 = (b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR", b"data:image/")

@@ -53,10 +53,10 @@ from headrace.isolation.messages import (
 from headrace.isolation.model_description import Setup, describe, options_of
 from headrace.isolation.replica_restarts import ANOTHER_RELEASE_CODE
 from headrace.isolation.shared_area import Area
+from headrace.model.casting import typed
 from headrace.model.misfits import ragged
 from headrace.model.servable import Servable, TensorSpec
 from headrace.model.streaming_servable import is_streaming
-from headrace.model.typed_inputs import typed
 from headrace.runtimes import registry
 
 _log = logging.getLogger(__name__)

@@ -34,13 +34,13 @@ from headrace.batching.policy_defaults import inline_seconds
 from headrace.config import BatchingPolicy, ModelConfig
 from headrace.lifecycle.idle_time import answer, stop_if_dropped
 from headrace.model.batch_contract import UNVARIED, WAY_OUT, check_contract
-from headrace.model.call_context import generated_inputs
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPLAIN_SIGNATURE,
     CheckedInputs,
     Servable,
     Signature,
+    generated_inputs,
     has_files,
     signature_named,
 )

@@ -1,4 +1,4 @@
-"""Casts of numbers to a declared dtype: a value that does not fit raises an error, never wraps."""
+"""Casts to a declared dtype, of numbers and of inputs' values; what does not fit is an error, never wraps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from headrace.base.tensors import BY_DTYPE, Array
+from headrace.base.errors import InvalidRequest
+from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
+from headrace.model.misfits import Input, misfit, position, ragged, said
 
 
 class DoesNotFit(ValueError):
@@ -64,3 +66,97 @@ def _first_too_large(array: Array, dtype: np.dtype[Any]) -> object:
     with np.errstate(over="ignore"):
         became_infinite = np.isinf(array.astype(dtype)) & np.isfinite(array)
     return array[became_infinite][0]
+
+
+def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
+    """Return the values of an input in its dtype. Their shape is not checked, and no value may be missing.
+
+    Args:
+        spec: The input.
+        value: An array, or nested lists.
+        exact: Whether only lossless widening is done; otherwise any number is cast if its kind fits.
+
+    Raises:
+        InvalidRequest: A value is of another kind, or does not fit in the dtype.
+    """
+    array = _as_strings(spec, value) if spec.dtype == STRING else _as_numbers(spec, value)
+    if array.dtype == spec.dtype:
+        return array
+    if array.dtype.kind in "US":
+        raise _text_for_a_number(spec, value, array)
+    return _cast(spec, array, exact)
+
+
+def _as_numbers(spec: Input, value: object) -> Array:
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ragged(spec, value) from error
+    if array.dtype == STRING:
+        raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
+    return array
+
+
+def _as_strings(spec: Input, value: object) -> Array:
+    try:
+        array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
+    except ValueError as error:
+        raise ragged(spec, value) from error
+    if array.dtype.kind in "US":
+        array = array.astype(object)
+    if array.dtype != STRING:
+        raise InvalidRequest(f"expected {spec}, got {describe(array)}; send text or bytes", field=spec.name)
+    if any(type(element) is not bytes for element in array.flat):
+        rest = array.flat
+        try:
+            flat = [_as_bytes(spec, element) for element in rest]
+        except InvalidRequest:
+            place = tuple(map(int, np.unravel_index(rest.index - 1, array.shape)))
+            _as_bytes(spec, array[place], position(place))
+            raise
+        array = np.array([*flat, None], dtype=object)[:-1].reshape(
+            array.shape
+        )  # the None keeps NumPy from making fixed-size strings
+    return array
+
+
+def _text_for_a_number(spec: Input, value: object, array: Array) -> InvalidRequest:
+    """Return the error for the first text among the values; NumPy has made texts of all of them."""
+    for place in np.ndindex(array.shape):
+        found: Any = value
+        for index in place:
+            found = found[index]
+        if isinstance(found, str | bytes):
+            return misfit(spec, found, place)
+    return misfit(spec, array.item(0), (0,) * array.ndim)
+
+
+def _as_bytes(spec: Input, element: object, where: str = "") -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        try:
+            return element.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{where}text that is not Unicode: {error.reason}", field=spec.name
+            ) from error
+    raise InvalidRequest(f"{where}expected text or bytes, got {said(element)}", field=spec.name)
+
+
+def _cast(spec: Input, array: Array, exact: bool) -> Array:
+    wanted = BY_DTYPE[spec.dtype].oip
+    if array.dtype not in BY_DTYPE and array.dtype.newbyteorder("=") not in BY_DTYPE:
+        raise InvalidRequest(f"expected {wanted}, got a mix of types ({array.dtype})", field=spec.name)
+    # If no dtype was declared, integers only have to be in range: [1] arrives as INT64 for UINT8, too.
+    if not (np.can_cast(array.dtype, spec.dtype) if exact else may_cast(array.dtype, spec.dtype)):
+        raise InvalidRequest(
+            f"expected {spec}, got {describe(array)}; convert it before sending, as headrace does not",
+            field=spec.name,
+        )
+    try:
+        return cast(array, spec.dtype)
+    except DoesNotFit as error:
+        raise InvalidRequest(str(error), field=spec.name) from None

@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningModel, Weights
 from headrace.ctr.factory import create
 from headrace.ctr.files.model_files import arrays_of, read_model, weights_of
-from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.model_settings import DEEP, PAIRS_OF, ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
 from headrace.ctr.serving.context import GroupedScorer
@@ -28,8 +28,7 @@ from headrace.profiling.calls import made_up, median_microseconds
 from headrace.profiling.report import Event, Profile
 from headrace.runtimes import registry
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 Stage = tuple[str, str, ModelSettings]
 """A stage's name, its kind of operation, and the settings of the model up to it."""

@@ -14,7 +14,7 @@ from headrace.base.errors import ConfigError
 from headrace.profiling.calls import WARM_UP_CALLS, median_microseconds
 from headrace.profiling.ctr import random_block
 from headrace.profiling.report import Event, Profile
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import parse_schema
 from headrace.training.keras.model import KerasModel, load_build
 

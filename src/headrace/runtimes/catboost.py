@@ -16,7 +16,7 @@ from headrace.base.errors import LoadError, ModelError, NotLoadable
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.tree_inputs import OPTIONS, Columns, TreeInputs, explanation_of, signatures_with
+from headrace.runtimes.tree_models import OPTIONS, Columns, TreeInputs, explanation_of, signatures_with
 
 _KINDS = {
     "Poisson": "Exponent",

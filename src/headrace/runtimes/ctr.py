@@ -9,39 +9,48 @@ Context inputs may have one row for all candidates of a request, and are compute
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, NotLoadable
+from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, LoadError, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
+from headrace.ctr.click_model import Contribution, Weights
 from headrace.ctr.factory import scorer
 from headrace.ctr.files.model_files import MODEL_FILE, read_model
-from headrace.ctr.interfaces import Contribution, Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import LEVEL
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import FieldEffects
-from headrace.ctr.serving.joined_inputs import join, join_numbers, transpose
-from headrace.jit.packed_arguments import Standing
+from headrace.model import packed_kernels
 from headrace.model.packed_columns import PackedTensors
-from headrace.model.packed_hashing import TextFields, packed, place_texts
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPECTED_VALUE,
     EXPLAIN_SIGNATURE,
     Kind,
+    Servable,
     Signature,
     TensorSpec,
 )
-from headrace.runtimes.ctr_explanation import ClickExplanation
-from headrace.runtimes.ctr_kernels import make_ready
+from headrace.runtimes import kernel_compiling
+from headrace.runtimes.ctr_inputs import (
+    is_text,
+    join,
+    join_numbers,
+    packed,
+    place_texts,
+    places_of,
+    transpose,
+)
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
-from headrace.stream.hashing import IntegerFields, keys_of, place_integers, rows_of
+from headrace.stream.block import Features
+from headrace.stream.hashing import keys_of, place_integers, rows_of
 from headrace.stream.schema import Field
+from headrace.versions.layout import version_directories
 
 ROWS_SIGNATURE = "rows"
 """The signature that takes joined inputs."""
@@ -59,6 +68,8 @@ _FLOAT, _BUCKET, _INTEGER = np.dtype(np.float32), np.dtype(np.uint32), np.dtype(
 _KEY = np.dtype(np.uint64)
 _OUTPUTS = (TensorSpec("probability", _FLOAT, ()),)
 _join: Callable[[Iterable[Any]], bytes] = b"".join  # also accepts arrays
+
+_ATTEMPTS = 10
 
 
 def load(file: Path, options: RuntimeOptions) -> CtrServable:
@@ -125,9 +136,8 @@ class CtrServable:
         if settings.kind == "mdn":
             self.signatures = {**self.signatures, INTERVAL_SIGNATURE: _interval_signature(features)}
         if EXPECTED_VALUE not in by_field.input_names:
-            self._explanation = ClickExplanation(by_field.inputs)
-            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: self._explanation.signature}
-        self._places = _places(features)
+            self.signatures = {**self.signatures, EXPLAIN_SIGNATURE: _explain_signature(by_field.inputs)}
+        self._places = places_of(features)
         self._numeric = tuple(field.name for field in features.numeric)
         self._exact = np.array(features.exact_slots, np.int64)
         self._key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
@@ -148,7 +158,9 @@ class CtrServable:
             InvalidRows: A bucket is not in its table, a number is not finite, or a level is out of range.
         """
         if signature == EXPLAIN_SIGNATURE:
-            return self._explanation.outputs(self._effects.of(*self._place_fields(inputs)))
+            effects = self._effects.of(*self._place_fields(inputs))
+            names = self.signatures[EXPLAIN_SIGNATURE].output_names
+            return {name: effects[:, column] for column, name in enumerate(names)}
         place = self._place_rows if signature == ROWS_SIGNATURE else self._place_fields
         indices, dense = place(inputs)
         if signature == INTERVAL_SIGNATURE:
@@ -333,48 +345,6 @@ def _add_not_finite(wrong: dict[int, tuple[str, str]], name: str, inputs: Tensor
             wrong.setdefault(row, (name, f": expected a finite number, got {values[row, column]}"))
 
 
-class _Places(NamedTuple):
-    """Where the values of fields go: each field with its table's first row and its first slot.
-
-    Attributes:
-        names: The names of fields of one hashed or bucketed integer, which one kernel places together.
-        integers: These fields, for the kernel.
-        text_names: The names of text fields.
-        texts: The text fields, for their kernel.
-        others: Integer fields that are exact or have several values.
-    """
-
-    names: tuple[str, ...]
-    integers: Standing[IntegerFields]
-    text_names: tuple[str, ...]
-    texts: TextFields
-    others: tuple[tuple[Field, int, int], ...]
-
-
-def _places(features: Features) -> _Places:
-    starts, slots = features.table_starts.tolist(), features.slot_starts.tolist()[:-1]
-    every = list(zip(features.categorical, starts, slots, strict=True))
-    plain = tuple(one for one in every if _is_one_integer(one[0]))
-    fields = [field for field, _, _ in plain]
-    starts_of, slots_of = [start for _, start, _ in plain], [slot for _, _, slot in plain]
-    integers = Standing(IntegerFields.of(fields, starts_of, slots_of))
-    texts = [one for one in every if _is_text(one[0])]
-    key_columns = {slot: number for number, slot in enumerate(features.exact_slots)}
-    columns = [key_columns.get(slot, slot) for _, _, slot in texts]
-    text_fields = TextFields.of([field for field, _, _ in texts], [start for _, start, _ in texts], columns)
-    others = tuple(one for one in every if not (_is_one_integer(one[0]) or _is_text(one[0])))
-    names, text_names = (tuple(one.name for one in some) for some in (fields, [one[0] for one in texts]))
-    return _Places(names, integers, text_names, text_fields, others)
-
-
-def _is_one_integer(field: Field) -> bool:
-    return field.values == 1 and field.keys != "exact" and (field.keys == "bucket" or not field.text)
-
-
-def _is_text(field: Field) -> bool:
-    return field.text and field.keys != "bucket"
-
-
 # ---- Signatures ----
 
 
@@ -389,9 +359,16 @@ def _interval_signature(features: Features) -> Signature:
     return Signature(INTERVAL_SIGNATURE, inputs, (*_OUTPUTS, *outputs))
 
 
+def _explain_signature(inputs: Sequence[TensorSpec]) -> Signature:
+    """Return the signature with an output per field, and ``expected_value`` for the rest of the logit."""
+    names = [*(spec.name for spec in inputs), EXPECTED_VALUE]
+    outputs = tuple(TensorSpec(name, np.dtype(np.float64), ()) for name in names)
+    return Signature(EXPLAIN_SIGNATURE, tuple(inputs), outputs)
+
+
 def _spec(field: Field) -> TensorSpec:
     if field.role == "categorical":
-        dtype = STRING if _is_text(field) else _INTEGER
+        dtype = STRING if is_text(field) else _INTEGER
         several = field.values > 1
         return TensorSpec(
             field.name,
@@ -431,3 +408,67 @@ def _whole(array: Array | None, rows: int, dtype: np.dtype[np.generic]) -> Array
     array = array.view()
     array.flags.writeable = False  # the kernel is compiled for one array type only
     return array
+
+
+# ---- Kernels ----
+
+
+def make_ready(servable: Servable, version: Path) -> None:
+    """Load the kernels that a version needs; a child process compiles them first if they are not cached.
+
+    Args:
+        servable: The loaded version.
+        version: Its directory.
+    """
+    child = "headrace.runtimes.ctr", str(version)
+    about = {"model": version.parent.name, "version": version.name}
+    kernel_compiling.make_ready(lambda: run_once(servable), child, about)
+
+
+def run_once(servable: Servable) -> None:
+    """Predict a row of zeros and empty texts with each signature, to compile or load every kernel.
+
+    Raises:
+        NotKept: A kernel is not cached, and compiling is not allowed.
+    """
+    for name, signature in servable.signatures.items():
+        inputs = {}
+        for spec in signature.inputs:
+            shape = (1, *(size or 1 for size in spec.shape))
+            inputs[spec.name] = np.full(shape, b"" if spec.dtype == STRING else 0, spec.dtype)
+        servable.predict(inputs, name)
+        if any(spec.dtype == STRING for spec in signature.inputs):
+            packed_kernels.run_once()  # codecs use them to locate texts in messages
+
+
+def main() -> None:
+    """Compile and cache the kernels that a version needs, as the child process of ``make_ready``."""
+    kernel_compiling.compile_as_child(lambda: run_once(servable_like(Path(sys.argv[1]))))
+
+
+def servable_like(version: Path) -> CtrServable:
+    """Load a version; if a trainer has deleted it meanwhile, load its model's newest one.
+
+    Raises:
+        LoadError: It is damaged, or no version is left.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            return servable_of(version)
+        except LoadError:
+            others = {} if version.exists() else _versions_beside(version)
+            if not others:
+                raise
+            version = others[max(others)]
+    return servable_of(version)
+
+
+def _versions_beside(version: Path) -> dict[int, Path]:
+    try:
+        return version_directories(version.parent)
+    except OSError:
+        return {}
+
+
+if __name__ == "__main__":
+    main()

@@ -2,6 +2,10 @@
 
 The first axis of every input and output is rows. A model exported for a fixed number of rows is called with
 exactly that many. Sequences of maps (the ZipMap of skl2onnx) become FP32, with one column per class.
+
+By default, ONNX Runtime maps external data. Truncating a mapped file kills the process, and overwriting it
+changes the answers. So the data are copied to sealed memory, which cannot change, and which several processes
+may share; ONNX Runtime uses it in place.
 """
 
 from __future__ import annotations
@@ -9,21 +13,20 @@ from __future__ import annotations
 import codecs
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 
-from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable
+from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, ModelError, NotLoadable, listed
+from headrace.base.files import open_file
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes.format_guess import look_of_onnx
-from headrace.runtimes.onnx_external import external_names, read_external
-from headrace.runtimes.onnx_providers import OPTION, expect_providers, find_providers, provider_options
-from headrace.runtimes.options import RuntimeOptions
-from headrace.sealed_memory.file_copying import LARGE_BYTES
+from headrace.runtimes.options import Option, RuntimeOptions
+from headrace.sealed_memory.file_copying import LARGE_BYTES, Content, NotCopied, sealed_copy
 
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype(np.float32),
@@ -58,6 +61,22 @@ _LONG_TEXT_BYTES = 1024 * 1024
 
 _Convert = Callable[[Any], Array]
 _Node = Any  # onnxruntime ships no types: a NodeArg has a name, a type and a shape
+
+_PIECE_BYTES = 2**20
+_BYTE = np.dtype(np.uint8)
+_KEY = b"\x0a\x08location\x12"  # precedes the name of a data file in a model's bytes
+
+_PROVIDERS = {
+    "cpu": ("CPUExecutionProvider", "onnxruntime"),
+    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu"),
+    "tensorrt": ("TensorrtExecutionProvider", "onnxruntime-gpu"),
+    "openvino": ("OpenVINOExecutionProvider", "onnxruntime-openvino"),
+    "coreml": ("CoreMLExecutionProvider", "onnxruntime, on macOS"),
+}
+"""The name and the package of each provider, by its name in settings."""
+_OPTION = "providers"
+
+_Provider = tuple[str, dict[str, str]]
 
 
 def load(file: Path, options: RuntimeOptions) -> OnnxServable:
@@ -198,9 +217,9 @@ def session_options(options: RuntimeOptions) -> onnxruntime.SessionOptions:
         LoadError: An option is unknown or invalid.
     """
     entries = {name: value for name, value in options.options.items() if name.startswith("session.")}
-    others = {**entries, **provider_options(options.options)}
+    others = {**entries, **_provider_options(options.options)}
     types = {name: type(value) for name, value in others.items()}
-    options.check_known({"optimization": str, OPTION: str, **types})
+    options.check_known({"optimization": str, _OPTION: str, **types})
     level = str(options.options.get("optimization", "all"))
     if level not in _OPTIMIZATION:
         raise NotLoadable(f"runtime.options.optimization: expected {', '.join(_OPTIMIZATION)}, got {level!r}")
@@ -290,3 +309,149 @@ def _text(error: Exception) -> str:
     said = re.sub(r"^Load model from .*? failed: ?", "", said)
     said = re.sub(r"(?<!\S)(?:[A-Za-z]:)?[/\\]\S+", "", said)
     return " ".join(said.split())
+
+
+# ---- External data ----
+
+
+def read_external(file: Path, checksums: Mapping[str, str] | None) -> dict[str, Array]:
+    """Read the external data files that a model refers to.
+
+    Args:
+        file: The model.
+        checksums: The SHA-256 of the version's files, from its manifest; None without one.
+
+    Returns:
+        The bytes of each file, by its name in the model.
+
+    Raises:
+        LoadError: A file cannot be read, is not listed, or has another checksum; or memory is exhausted.
+    """
+    try:
+        names = _named(file, sorted(_beside(file)))
+        return {name: _content(file.parent / name, name, checksums) for name in names}
+    except (OSError, MemoryError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise LoadError(f"external data of {file.name} cannot be read: {said}") from error
+
+
+def external_names(file: Path, least_bytes: int = 0) -> list[str]:
+    """Return the external data files that a model refers to, as paths relative to its directory.
+
+    Args:
+        file: The model.
+        least_bytes: Minimum size of a file.
+
+    Raises:
+        LoadError: The model cannot be read.
+    """
+    try:
+        beside = [one for one in _beside(file) if (file.parent / one).stat().st_size >= least_bytes]
+        return _named(file, sorted(beside))
+    except OSError as error:
+        raise LoadError(f"{file.name} cannot be read: {error.strerror or error}") from error
+
+
+def _beside(file: Path) -> Iterator[str]:
+    """Yield the usual names, with and without ``./``, of the files below the model's directory."""
+    for folder, _, names in os.walk(file.parent):
+        for name in names:
+            path = Path(folder, name)
+            if path != file and path.is_file():
+                told = path.relative_to(file.parent).as_posix()
+                yield from (told, f"./{told}")
+
+
+def _named(file: Path, candidates: Iterable[str]) -> list[str]:
+    """Return the candidates that the model's bytes name as locations of data."""
+    wanted = {name: _KEY + _length(os.fsencode(name)) + os.fsencode(name) for name in candidates}
+    longest = max(map(len, wanted.values()), default=0)
+    found, before = set[str](), b""
+    with open_file(file) as opened:
+        while wanted and (piece := opened.read(_PIECE_BYTES)):
+            text = before + piece
+            if _KEY in text:
+                found |= {name for name, written in wanted.items() if written in text}
+            before = text[-longest:]
+    return sorted(found)
+
+
+def _length(text: bytes) -> bytes:
+    """Return the length of a text as a protobuf varint."""
+    low, high = len(text) & 127, len(text) >> 7
+    return bytes([low | 128, high]) if high else bytes([low])
+
+
+def _content(file: Path, name: str, checksums: Mapping[str, str] | None) -> Array:
+    listed = os.path.normpath(name)
+    if checksums is not None and listed not in checksums:
+        raise LoadError(f"{listed} is read, and the manifest does not list it; publish the version again")
+    with open_file(file) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        try:
+            copy = sealed_copy(opened, Content(size, None if checksums is None else checksums[listed]))
+        except NotCopied as error:
+            raise LoadError(f"{listed} {_WRONG[error.refusal.reason]}") from error
+    return copy.array(_BYTE, (size,), 0)
+
+
+_WRONG = {
+    "checksum": "does not have the checksum that the manifest lists",
+    "changed": "was changed while it was read; publish the version again",
+}
+
+
+# ---- Execution providers ----
+
+
+def _provider_options(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Return the options of providers, such as ``cuda.device_id``."""
+    return {name: value for name, value in options.items() if name.partition(".")[0] in _PROVIDERS}
+
+
+def find_providers(options: Mapping[str, Option]) -> list[_Provider]:
+    """Return the chosen providers with their options, first the preferred one; the processor is always last.
+
+    Args:
+        options: The options of the runtime.
+
+    Raises:
+        NotLoadable: A provider is unknown, not in the installed build, or has options without being chosen.
+    """
+    chosen = [name.strip() for name in str(options.get(_OPTION, "cpu")).split(",")]
+    if unknown := [name for name in chosen if name not in _PROVIDERS]:
+        raise NotLoadable(
+            f"runtime.options.providers: expected some of {listed(_PROVIDERS)}, separated by commas, "
+            f"got {unknown[0]!r}"
+        )
+    available = onnxruntime.get_available_providers()
+    for name in chosen:
+        provider, package = _PROVIDERS[name]
+        if provider not in available:
+            has = listed(one for one, (known, _) in _PROVIDERS.items() if known in available)
+            raise NotLoadable(
+                f"runtime.options.providers: the installed ONNX Runtime has {has}, not {name}; replace it: "
+                f"pip uninstall onnxruntime, then pip install {package}"
+            )
+    settings: dict[str, dict[str, str]] = {name: {} for name in dict.fromkeys([*chosen, "cpu"])}
+    for option, value in _provider_options(options).items():
+        name, _, key = option.partition(".")
+        if name not in settings:
+            raise NotLoadable(f"runtime.options.{option}: runtime.options.providers does not choose {name}")
+        settings[name][key] = str(int(value) if isinstance(value, bool) else value)
+    settings["cpu"] = settings.pop("cpu")  # it computes whatever the others cannot
+    return [(_PROVIDERS[name][0], given) for name, given in settings.items()]
+
+
+def expect_providers(session: onnxruntime.InferenceSession, wanted: Sequence[_Provider]) -> None:
+    """Refuse a session without a chosen provider: ONNX Runtime falls back to the processor with a warning.
+
+    Raises:
+        LoadError: A provider did not start, such as CUDA without a GPU or its libraries.
+    """
+    missing = [name for name, _ in wanted if name not in session.get_providers()]
+    if missing:
+        raise LoadError(
+            f"ONNX Runtime could not start {listed(missing)}: check the device, its driver and its libraries "
+            "(the error output has ONNX Runtime's reason), or leave it out of runtime.options.providers"
+        )

@@ -44,8 +44,7 @@ from typing import Any, Protocol, cast
 from headrace.base.errors import FailedPrecondition, HeadraceError, LoadError, ModelError
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array, Tensors
-from headrace.model.call_context import IS_GENERATED
-from headrace.model.servable import DEFAULT_SIGNATURE, Signature
+from headrace.model.servable import DEFAULT_SIGNATURE, IS_GENERATED, Signature
 from headrace.runtimes.model_loop import ENDS, ModelLoop
 from headrace.runtimes.module_isolation import OwnModules
 from headrace.runtimes.options import Option, RuntimeOptions

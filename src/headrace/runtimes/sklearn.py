@@ -28,19 +28,25 @@ from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Model
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.config import MODEL_CONFIG_FILE
 from headrace.model import misfits
-from headrace.model.call_context import IS_GENERATED
 from headrace.model.casting import DoesNotFit, cast
 from headrace.model.servable import (
     DEFAULT_SIGNATURE,
     EXPLAIN_SIGNATURE,
+    IS_GENERATED,
     Kind,
     Signature,
     TensorSpec,
 )
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.sklearn_explanation import LinearExplanation, columns_of
-from headrace.runtimes.sklearn_inputs import NOT_FITTED, Features, find_features, takes_texts, with_missing
-from headrace.runtimes.sklearn_parts import Estimator, prepare
+from headrace.runtimes.sklearn_inputs import (
+    NOT_FITTED,
+    Estimator,
+    Features,
+    find_features,
+    prepare,
+    with_missing,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +98,7 @@ def load(file: Path, options: RuntimeOptions) -> SklearnServable:
         )
     features = find_features(estimator, options)
     columns = _if_possible(columns_of, estimator, features)
-    prepare(estimator, takes_texts)
+    prepare(estimator)
     outputs = _outputs(estimator, str(options.options.get("outputs", "all")))
     try:
         given = features.join(features.sample)

@@ -20,8 +20,7 @@ from sklearn.preprocessing import Normalizer, OneHotEncoder
 
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import EXPECTED_VALUE, EXPLAIN_SIGNATURE, Signature, TensorSpec
-from headrace.runtimes.sklearn_inputs import Features
-from headrace.runtimes.sklearn_parts import Estimator, positions
+from headrace.runtimes.sklearn_inputs import Estimator, Features, positions
 
 _FLOAT64 = np.dtype(np.float64)
 

@@ -17,10 +17,9 @@ from headrace.base.errors import InvalidRows, LoadError, NotLoadable
 from headrace.base.tensors import STRING, Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.runtimes import vw_text_kernels as lines
-from headrace.runtimes.kernel_compiling import make_ready
+from headrace.runtimes.kernel_compiling import compile_as_child, make_ready
 from headrace.runtimes.options import RuntimeOptions
-from headrace.runtimes.vw_file import Dump, Link, read
-from headrace.runtimes.vw_interactions import ANY, Packed, count_expanded, expanded
+from headrace.runtimes.vw_file import ANY, Dump, Link, Packed, count_expanded, expanded, read
 from headrace.runtimes.vw_sum_kernels import Interactions, Scratch, Weights, add_up
 
 INPUT, OUTPUT = "example", "prediction"
@@ -72,7 +71,7 @@ def load(file: Path, options: RuntimeOptions) -> VwServable:
         raise NotLoadable(f"{file.name}: {error.message}") from error
     servable = VwServable(dump, options)
     about = {"model": file.parent.parent.name, "version": file.parent.name}
-    make_ready(run_once, ("headrace.runtimes.vw_compiling",), about)
+    make_ready(run_once, ("headrace.runtimes.vw",), about)
     return servable
 
 
@@ -223,3 +222,7 @@ def _refusal(wrong: Array) -> InvalidRows:
     return InvalidRows.of(
         {row: (INPUT, f", byte {wrong[row, 1]}: {_REASONS[int(wrong[row, 0])]}") for row in rows}
     )
+
+
+if __name__ == "__main__":  # the child process of ``make_ready``
+    compile_as_child(run_once)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import kernel, part
+from headrace.jit.kernel_cache import kernel, part
 from headrace.runtimes.vw_word_kernels import (
     ALL_ONES,
     BAR,

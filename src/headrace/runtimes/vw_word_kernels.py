@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import part
+from headrace.jit.kernel_cache import part
 
 SPACE, BAR = b" |"
 IS_NUMBER, IS_TEXT, IS_WRONG = 0, 1, 2

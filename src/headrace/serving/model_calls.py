@@ -11,7 +11,7 @@ from typing import Any
 
 from headrace.base.errors import NotLoadable
 from headrace.base.tensors import Tensors
-from headrace.model.call_context import DEADLINE
+from headrace.model.servable import DEADLINE
 
 
 class ModelCalls:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from headrace.base.errors import needs_extra
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue import Queue
-from headrace.storage.queues.queue_settings import AnyQueue, KafkaQueue, LmdbQueue
+from headrace.storage.settings import (
+    AnyQueue,
+    AnyStore,
+    CassandraStore,
+    KafkaQueue,
+    LmdbQueue,
+    LmdbStore,
+    RedisStore,
+)
 from headrace.storage.stores.store import Store
-from headrace.storage.stores.store_settings import AnyStore, CassandraStore, LmdbStore, RedisStore
 
 
 def open_store(settings: AnyStore) -> Store:

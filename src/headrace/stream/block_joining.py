@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError, listed
 from headrace.base.tensors import Array
-from headrace.stream.block import Block, Slice
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features, Slice
 from headrace.stream.joined_columns import Columns, Times, column_number, columns_of
 from headrace.stream.joining_kernels import join_categorical, join_integers, join_numbers
 from headrace.stream.record_batches import plain

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream.arrow_ipc_parser import StreamParser
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.byte_sources import (
     Ahead,
@@ -29,7 +29,6 @@ from headrace.stream.byte_sources import (
     read_schema,
     source_of,
 )
-from headrace.stream.features import Features
 from headrace.stream.schema import Schema
 
 MOST_SAID_TABLE_ROWS = 2**26

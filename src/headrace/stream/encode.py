@@ -19,11 +19,10 @@ from headrace.base.errors import ConfigError, StreamError
 from headrace.stream import vw_text
 from headrace.stream.byte_sources import Ahead
 from headrace.stream.column_conversion import column_of, is_text, shown, stream_column, stream_type
-from headrace.stream.csv_rows import CsvRows
 from headrace.stream.record_batches import Validator
 from headrace.stream.schema import METADATA_KEY, Field, Schema
 from headrace.stream.schema_inference import SAMPLE_ROWS, Hints, doubts, infer_schema, read_cells
-from headrace.stream.text_lines import File, Lines, WholeLines, WholeRows
+from headrace.stream.text_files import CsvRows, File, Lines, WholeLines, WholeRows
 from headrace.stream.text_or_number import may_hold_words, without_words
 
 Format = Literal["csv", "parquet", "vw", "arrow"]

@@ -13,10 +13,9 @@ import pyarrow as pa
 from headrace.base.errors import StreamError
 from headrace.base.tensors import Array
 from headrace.stream.arrow_ipc_parser import StreamParser
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.block_reader import laid_out
-from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 
 FIRST_VALUES = 3

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.base.errors import StreamError, listed
 from headrace.base.tensors import Array
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.hashing import seed_of
 from headrace.stream.schema import Field
 

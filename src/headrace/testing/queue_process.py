@@ -25,7 +25,7 @@ from headrace.base.errors import HeadraceError
 from headrace.config.toml_reader import convert
 from headrace.storage.opening import open_queue
 from headrace.storage.queues.queue import Delivery, Message, Queue, Receiver
-from headrace.storage.queues.queue_settings import AnyQueue
+from headrace.storage.settings import AnyQueue
 from headrace.testing.opener import Opener
 
 _LONGEST_ANSWER_SECONDS = 120.0

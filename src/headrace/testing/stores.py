@@ -34,6 +34,7 @@ import pytest
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge
 from headrace.config.toml_reader import convert
 from headrace.storage.opening import open_store
+from headrace.storage.settings import AnyStore
 from headrace.storage.stores.store import (
     LARGEST_VALUE_BYTES,
     LONGEST_KEY_BYTES,
@@ -43,7 +44,6 @@ from headrace.storage.stores.store import (
     Item,
     Store,
 )
-from headrace.storage.stores.store_settings import AnyStore
 from headrace.testing.opener import Opener
 from headrace.testing.store_process import add, items, there
 

@@ -1,4 +1,4 @@
-"""Options of ``headrace train``."""
+"""Options of ``headrace train``, and model settings as TOML, whose single settings options replace."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+import tomli_w
+
+from headrace.base.errors import ConfigError
+from headrace.config.toml_reader import convert
 from headrace.ctr.files.quantization import Bits
+from headrace.ctr.model_settings import ModelSettings
 from headrace.stream.block_reader import ReadSettings
 from headrace.training.releasing.publishing import DEFAULT_KEEP
-from headrace.training.running.delayed_labels import DEFAULT_PENDING_BYTES
-from headrace.training.running.schedule import NEVER, Every
+from headrace.training.running.learner import DEFAULT_PENDING_BYTES
+from headrace.training.running.loop import NEVER, Every
 
-DEFAULT_WINDOW_ROWS = 100_000
+_DEFAULT_WINDOW_ROWS = 100_000
 DEFAULT_LINGER_SECONDS = 0.5
 
 
@@ -70,7 +76,7 @@ class TrainOptions:
     checkpoint_every: Every = NEVER
     resume: bool = False
     continued: bool = False
-    window_rows: int = DEFAULT_WINDOW_ROWS
+    window_rows: int = _DEFAULT_WINDOW_ROWS
     slices: tuple[str, ...] = ()
     label_delay_seconds: float = 0.0
     pending_bytes: int = DEFAULT_PENDING_BYTES
@@ -94,3 +100,58 @@ class TrainOptions:
             linger_seconds=self.linger_seconds,
             slices=self.slices,
         )
+
+
+def settings_of(values: Mapping[str, object], where: str) -> ModelSettings:
+    """Convert settings read from TOML.
+
+    Args:
+        values: Settings that differ from the defaults.
+        where: Name of their source in errors.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid.
+    """
+    return convert(values, ModelSettings, where)
+
+
+def check_file(values: Mapping[str, object], changes: Mapping[str, object], where: str) -> None:
+    """Raise an error that names the file if its settings are invalid with and without the options.
+
+    Args:
+        values: Settings of the file.
+        changes: Changes by command-line options, in the form that ``changed`` takes.
+        where: Name of the file in errors.
+
+    Raises:
+        ConfigError: The settings are invalid both with the changes and without them.
+    """
+    try:
+        settings_of(changed(values, changes), where)
+    except ConfigError:
+        settings_of(values, where)  # raises, unless only an option is invalid
+
+
+def changed(values: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
+    """Return settings with some of them replaced.
+
+    Args:
+        values: The settings, as in TOML.
+        changes: New values by name; ``embeddings.learning_rate`` names one within a group. A mapping changes
+            only the values of its group that it names.
+    """
+    made = dict(values)
+    for name, value in changes.items():
+        group, _, inner = name.partition(".")
+        if inner or isinstance(value, Mapping):
+            within = made.get(group)
+            more = {inner: value} if inner else dict(value) if isinstance(value, Mapping) else {}
+            made[group] = changed(within if isinstance(within, Mapping) else {}, more)
+        else:
+            made[name] = value
+    return made
+
+
+def to_toml(settings: ModelSettings) -> str:
+    """Return all settings as TOML, in the form that ``--config`` takes."""
+    return tomli_w.dumps(msgspec.to_builtins(settings))

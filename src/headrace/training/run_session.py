@@ -1,4 +1,8 @@
-"""Wiring of a run of ``headrace train``: stream, learner, loop, observers, and its output at the end."""
+"""Wiring of a run of ``headrace train``: stream, learner, loop, observers, and its output at the end.
+
+Click models are published in headrace's own format, and Keras models, which the user's function creates, as
+SavedModels.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +11,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import msgspec
 from numba.core import event
 
-from headrace.base.errors import HeadraceError
+from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, ModelError, needs_extra
+from headrace.ctr import factory
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.windows import Windows
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Schema
-from headrace.training.model_toml import settings_of
-from headrace.training.options import TrainOptions
-from headrace.training.releasing.publishing import Publisher, Release, check_destination
-from headrace.training.releasing.releases import build_click_model, build_keras_model
+from headrace.training.options import TrainOptions, settings_of
+from headrace.training.releasing.publishing import (
+    SCHEMA_KEY,
+    Publication,
+    Publisher,
+    Release,
+    Training,
+    check_destination,
+    spaces_of,
+)
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.progress import JsonReport, Observer, Progress, TerminalReport, Warnings
 from headrace.training.running.checkpoint import (
@@ -29,15 +41,17 @@ from headrace.training.running.checkpoint import (
     rows_before,
     settings_with_saved_optimizers,
 )
-from headrace.training.running.delayed_labels import Pending
-from headrace.training.running.learner import Learnable, Learner
+from headrace.training.running.learner import Learnable, Learner, Pending
 from headrace.training.running.source import RenumberedBlocks, open_origin, open_stream
 from headrace.training.running.trainer import RunPlan, Trainer
 from headrace.versions.manifest import Signer
 from headrace.versions.retention import server_settings
 
+if TYPE_CHECKING:
+    from headrace.training.keras.model import KerasModel
 
-def make_learner(
+
+def _make_learner(
     options: TrainOptions, settings: ModelSettings, features: Features
 ) -> tuple[Learner, Release | None]:
     """Create the learner, and the function that releases its model; None to release nothing.
@@ -54,7 +68,7 @@ def make_learner(
     model: Learnable
     publisher = _publisher(options, features.schema)
     if options.keras is None:
-        model, release = build_click_model(settings, features, publisher)
+        model, release = _build_click_model(settings, features, publisher)
     else:
         model, release = build_keras_model(options.keras, features, settings.seed, publisher)
     delay = options.label_delay_seconds
@@ -152,7 +166,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             reading = replace(reading, most_rows=options.most_rows - before)
         source = origin.source if origin else options.input
         reader = stack.enter_context(open_stream(source, options.schema, reading))
-        learner, release = make_learner(options, settings, reader.features)
+        learner, release = _make_learner(options, settings, reader.features)
         plan = RunPlan(
             release=release,
             publish_every=options.publish_every,
@@ -305,3 +319,79 @@ def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -
     numbers = Telemetry(publishes=publishes)
     with answering(numbers, host, port, errors):
         yield [numbers]
+
+
+def _build_click_model(
+    settings: ModelSettings, features: Features, publisher: Publisher | None
+) -> tuple[LearningModel, Release | None]:
+    """Create a click model, and the function that releases it; None without a publisher.
+
+    Args:
+        settings: The model's settings.
+        features: Layout of the rows.
+        publisher: Publisher of versions; None to publish nothing.
+
+    Raises:
+        ConfigError: The settings do not fit the features, or memory is exhausted.
+    """
+    try:
+        model = factory.create(settings, features)
+    except MemoryError as error:
+        raise ConfigError(
+            f"model: there is not enough memory for tables of {features.rows} rows ({error}); give fields "
+            "fewer buckets, or the model fewer factors"
+        ) from error
+    if publisher is None:
+        return model, None
+
+    def release(training: Training) -> Callable[[], Publication]:
+        weights = model.strip()
+        return lambda: publisher.publish(model.settings, model.features, weights, training)
+
+    return model, release
+
+
+def build_keras_model(
+    function: str, features: Features, seed: int, publisher: Publisher | None
+) -> tuple[KerasModel, Release | None]:
+    """Build a Keras model, and the function that releases it; None without a publisher.
+
+    Args:
+        function: ``FILE.py:FUNCTION``.
+        features: Layout of the rows.
+        seed: Random seed of fresh weights.
+        publisher: Publisher with the directory and the number of versions to keep; None to publish nothing.
+
+    Raises:
+        ConfigError: TensorFlow is not installed, or the function does not build a model of these features.
+    """
+    try:
+        from headrace.training.keras.model import KerasModel, load_build  # noqa: PLC0415 - an extra, slow to import
+    except ImportError as error:
+        raise needs_extra("keras", "keras", error) from error
+    model = KerasModel(load_build(function), features, seed=seed)
+    if publisher is None:
+        return model, None
+
+    def write(training: Training) -> Publication:
+        schema = msgspec.to_builtins(features.schema)
+        training_now = msgspec.to_builtins(training)
+        metadata = {"training": training_now, SCHEMA_KEY: schema, **spaces_of(features)}
+        signature = f"keras: {len(features.categorical)} categorical fields -> probability"
+        return publisher.publish_files(model.write, signature, metadata)
+
+    def release(training: Training) -> Callable[[], Publication]:
+        # Write in the learner's thread: TensorFlow reads the variables that learning changes.
+        try:
+            publication = write(training)
+        except (FailedPrecondition, ModelError) as error:
+            failure = error  # ``fail`` raises it later, where the trainer reports it; learning goes on
+        else:
+            return lambda: publication
+
+        def fail() -> Publication:
+            raise failure
+
+        return fail
+
+    return model, release

@@ -26,15 +26,13 @@ from headrace.base.errors import ConfigError
 from headrace.base.terminal import Line
 from headrace.config.toml_reader import convert, read_table
 from headrace.ctr import factory
+from headrace.ctr.click_model import LearningModel
 from headrace.ctr.files.model_files import arrays_of
 from headrace.ctr.files.quantization import Bits, quantize
-from headrace.ctr.interfaces import LearningModel
 from headrace.ctr.model_settings import ModelSettings
 from headrace.evaluation.tallies import RUN_DETAIL, Score, Scored, Tally
-from headrace.stream.block import Block
-from headrace.stream.features import Features
-from headrace.training.model_toml import changed, settings_of, to_toml
-from headrace.training.options import TrainOptions
+from headrace.stream.block import Block, Features
+from headrace.training.options import TrainOptions, changed, settings_of, to_toml
 from headrace.training.reporting.progress import described
 from headrace.training.running.loop import EXIT_CODES, Interruptions, error_text, run_loop
 from headrace.training.running.source import open_origin, open_stream

@@ -1,4 +1,4 @@
-"""Change the pin and the holds of a model's versions in the control record beside them.
+"""Change the pin and the holds of a model's versions in the control record beside them, and list versions.
 
 Reading takes no lock and writes nothing: servers read the record at every scan. A pin of an earlier build, in
 the file ``headrace.pin``, takes precedence over the record until the next change moves it into the record.
@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, Conflict, LoadError, NotFound, listed, shown
-from headrace.base.files import read_text, saying, sync_directory
+from headrace.base.files import read_text, saying, sync_directory, visible_files
 from headrace.versions.control_record import (
     LONGEST_TEXT,
     PATIENCE_SECONDS,
@@ -37,7 +37,7 @@ from headrace.versions.control_record import (
     without_pin,
 )
 from headrace.versions.layout import PIN_FILE, version_directories, version_number
-from headrace.versions.manifest import manifest_digest
+from headrace.versions.manifest import manifest_digest, read_manifest
 
 Decide = Callable[[ControlRecord], ControlRecord]
 """Return the new record for the current one; the same object for no change."""
@@ -211,7 +211,7 @@ def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | 
     if number not in versions:
         return PinnedTo(number, f"it is pinned to version {number}, which does not exist")
     try:
-        is_same = record.pin.version in version_keys(number, versions[number])
+        is_same = record.pin.version in _version_keys(number, versions[number])
     except LoadError as error:
         return PinnedTo(number, f"it is pinned to version {number}: {error.message}")
     if is_same:
@@ -223,7 +223,7 @@ def find_pin(record: ControlRecord, versions: Mapping[int, Path]) -> PinnedTo | 
     )
 
 
-def version_keys(number: int, directory: Path) -> tuple[str, ...]:
+def _version_keys(number: int, directory: Path) -> tuple[str, ...]:
     """Return the keys that a version may have in a record: by its manifest, if it has one, and by its number.
 
     Raises:
@@ -239,7 +239,7 @@ def _key(model_directory: Path, version: int) -> str:
     if version not in known:
         have = ", ".join(map(str, known)) or "none"
         raise NotFound(f"{model_directory.name} has no version {version}; it has: {have}")
-    return version_keys(version, known[version])[0]
+    return _version_keys(version, known[version])[0]
 
 
 def _not_held(model: str, version: int, holder: str, holders: Collection[str]) -> str:
@@ -305,3 +305,63 @@ def _user() -> str:
         user = str(os.geteuid())
     name = f"{user}@{socket.gethostname()}"
     return "".join(one if one.isprintable() else "?" for one in name)[:LONGEST_TEXT]
+
+
+# ---- Versions on disk ----
+
+
+@dataclass(frozen=True, slots=True)
+class VersionOnDisk:
+    """One version directory.
+
+    Attributes:
+        version: Its number.
+        path: The directory.
+        pinned: Whether the model is pinned to it.
+        holders: The names of its holders, who keep it from being deleted.
+        created: Time of publication, from its manifest; "" without one.
+        size_bytes: The size of its files.
+        problem: The error in its manifest, or "".
+    """
+
+    version: int
+    path: Path
+    pinned: bool
+    holders: tuple[str, ...]
+    created: str
+    size_bytes: int
+    problem: str = ""
+
+
+def list_versions(model_directory: Path, record: ControlRecord) -> list[VersionOnDisk]:
+    """List the versions that a model has on disk, newest first.
+
+    Args:
+        model_directory: The directory of the model's versions.
+        record: The model's control record.
+
+    Raises:
+        OSError: The directory cannot be listed.
+    """
+    found = version_directories(model_directory)
+    return [_on_disk(number, found[number], record) for number in reversed(found)]
+
+
+def _on_disk(number: int, path: Path, record: ControlRecord) -> VersionOnDisk:
+    created, problem, names = "", "", tuple[str, ...]()
+    try:
+        manifest = read_manifest(path)
+        created = manifest.created if manifest is not None else ""
+        names = _version_keys(number, path)
+    except LoadError as error:
+        problem = error.message
+    holders = [one for name in names if name in record.versions for one in record.versions[name].holds]
+    return VersionOnDisk(
+        number,
+        path,
+        record.pin is not None and record.pin.number == number and record.pin.version in names,
+        tuple(sorted({*holders})),
+        created,
+        sum(file.stat().st_size for file in visible_files(path)),
+        problem,
+    )

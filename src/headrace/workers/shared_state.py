@@ -14,7 +14,7 @@ from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.loader_threads import LoaderThreads
 from headrace.lifecycle.source import DirectorySource
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.workers import desired_state_relay, state_merge
+from headrace.workers import state_merge, worker_shares
 from headrace.workers.messages import (
     Act,
     Count,
@@ -323,7 +323,7 @@ class Commons:
             place.send(Act(message.model, message.unload, is_own=place is asked))
 
     def _want(self, models: Mapping[str, Wanted], unusable: Mapping[str, str]) -> None:
-        self._wants = desired_state_relay.told(models, unusable, len(self._places))
+        self._wants = worker_shares.of_wanted(models, unusable, len(self._places))
         self._unloaded &= models.keys()
         self._forget()
         for place in self._places:

@@ -20,7 +20,6 @@ from headrace.server.process import end_at_once, leave_at_work, tune_process
 from headrace.server.server import Server
 from headrace.serving.engine import Engine
 from headrace.workers import worker_shares
-from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import (
     RELEASE,
     Act,
@@ -42,6 +41,7 @@ from headrace.workers.messages import (
 )
 from headrace.workers.restart_rules import ALONE_SECONDS
 from headrace.workers.worker_service import Telling, WorkerService
+from headrace.workers.worker_shares import ToldSource
 
 _log = logging.getLogger(__name__)
 

@@ -1,17 +1,20 @@
-"""Divide among workers the limits of a whole server, and decide which workers get new connections; pure.
+"""Divide a whole server among its workers: its limits, its wanted state, and new connections; pure.
 
-``transport.generation_sockets`` applies the latter decision.
+``transport.generation_sockets`` applies the last decision. The supervisor scans the disk, and the
+``ToldSource`` of each worker receives the wanted state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headrace.base.errors import ConfigError
 from headrace.config import ModelConfig, ServerConfig
+from headrace.lifecycle.desired_state import Want, Wanted
+from headrace.workers.messages import WantedTold, Wants
 
 if TYPE_CHECKING:
     from headrace.archive.model.archive_toml import ArchiveConfig
@@ -77,6 +80,33 @@ def of_archive(config: ArchiveConfig, workers: int, *, fills: bool) -> ArchiveCo
     )
 
 
+def of_wanted(models: Mapping[str, Wanted], unusable: Mapping[str, str], workers: int) -> Wants:
+    """Return the message with a worker's wanted state.
+
+    Args:
+        models: Wanted state by model name.
+        unusable: Names that cannot be used as models, with the reasons.
+        workers: Number of workers, among which the models' cache sizes are divided.
+    """
+    return Wants(
+        {
+            name: WantedTold(
+                versions=dict(one.versions),
+                config=of_model(one.config, workers),
+                labels=dict(one.labels),
+                fingerprints={number: _as_number(found) for number, found in one.fingerprints.items()},
+                problem=one.problem,
+            )
+            for name, one in models.items()
+        },
+        dict(unusable),
+    )
+
+
+def _as_number(fingerprint: object) -> int | None:
+    return fingerprint if fingerprint is None or isinstance(fingerprint, int) else hash(fingerprint)
+
+
 _FEW_SHARE = 0.75
 """A worker has few connections below this share of the mean."""
 _LEAST_FEWER = 16
@@ -133,3 +163,38 @@ def weighted(numbers: Sequence[int], connections: Sequence[int | None], most_con
     mean = sum(counts.values()) / len(counts)
     limit = min(_FEW_SHARE * mean, mean - _LEAST_FEWER)
     return [one for one in numbers for _ in range(2 if counts.get(one, mean) < limit else 1)]
+
+
+class ToldSource:
+    """The Source of a worker, fed by its supervisor. Serving thread only."""
+
+    def __init__(self) -> None:
+        """Create the Source without a wanted state."""
+        self._want: Want | None = None
+        self._last: Wants | None = None
+
+    def made_for(self, want: Want) -> ToldSource:
+        """Set the callback for the wanted state, and return the Source."""
+        self._want = want
+        return self
+
+    def start(self) -> None:
+        """Report the last wanted state, if there is one."""
+        if self._last is not None:
+            self.take(self._last)
+
+    def stop(self) -> None:
+        """Stop reporting."""
+        self._want = None
+
+    def take(self, wants: Wants) -> None:
+        """Store and report the supervisor's message."""
+        self._last = wants
+        if self._want is not None:
+            self._want(
+                {
+                    name: Wanted(one.versions, one.config, one.labels, one.fingerprints, one.problem)
+                    for name, one in wants.models.items()
+                },
+                wants.unusable,
+            )

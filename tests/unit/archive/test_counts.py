@@ -15,8 +15,8 @@ from headrace.archive.lookup import space_reader
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.operations.status import SpaceStatus
 from headrace.storage.opening import open_queue
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of
 from tests.waiting import until
 

@@ -11,7 +11,7 @@ from headrace.base.errors import ConfigError
 from headrace.cli import settings, train
 from headrace.cli.main import build_parser, main
 from headrace.ctr.model_settings import IN_BATCHES, KINDS, ModelSettings, Optimizer, forgetting_of
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 from headrace.training.releasing.publishing import DEFAULT_KEEP
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.ctr.model_settings import EMBEDDINGS, IN_BATCHES, KINDS, LINEAR, Kind, ModelSettings, Optimizer
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 
 ADAGRAD = Optimizer(kind="adagrad", learning_rate=0.05)
 LINEAR_2 = msgspec.structs.replace(LINEAR, initial=2.0)

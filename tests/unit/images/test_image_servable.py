@@ -21,8 +21,7 @@ from headrace.images import image_servable
 from headrace.images.decoding import ImageLimits, decoded
 from headrace.images.image_servable import ImageServable, black
 from headrace.images.preparation import prepared
-from headrace.model.call_context import DEADLINE
-from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.model.servable import DEADLINE, DEFAULT_SIGNATURE, Servable, Signature, TensorSpec
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
 from tests.image_classifier import SIDE, brightness

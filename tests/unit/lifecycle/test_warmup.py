@@ -23,8 +23,14 @@ from headrace.cli.app_models import publish_endpoints
 from headrace.config import BatchingPolicy, ModelConfig, ServerConfig, WarmUpPolicy
 from headrace.lifecycle.version_states import State
 from headrace.lifecycle.warmup import WELL_KNOWN, probe, warm_up, warm_up_serving_threads
-from headrace.model.call_context import IS_GENERATED
-from headrace.model.servable import DEFAULT_SIGNATURE, EXPLAIN_SIGNATURE, Servable, Signature, TensorSpec
+from headrace.model.servable import (
+    DEFAULT_SIGNATURE,
+    EXPLAIN_SIGNATURE,
+    IS_GENERATED,
+    Servable,
+    Signature,
+    TensorSpec,
+)
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.python import load
 from headrace.serving.engine import Engine

@@ -10,9 +10,9 @@ from headrace.batching.concatenation import cut, join
 from headrace.batching.request import Request
 from headrace.batching.request_parts import parts_within, split
 from headrace.model.packed_columns import HEAD, PackedColumns, PackedTensors
-from headrace.model.packed_hashing import TextFields, place_texts
-from headrace.model.packed_hashing import packed as packed_objects
 from headrace.model.servable import Signature, TensorSpec
+from headrace.runtimes.ctr_inputs import TextFields, place_texts
+from headrace.runtimes.ctr_inputs import packed as packed_objects
 from headrace.stream.schema import Field
 from tests.unit.model.columns import packed_columns
 

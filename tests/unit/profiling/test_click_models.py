@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.ctr.click_model import NO_SHIFT, ONE_SCALE
 from headrace.ctr.files.model_files import weights_of
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.ctr.tables import NO_SHIFT, ONE_SCALE
 from headrace.profiling.ctr import profile_serving, profile_training, stages_of
 from headrace.profiling.report import Profile
 from headrace.runtimes.options import RuntimeOptions
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.publishing import Publisher, Training
 

@@ -15,11 +15,11 @@ from headrace.ctr.model_settings import KINDS, Kind, ModelSettings
 from headrace.ctr.models.missing import flag_name
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.model.packed_columns import PackedColumns, PackedTensors
-from headrace.model.packed_hashing import place_texts
 from headrace.model.servable import EXPLAIN_SIGNATURE
 from headrace.runtimes.ctr import PADDING, ROWS_SIGNATURE, load
+from headrace.runtimes.ctr_inputs import place_texts
 from headrace.runtimes.options import RuntimeOptions, SignatureSettings
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field, Schema
 from tests.conformance.ctr_models import EXACT, SCHEMA, field_inputs, random_weights, write

@@ -19,8 +19,7 @@ from headrace.base.errors import LoadError
 from headrace.base.tensors import Tensors
 from headrace.model.servable import Signature, TensorSpec
 from headrace.runtimes import kernel_compiling
-from headrace.runtimes.ctr_compiling import servable_like
-from headrace.runtimes.ctr_kernels import make_ready, run_once
+from headrace.runtimes.ctr import make_ready, run_once, servable_like
 from tests.conformance.ctr_models import write
 from tests.waiting import seconds_left
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
-from headrace.base.errors import InvalidRequest, LoadError
+from headrace.base.errors import InvalidRequest, LoadError, NotLoadable
 from headrace.base.tensors import STRING, Array
 from headrace.model.servable import Servable
-from headrace.runtimes.registry import RuntimeOptions, load
+from headrace.runtimes import onnx as runtime
+from headrace.runtimes.onnx import expect_providers, find_providers, read_external
+from headrace.runtimes.options import Option, RuntimeOptions
+from headrace.runtimes.registry import load
 from tests.conformance.onnx_models import Axis, build, lookup, network, save, strings
+from tests.model_directories import affine
 
 DATATYPES = {
     TensorProto.FLOAT: np.float32,
@@ -29,6 +35,10 @@ DATATYPES = {
     TensorProto.UINT32: np.uint32,
     TensorProto.UINT64: np.uint64,
 }
+
+TABLE = np.random.default_rng(1).standard_normal((50_000, 4)).astype(np.float32)
+
+CPU, CUDA, TENSORRT = (f"{name}ExecutionProvider" for name in ("CPU", "CUDA", "Tensorrt"))
 
 
 def identity(datatype: int, shape: list[Axis] | None) -> onnx.ModelProto:
@@ -201,3 +211,113 @@ def test_one_long_text_that_is_not_utf_8_is_refused(tmp_path: Path, text: bytes)
     with pytest.raises(InvalidRequest, match="x: expected UTF-8"):
         servable.predict({"x": np.array([text], STRING)})
     servable.close()
+
+
+def model(table: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> onnx.ModelProto:
+    asked = helper.make_tensor_value_info("x", TensorProto.INT64, ["rows"])
+    answer = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["rows", 4])
+    nodes = [helper.make_node("Gather", ["table", "x"], ["y"])]
+    graph = helper.make_graph(nodes, "lookup", [asked], [answer], [numpy_helper.from_array(table, "table")])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def saved(directory: Path, location: str = "model.data") -> Path:
+    file = directory / "model.onnx"
+    (directory / location).parent.mkdir(exist_ok=True)
+    onnx.save(model(TABLE), file, save_as_external_data=True, location=location, size_threshold=1024)
+    return file
+
+
+@pytest.mark.parametrize("location", ["model.data", "weights/table.bin", "n" * 200])
+def test_what_is_answered_does_not_depend_on_the_file_any_more(tmp_path: Path, location: str) -> None:
+    file = saved(tmp_path, location)
+    (tmp_path / "notes.txt").write_text("not named by the model")
+    assert list(read_external(file, None)) == [location]
+    servable = runtime.load(file, RuntimeOptions())
+    (tmp_path / location).write_bytes(b"")
+    rows = np.arange(0, len(TABLE), 100)
+    np.testing.assert_array_equal(servable.predict({"x": rows})["y"], TABLE[rows])
+    servable.close()
+
+
+def test_a_model_with_its_weights_inside_reads_nothing_besides(tmp_path: Path) -> None:
+    onnx.save(model(TABLE), tmp_path / "model.onnx")
+    (tmp_path / "model.data").write_bytes(b"of something else")
+    assert read_external(tmp_path / "model.onnx", None) == {}
+
+
+@pytest.mark.parametrize(
+    ("checksums", "said"),
+    [
+        ({}, "model.data is read, and the manifest does not list it"),
+        ({"model.data": "0" * 64}, "model.data does not have the checksum"),
+    ],
+)
+def test_what_is_read_is_what_the_manifest_lists(
+    tmp_path: Path, checksums: dict[str, str], said: str
+) -> None:
+    with pytest.raises(LoadError, match=said):
+        runtime.load(saved(tmp_path), RuntimeOptions(checksums=checksums))
+
+
+def test_the_right_checksum_is_accepted(tmp_path: Path) -> None:
+    file = saved(tmp_path)
+    digest = hashlib.sha256((tmp_path / "model.data").read_bytes()).hexdigest()
+    runtime.load(file, RuntimeOptions(checksums={"model.data": digest})).close()
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build of ONNX Runtime that has each provider."""
+    monkeypatch.setattr(onnxruntime, "get_available_providers", onnxruntime.get_all_providers)
+
+
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize(
+    ("options", "providers"),
+    [
+        ({}, [(CPU, {})]),
+        ({"providers": "cuda"}, [(CUDA, {}), (CPU, {})]),
+        ({"providers": "tensorrt, cuda"}, [(TENSORRT, {}), (CUDA, {}), (CPU, {})]),
+        ({"providers": "cpu,cuda"}, [(CUDA, {}), (CPU, {})]),
+        (
+            {"providers": "cuda", "cuda.device_id": 1, "cuda.use_tf32": False},
+            [(CUDA, {"device_id": "1", "use_tf32": "0"}), (CPU, {})],
+        ),
+    ],
+)
+def test_the_processor_is_last(options: dict[str, Option], providers: list[tuple[str, object]]) -> None:
+    assert find_providers(options) == providers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"providers": "gpu"}, "expected some of cpu, cuda, tensorrt, openvino, coreml, .* got 'gpu'"),
+        ({"providers": ""}, "got ''"),
+        (
+            {"providers": "cuda"},
+            "the installed ONNX Runtime has cpu, not cuda; .*pip install onnxruntime-gpu",
+        ),
+        ({"cuda.device_id": 1}, r"runtime\.options\.cuda\.device_id: .*does not choose cuda"),
+    ],
+)
+def test_a_provider_that_cannot_be_had_is_an_error_that_says_so(
+    options: dict[str, Option], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "model.onnx").write_bytes(affine(1.0, 2.0))
+    with pytest.raises(NotLoadable, match=said):
+        load(tmp_path, RuntimeOptions(options=options))
+
+
+def test_a_provider_that_does_not_start_is_an_error(tmp_path: Path) -> None:
+    """ONNX Runtime would compute on the processor instead."""
+    session = onnxruntime.InferenceSession(affine(1.0, 2.0), providers=[CPU])
+    expect_providers(session, [(CPU, {})])
+    with pytest.raises(LoadError, match="could not start CUDAExecutionProvider"):
+        expect_providers(session, [(CUDA, {}), (CPU, {})])
+
+
+def test_the_processor_may_be_named(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(affine(1.0, 2.0))
+    load(tmp_path, RuntimeOptions(options={"providers": "cpu"})).close()

@@ -102,7 +102,7 @@ def test_without_a_keeper_nothing_is_asked_nor_imported(file: io.FileIO) -> None
     assert kept_checksum(file, 2**30, lambda: None) is None
     program = """if True:
         import sys
-        import headrace.runtimes.onnx_external, headrace.ctr.files.arrays, headrace.versions.manifest
+        import headrace.runtimes.onnx, headrace.ctr.files.arrays, headrace.versions.manifest
         print(sorted(name for name in sys.modules if name.startswith("headrace.sealed_memory.")))
     """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

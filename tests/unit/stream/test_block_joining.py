@@ -10,9 +10,8 @@ import pytest
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream import record_batches
-from headrace.stream.block import Block
+from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import OTHER, Joiner
-from headrace.stream.features import Features
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Schema
 from tests.streams import CLICKS, batch_of, clicks, schema_of

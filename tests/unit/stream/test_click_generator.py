@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.stream.block import Features
 from headrace.stream.click_generator import (
     SHAPES,
     GeneratorSettings,
@@ -17,7 +18,6 @@ from headrace.stream.click_generator import (
     generate_batches,
     schema_of,
 )
-from headrace.stream.features import Features
 from headrace.stream.schema import METADATA_KEY, parse_schema
 
 SMALL = GeneratorSettings(rows=20_000, seed=3, shape="small")

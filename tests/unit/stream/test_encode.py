@@ -16,9 +16,9 @@ import pytest
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream.arrow_ipc_parser import StreamParser
+from headrace.stream.block import Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.encode import EncodeSettings, Format, encode
-from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema, parse_schema
 from headrace.stream.schema_inference import Hints, infer_schema, read_cells, schema_toml
 from headrace.stream.stream_io import write_stream

@@ -15,10 +15,9 @@ from headrace.ctr.factory import create
 from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
 from headrace.evaluation.tallies import Scored
 from headrace.evaluation.windows import Window, Windows
-from headrace.stream.block import Block, Slice
+from headrace.stream.block import Block, Features, Slice
 from headrace.stream.block_joining import Joiner
 from headrace.stream.encode import EncodeSettings, encode
-from headrace.stream.features import Features
 from headrace.stream.inspection import inspect
 from headrace.stream.schema_inference import Hints
 from tests.streams import batch_of, schema_of, stream_of

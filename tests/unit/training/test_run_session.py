@@ -11,8 +11,7 @@ from numba.core import event
 
 from headrace.evaluation.tallies import Score
 from headrace.evaluation.windows import Window
-from headrace.training.model_toml import settings_of
-from headrace.training.options import TrainOptions
+from headrace.training.options import TrainOptions, settings_of
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.run_session import Reports, identity_of, make_plot, told_of_compiling
 from tests.click_blocks import SINGLE

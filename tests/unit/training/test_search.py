@@ -11,10 +11,9 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 from headrace.training.running.loop import Interruptions, LoopResult, run_loop
 from headrace.training.search import Gates, Search, configurations, read_search, report, table, why_out
 

@@ -17,13 +17,13 @@ from headrace.versions.pins_and_holds import (
     find_pin,
     hold,
     let_go,
+    list_versions,
     pin,
     read_control,
     undisturbed,
     unpin,
 )
 from headrace.versions.retention import hide_versions
-from headrace.versions.version_listing import list_versions
 
 
 @pytest.fixture

@@ -15,17 +15,31 @@ import pytest
 from headrace.archive.model.archive_toml import ArchiveConfig, CacheSettings
 from headrace.base import cpus
 from headrace.base.errors import ConfigError
-from headrace.config import CachePolicy, Limits, ModelConfig, ServerConfig
+from headrace.config import BatchingPolicy, CachePolicy, Limits, ModelConfig, ServerConfig, VersionPolicy
 from headrace.frontends.transport.generation_sockets import Step, program, steer
 from headrace.frontends.transport.listening_sockets import listen_together
-from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.store_settings import MemoryStore
+from headrace.lifecycle.desired_state import Wanted
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.workers import worker_shares
-from headrace.workers.messages import Begin, decoded, encoded
+from headrace.workers.messages import Begin, Wants, decoded, encoded
 from headrace.workers.worker_processes import open_files
-from headrace.workers.worker_shares import taking, weighted
+from headrace.workers.worker_shares import ToldSource, taking, weighted
 
 MIB = 2**20
+
+MODELS = {
+    "m": Wanted(
+        {3: Path("/models/m/3"), 12: Path("/models/m/12")},
+        ModelConfig(
+            versions=VersionPolicy(count=2, labels={"stable": 3}),
+            batching=BatchingPolicy(max_batch_rows=8, allowed_batch_rows=(1, 8)),
+        ),
+        {"stable": 3},
+        {3: -(2**63), 12: None},
+        "it is pinned to version 3, which does not exist",
+    ),
+    "empty": Wanted(),
+}
 
 
 @pytest.mark.parametrize(
@@ -248,3 +262,36 @@ def test_a_port_that_others_share_is_taken() -> None:
         listen_together("127.0.0.1", port, "http_port", 2)
     for one in listeners:
         one.close()
+
+
+def sent(models: dict[str, Wanted], unusable: dict[str, str], workers: int = 2) -> Wants:
+    message = decoded(encoded(worker_shares.of_wanted(models, unusable, workers)))
+    assert isinstance(message, Wants)
+    return message
+
+
+def test_a_worker_wants_what_the_supervisor_has_seen() -> None:
+    heard: list[object] = []
+    source = ToldSource().made_for(lambda models, unusable: heard.append((models, unusable)))
+    source.start()
+    assert heard == [], "nothing was told yet"
+    source.take(sent(MODELS, {"x": "no version in it"}))
+    assert heard == [(MODELS, {"x": "no version in it"})]
+    source.stop()
+    source.take(sent({}, {}))
+    assert len(heard) == 1
+
+
+def test_what_was_told_before_the_start_is_said_then() -> None:
+    heard: list[object] = []
+    source = ToldSource()
+    source.take(sent({}, {"x": "an earlier look"}))
+    source.take(sent(MODELS, {}))
+    source.made_for(lambda models, unusable: heard.append((models, unusable))).start()
+    assert heard == [(MODELS, {})], "all that is wanted, said whole"
+
+
+def test_caches_are_divided() -> None:
+    config = ModelConfig(cache=CachePolicy(size_bytes=2**22))
+    found = sent({"m": Wanted({1: Path("/m/1")}, config)}, {}, workers=4).models["m"].config
+    assert found.cache.size_bytes == 2**20

@@ -11,10 +11,10 @@ import pytest
 
 from headrace.server.server import Server
 from headrace.serving.engine import Engine
-from headrace.workers.desired_state_relay import ToldSource
 from headrace.workers.messages import Alone, Begin, Channel
 from headrace.workers.restart_rules import ALONE_SECONDS
 from headrace.workers.worker import Worker
+from headrace.workers.worker_shares import ToldSource
 from tests.virtual_loop import run_virtually
 
 SAYS = "connections are accepted while models are still loading"

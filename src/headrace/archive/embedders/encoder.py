@@ -12,7 +12,7 @@ from headrace.base.files import visible_files
 from headrace.base.tensors import Array, Tensors
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature
 from headrace.runtimes import onnx
-from headrace.runtimes.onnx_external import external_names
+from headrace.runtimes.onnx import external_names
 from headrace.runtimes.options import RuntimeOptions
 from headrace.runtimes.registry import load
 

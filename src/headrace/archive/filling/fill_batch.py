@@ -33,12 +33,11 @@ from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Fille
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of
+from headrace.archive.lookup.reports import FillCounts
 from headrace.archive.lookup.space_reader import SpaceReader
 from headrace.archive.lookup.writes import CLOCKS_APART_SECONDS, size_of
-from headrace.archive.model.archive_toml import MEAN
+from headrace.archive.model.archive_toml import MEAN, content_of
 from headrace.archive.model.catalog import NO_RECORD, partition
-from headrace.archive.model.contents import content_of
-from headrace.archive.model.counts import FillCounts
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.oov import ENOUGH, keep_mean
 from headrace.archive.model.records import Form, joined

@@ -15,8 +15,8 @@ from headrace.archive.filling.retries_and_dead_letters import Held, Task
 from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopped
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.archive.lookup.archive import Archive
-from headrace.archive.model.contents import table_column
-from headrace.archive.model.counts import FillCounts
+from headrace.archive.lookup.reports import FillCounts
+from headrace.archive.model.archive_toml import table_column
 from headrace.base.errors import HeadraceError, Unavailable
 from headrace.storage.queues.queue import Receiver
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from headrace.archive.filling.embedder_outages import Away
+from headrace.archive.model.archive_toml import TableColumn
 from headrace.archive.model.catalog import SpaceRecord, partition
 from headrace.archive.model.columns import TEXT, Column, column_values
-from headrace.archive.model.contents import TableColumn
 from headrace.archive.model.keys import all_stored
 from headrace.archive.model.records import joined
 from headrace.base.errors import FailedPrecondition, instead

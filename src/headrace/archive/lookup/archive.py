@@ -13,7 +13,7 @@ from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.lookup.background_reads import Reads
 from headrace.archive.lookup.dead_letter_records import DeadLetters
 from headrace.archive.lookup.miss_queue import Publisher, Wanted, message_key
-from headrace.archive.lookup.reports import Reporter
+from headrace.archive.lookup.reports import FillCounts, InputTotals, Reporter
 from headrace.archive.lookup.space_reader import Counts, Lookup, SpaceReader
 from headrace.archive.lookup.spaces import OpenEmbedder, Shared, Spaces
 from headrace.archive.lookup.writes import (
@@ -30,7 +30,6 @@ from headrace.archive.lookup.writes import (
 from headrace.archive.model.archive_toml import ArchiveConfig
 from headrace.archive.model.catalog import SpaceRecord, SpaceVersion, with_forgotten
 from headrace.archive.model.columns import Column
-from headrace.archive.model.counts import FillCounts, InputTotals
 from headrace.archive.model.keys import checked, in_slices, wrong_key
 from headrace.base.clock import unix_milliseconds
 from headrace.base.errors import HeadraceError, Refused

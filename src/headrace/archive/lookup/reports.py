@@ -1,7 +1,7 @@
 """Reports of an archive's processes. Each process writes its own to the store about once a second.
 
 Counts are reported in slices of ten seconds of Unix time, so that those of several processes can be added,
-however long each has run.
+however long each has run. Reported are lookups, the filling of spaces, and a model's inputs from the archive.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TypeVar
 
 import msgspec
 
 from headrace.archive.lookup.space_reader import Counts
-from headrace.archive.model.counts import FillCounts
 from headrace.base.errors import Unavailable
 from headrace.storage.stores.store import Item, Store, pages
 
@@ -31,13 +31,70 @@ SLICE_SECONDS = 10
 SLICES = 7
 """Maximum number of slices in a report: a minute and the present one. Slices without counts are left out."""
 
-RECENT_SECONDS = 60.0
+_RECENT_SECONDS = 60.0
 """Age of its last report after which a process counts as gone."""
 
 _EVERY_SECONDS = 1.0
 _QUIET_SECONDS = 5.0  # interval while nothing changes
 _KEPT_SECONDS = 300.0
 _ROOM_BYTES = 2**16  # about a batch of vectors; a smaller value may still fit into a full file
+
+
+@dataclass(slots=True)
+class FillCounts:
+    """Counts of filling one space since the process started.
+
+    Attributes:
+        filled: Number of vectors made and stored.
+        there: Number of keys that already had a vector.
+        dead: Number of keys that became dead letters.
+        late_seconds: Total time from queueing to storing, of all filled keys.
+    """
+
+    filled: int = 0
+    there: int = 0
+    dead: int = 0
+    late_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of the rows of one input of a model from the archive.
+
+    Attributes:
+        keys: Number of rows with a key.
+        found: Number of these that got a value.
+        too_old: Number of these whose value was older than allowed.
+    """
+
+    keys: int
+    found: int
+    too_old: int
+
+
+class InputTotals:
+    """Totals of one input of a model since the process started, for all versions of the model.
+
+    Attributes:
+        keys: Number of rows with a key.
+        found: Number of these that got a value.
+        too_old: Number of these whose value was older than allowed.
+    """
+
+    __slots__ = ("_turn", "found", "keys", "too_old")
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.keys = self.found = self.too_old = 0
+        self._turn = threading.Lock()
+
+    def add(self, counted: Counted) -> None:
+        """Add the counts of a batch, from any thread."""
+        with self._turn:
+            self.keys += counted.keys
+            self.found += counted.found
+            self.too_old += counted.too_old
+
 
 _CountsT = TypeVar("_CountsT", Counts, FillCounts)
 
@@ -196,7 +253,7 @@ def refusal(store: Store) -> str:
     """Return the reason why a store accepts no writes, such as a full disk; "" if it does."""
     try:
         store.create(PARTITION)
-        store.put_many(PARTITION, [Item(b"room", bytes(_ROOM_BYTES))], RECENT_SECONDS)
+        store.put_many(PARTITION, [Item(b"room", bytes(_ROOM_BYTES))], _RECENT_SECONDS)
     except Unavailable as error:
         return error.message
     return ""
@@ -208,7 +265,7 @@ def reports(store: Store) -> Iterator[Report]:
     Raises:
         Unavailable: The store does not answer.
     """
-    oldest = time.time_ns() / 1e9 - RECENT_SECONDS
+    oldest = time.time_ns() / 1e9 - _RECENT_SECONDS
     seen: set[bytes] = set()
     for page in pages(store, PARTITION):
         keys = [key for key in page.keys if key not in seen]

@@ -1,28 +1,33 @@
-"""Settings of an archive: ``archive.toml``."""
+"""Settings of an archive, ``archive.toml``, and the contents of keys that they describe."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
 from headrace.archive.model.columns import TEXT, Column, ColumnSettings, columns_of
-from headrace.archive.model.contents import TableColumn, check_template, table_column
 from headrace.archive.model.window_settings import FeedSettings, Window, check_windows
 from headrace.base import memory
 from headrace.base.errors import ConfigError, instead
 from headrace.config.checks import DAY, YEAR, seconds, whole, wrong
 from headrace.config.toml_reader import Table, convert, read_table
-from headrace.storage.queues.queue_settings import AnyQueue, LmdbQueue
-from headrace.storage.stores.store_settings import AnyStore, LmdbStore
+from headrace.storage.settings import AnyQueue, AnyStore, LmdbQueue, LmdbStore
 
-SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+_KEY = "{key}"
+"""Placeholder of the key in a template."""
+
+_TABLE = "table:"
+"""Prefix of a content that is a column of a feature table, as in ``table:films.title``."""
+
+_SPACE_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """Pattern of a space's name, to be matched in full. Every store accepts such a name unchanged."""
 
-A_SPACE_NAME = "a space's name: a lowercase letter, then up to 31 lowercase letters, digits and _"
+_A_SPACE_NAME = "a space's name: a lowercase letter, then up to 31 lowercase letters, digits and _"
 """The pattern in words."""
 
 LARGEST_DIMENSION = 65_536
@@ -38,6 +43,56 @@ _MOST_KEYS = 1_000_000
 _LARGEST_KEY_BYTES = 128 * 1024  # fits into a message of a queue
 
 _SettingsT = TypeVar("_SettingsT", bound=msgspec.Struct)
+
+
+class TableColumn(NamedTuple):
+    """A column of a feature table whose texts are contents.
+
+    Attributes:
+        table: Name of the table.
+        column: Name of the column.
+    """
+
+    table: str
+    column: str
+
+
+def table_column(template: str) -> TableColumn | None:
+    """Return the column of the contents; None if they come from no table."""
+    if not template.startswith(_TABLE):
+        return None
+    table, _, column = template[len(_TABLE) :].partition(".")
+    return TableColumn(table, column)
+
+
+def _check_template(template: str) -> None:
+    """Refuse a template that neither contains the key nor names a table and its column.
+
+    Raises:
+        ConfigError: The template is invalid.
+    """
+    source = table_column(template)
+    if source is not None and not (source.table and source.column):
+        raise ConfigError(
+            f"content: expected a table and its column, as {_TABLE}films.title, got {template!r}"
+        )
+    if source is None and _KEY not in template:
+        raise ConfigError(
+            f"content: expected a text with {_KEY} in it, or {_TABLE}NAME.COLUMN, got {template!r}"
+        )
+
+
+def content_of(template: str, key: str) -> bytes:
+    """Return the content of a key, for a template that names no table.
+
+    Args:
+        template: Text that contains ``{key}``. In a longer text, such as an address, the key is
+            percent-encoded, so that it cannot change the rest of it.
+        key: The key.
+    """
+    if template == _KEY:
+        return key.encode()
+    return template.replace(_KEY, quote(key, safe="")).encode()
 
 
 class CacheSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +169,7 @@ class SpaceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         whole("max_new_keys_burst", self.max_new_keys_burst, least=1, most=2**31)
         if not 0 <= self.max_new_keys_per_second <= 10**9:
             raise wrong("max_new_keys_per_second", "a rate, 0 or more", self.max_new_keys_per_second)
-        check_template(self.content)
+        _check_template(self.content)
         if not self.oov:
             raise wrong("oov", "zeros, mean, or a .npy file", self.oov)
         if self.oov == MEAN and not self.embedder:
@@ -217,8 +272,8 @@ class ArchiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Check the names."""
         for kind, names in (("spaces", self.spaces), ("tables", self.tables)):
             for name in names:
-                if not SPACE_NAME.fullmatch(name):
-                    raise wrong(f"{kind}.{name}", A_SPACE_NAME, name)
+                if not _SPACE_NAME.fullmatch(name):
+                    raise wrong(f"{kind}.{name}", _A_SPACE_NAME, name)
 
 
 def read_archive_config(file: Path) -> ArchiveConfig:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headrace.archive.lookup.reports import Counted
 from headrace.archive.lookup.space_reader import Lookup
 from headrace.archive.model.catalog import SpaceVersion
-from headrace.archive.model.counts import Counted
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Tensors
 from headrace.batching.request import LookedUp

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.archive.lookup.archive import Archive
+from headrace.archive.lookup.reports import InputTotals
 from headrace.archive.lookup.space_reader import Lookup, SpaceReader
 from headrace.archive.model.catalog import SpaceVersion
-from headrace.archive.model.counts import InputTotals
 from headrace.archive.model_inputs.assembly import NO_KEY, ModelInputs, Question, check_fits, len_of
 from headrace.base.clock import unix_milliseconds
 from headrace.base.errors import (

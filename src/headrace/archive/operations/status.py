@@ -14,11 +14,10 @@ import msgspec
 
 from headrace.archive.filling.backfill import is_done
 from headrace.archive.lookup.dead_letter_records import DeadLetters
-from headrace.archive.lookup.reports import SLICE_SECONDS, SLICES, Report, added, refusal, reports
+from headrace.archive.lookup.reports import SLICE_SECONDS, SLICES, FillCounts, Report, added, refusal, reports
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
 from headrace.archive.model.catalog import Catalog, SpaceRecord
-from headrace.archive.model.counts import FillCounts
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.terminal import counted
 from headrace.storage.queues.queue import Depth, Held, Queue, TellsHeld

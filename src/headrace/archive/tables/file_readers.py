@@ -26,8 +26,7 @@ try:
 except ImportError as error:  # as with every optional package
     raise needs_extra("loading a file", "train", error) from error
 
-from headrace.stream.csv_rows import CsvRows
-from headrace.stream.text_lines import Lines, WholeRows
+from headrace.stream.text_files import CsvRows, Lines, WholeRows
 
 Format = Literal["parquet", "arrow", "csv"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -15,9 +15,8 @@ from headrace.cli import common
 from headrace.cli.archiving import archive_options
 
 if TYPE_CHECKING:
-    from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
+    from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings, TableColumn
     from headrace.archive.model.catalog import SpaceRecord, SpaceVersion
-    from headrace.archive.model.contents import TableColumn
 
 _OTHERS = "each process has its own; fine where one server does everything (fill = true)"
 
@@ -77,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
+    from headrace.archive.model.archive_toml import table_column  # noqa: PLC0415 - as above
     from headrace.archive.model.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.model.contents import table_column  # noqa: PLC0415 - as above
 
     records = {name: SpaceRecord() for name in config.spaces}
     yield _tried("store", lambda: _store(config, records))
@@ -139,10 +138,12 @@ def _kind(settings: object) -> str:
 
 def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Made]) -> str:
     from headrace.archive.embedders.embedder import ModelSettings  # noqa: PLC0415
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.archive.operations.open_archive import open_one_embedder  # noqa: PLC0415
+    from headrace.archive.operations.open_archive import (  # noqa: PLC0415 - not needed to list the verbs
+        embedder_settings,
+        open_one_embedder,
+    )
 
-    settings = read_settings(name, config.embedders.get(name), config.embedders)
+    settings = embedder_settings(name, config.embedders.get(name), config.embedders)
     if isinstance(settings, ModelSettings) and not settings.url:
         return f"the model {settings.model!r} of the server itself; not checked, because no server runs here"
     embedder = open_one_embedder(config, name, base)
@@ -154,9 +155,9 @@ def _embedder(config: ArchiveConfig, name: str, base: Path, made: dict[str, _Mad
 
 
 def _unused(config: ArchiveConfig, name: str) -> str:
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.open_archive import embedder_settings  # noqa: PLC0415 - not needed to list the verbs
 
-    read_settings(name, config.embedders[name])
+    embedder_settings(name, config.embedders[name])
     return "no space uses it"
 
 

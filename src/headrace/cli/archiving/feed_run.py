@@ -15,8 +15,15 @@ from headrace.base.errors import HeadraceError, StreamError
 from headrace.base.terminal import Line, counted
 from headrace.cli import common
 from headrace.training.running.checkpoint import save_checkpoint
-from headrace.training.running.loop import Interrupted, Interruptions
-from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
+from headrace.training.running.loop import (
+    NEVER,
+    Every,
+    Interrupted,
+    Interruptions,
+    Mark,
+    is_due,
+    seconds_until,
+)
 
 if TYPE_CHECKING:
     from headrace.archive.windows.feed import Batches, Feed

@@ -19,7 +19,7 @@ from headrace.cli.metrics_port_option import add_metrics, metrics
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
-    from headrace.archive.model.counts import FillCounts
+    from headrace.archive.lookup.reports import FillCounts
 
 _EXAMPLES = """examples:
   headrace archive fill                    fill all spaces until Ctrl-C or SIGTERM

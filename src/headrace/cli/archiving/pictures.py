@@ -29,7 +29,7 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.model.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.archive_toml import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
 
     template = config.spaces[space].content
     contents = _contents(config, base, space)
@@ -53,14 +53,14 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
 def _contents(config: ArchiveConfig, base: Path, space: str) -> ImageFetcher | None:
     from headrace.archive.embedders.embedder import ImageSettings  # noqa: PLC0415 - as above
     from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher  # noqa: PLC0415
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - as above
+    from headrace.archive.operations.open_archive import embedder_settings  # noqa: PLC0415 - as above
     from headrace.net.deadline_connection import (  # noqa: PLC0415 - not needed to list the verbs
         Connector,
         system_addresses,
     )
 
     name = config.spaces[space].embedder
-    settings = read_settings(name, config.embedders.get(name)) if name else None
+    settings = embedder_settings(name, config.embedders.get(name)) if name else None
     if not isinstance(settings, ImageSettings):
         return None
     no_hosts = DownloadLimits((), (), settings.max_bytes, settings.timeout_seconds, 0)

@@ -27,6 +27,7 @@ from headrace.base.errors import ConfigError, LoadError, listed
 from headrace.base.files import read_file
 from headrace.base.format_numbers import check_number
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import NO_SHIFT, Table, Weights
 from headrace.ctr.files.arrays import (
     MissingFile,
     Replaced,
@@ -35,11 +36,9 @@ from headrace.ctr.files.arrays import (
     read_shape,
     write_array,
 )
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.model_arrays import expected_shapes
-from headrace.ctr.tables import NO_SHIFT, Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import FORMAT as SCHEMA_FORMAT
 from headrace.stream.schema import Schema
 

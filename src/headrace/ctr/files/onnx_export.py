@@ -16,11 +16,10 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 if TYPE_CHECKING:
     import onnx

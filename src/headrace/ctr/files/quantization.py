@@ -19,8 +19,7 @@ from typing import Literal
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
-from headrace.ctr.tables import Table
+from headrace.ctr.click_model import Table, Weights
 
 Bits = Literal[16, 8]
 """Bits per weight of a quantized table."""

@@ -1,1 +1,1 @@
-"""Building blocks of kernels: vectors, compilation options, matrix products."""
+"""Building blocks of kernels: vectors and matrix products."""

@@ -20,8 +20,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import kernel
 from headrace.jit.intrinsics import intrinsic
+from headrace.jit.kernel_cache import kernel
 
 
 def _shape_of_panels() -> tuple[int, int]:

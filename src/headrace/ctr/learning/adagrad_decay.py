@@ -44,10 +44,10 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import PART
 from headrace.ctr.model_settings import FIELD_AWARE, ModelSettings, Optimizer
 from headrace.jit.intrinsics import one_by_one, read, write
-from headrace.stream.features import Features
+from headrace.jit.kernel_cache import PART
+from headrace.stream.block import Features
 
 DECISION_ROWS = 1024
 """Number of rows between decisions on the growth of the weight."""

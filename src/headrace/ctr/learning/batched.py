@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.click_model import LearningModel, Weights
 from headrace.ctr.learning import batched_kernels
 from headrace.ctr.learning.adagrad_decay import HalfLife, shared
 from headrace.ctr.learning.batched_kernels import Counts, DensityHead, Gathered
@@ -53,8 +53,7 @@ from headrace.ctr.models.model_arrays import (
     shape_of,
 )
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 
 # Restriction of NumPy's BLAS to one thread: a learner's threads divide the rows themselves.
 #

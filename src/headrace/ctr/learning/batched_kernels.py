@@ -19,26 +19,29 @@ import numba
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.learning.network import CHUNK_ROWS, Exchange, Passage
 from headrace.ctr.models.density import heads_of, learn_heads, scratch_of
 from headrace.ctr.models.factorization_machines import (
+    AHEAD,
+    AHEAD_WIDE,
     add_network,
     count_values,
+    dense_sum,
     half_dot,
+    linear_sum,
     pool,
     prefetch_rows,
     read_pooled,
+    sigmoid,
     towards_ffm,
     towards_fm,
     towards_fwfm,
     weigh_products,
     write_products,
 )
-from headrace.ctr.models.logit import AHEAD, AHEAD_WIDE, dense_sum, linear_sum, sigmoid
 from headrace.ctr.models.model_arrays import FM, FWFM, LR, Served, Shape, Work
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 
 
 class Gathered(NamedTuple):
@@ -92,7 +95,7 @@ def _towards(shape, work, served):  # type: ignore[no-untyped-def]
 
 @numba.njit(**PART)
 def _logit(shape, work, served, row):  # type: ignore[no-untyped-def]
-    """Return a row's logit, as ``headrace.ctr.models.logit`` does; sharing would change the machine code."""
+    """Return a row's logit, as ``logit`` does for all columns; sharing would change the machine code."""
     if not shape.single:
         count_values(shape, work, row)
     logit = read(served.bias, (0, 0)) + dense_sum(served.dense, work.rows.dense, row)

@@ -25,7 +25,7 @@ from headrace.ctr.learning.optimizers import Touched
 from headrace.ctr.learning.parameter_groups import network_widths
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.model_arrays import LINE_FLOATS, aligned_zeros
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 MOST_DISTINCT = 0.5
 """Largest share of distinct values in a batch's rows; fields with more are multiplied row by row. Both ways

@@ -15,10 +15,9 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.kernels.matrix_product import BLOCK_ROWS, LANES, PANEL, VECTORS, spread
 from headrace.jit.intrinsics import intrinsic, one_by_one, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 
 TALL = BLOCK_ROWS * VECTORS
 """Rows of a block that is one vector wide; each field's number of values is padded to a multiple of it."""

@@ -17,12 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL
 from headrace.ctr.kernels.matrix_product import PANEL, Operand, multiply, padded
-from headrace.ctr.models.logit import sigmoid
+from headrace.ctr.models.factorization_machines import sigmoid
 from headrace.ctr.models.model_arrays import LINE_FLOATS, aligned_zeros
 from headrace.jit.intrinsics import one_by_one, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, cached
 
 CHUNK_ROWS = 512
 """Number of rows that pass through the network at once."""

@@ -22,8 +22,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import LearningModel, Weights
-from headrace.ctr.kernels.compiling import KERNEL, PART
+from headrace.ctr.click_model import STATE_PER_WEIGHT, LearningModel, Weights
 from headrace.ctr.learning.adagrad_decay import (
     PAIRS_STEP,
     UNWATCHED,
@@ -38,8 +37,8 @@ from headrace.ctr.learning.adagrad_decay import (
 from headrace.ctr.learning.optimizers import FORGETTING_CODES, Rule, bounded, code_of, move, rule_of, weighed
 from headrace.ctr.learning.parameter_groups import Groups
 from headrace.ctr.model_settings import ModelSettings
+from headrace.ctr.models.factorization_machines import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.models.logit import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.model_arrays import (
     FWFM,
     LR,
@@ -54,11 +53,9 @@ from headrace.ctr.models.model_arrays import (
     shape_of,
 )
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.tables import STATE_PER_WEIGHT
 from headrace.jit.intrinsics import assume, one_by_one, read
-from headrace.jit.kernel_cache import cached
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.jit.kernel_cache import KERNEL, PART, cached
+from headrace.stream.block import Block, Features
 
 _LEAST_ROWS_A_THREAD = 64
 

@@ -2,7 +2,7 @@
 
 The rules (SGD, Adagrad with or without decay, FTRL) are parts of kernels. A rule's code is a compile-time
 constant of a kernel, so only its own branch is left in the machine code. A row of a learning table is its
-weights, then the optimizer's state: see ``headrace.ctr.tables``.
+weights, then the optimizer's state: see ``headrace.ctr.click_model``.
 
 A group of weights is a LearningTable. ``touched_mover`` updates the rows of a table that a batch touched,
 which a ``Coalescer`` finds, so that each moves once. ``all_mover`` is for Adam, which moves every row's
@@ -25,10 +25,9 @@ import numba
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import KERNEL, PART
 from headrace.ctr.model_settings import Optimizer
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
-from headrace.jit.kernel_cache import cached
+from headrace.jit.kernel_cache import KERNEL, PART, cached
 
 SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 """Codes of the rules of one weight. The power 0.5, a square root, has codes of its own."""

@@ -14,14 +14,13 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import STATE_PER_WEIGHT, LearningTable, Table, Weights
 from headrace.ctr.learning.optimizers import fresh_state
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings, Optimizer
 from headrace.ctr.models.density import first_biases
 from headrace.ctr.models.model_arrays import Served, aligned_zeros
-from headrace.ctr.tables import STATE_PER_WEIGHT, LearningTable, Table
 from headrace.jit.kernel_cache import cached
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 # Initial weights, which depend only on the seed, the row and the column.
 #

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import kernel, part
+from headrace.jit.kernel_cache import kernel, part
 
 SCRATCH_COLUMNS = 6
 """Columns of the kernels' scratch array: float64 ``[components, SCRATCH_COLUMNS]``."""

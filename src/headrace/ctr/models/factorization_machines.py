@@ -1,4 +1,4 @@
-"""Factorization machines (fm, fwfm, ffm, deepfm, deepffm) as parts of kernels: embeddings and pair terms.
+"""The logit of lr and factorization machines (fm, fwfm, ffm, deepfm, deepffm), as parts of kernels.
 
 The pair terms of fm, fwfm and ffm share one form: half the sum, over the fields, of the dot product of the
 field's pooled embedding with a vector ``towards``, which is made from the other fields' embeddings. This
@@ -15,22 +15,29 @@ vector is also the logit's gradient with respect to the pooled embedding. So eac
 
 The network itself is in ``headrace.ctr.learning.network`` for learning, and in
 ``headrace.ctr.serving.context`` for serving.
+
+The linear part (fields, interactions and dense features) is that of every kind. Online learning and
+``headrace.ctr.serving.scoring`` use the logit of a row in lr, fm, fwfm and ffm. Learning in batches has its
+own, made of the same parts. Serving has another implementation of the same sums, for many candidates at once:
+``headrace.ctr.serving.context``.
 """
 
 from __future__ import annotations
 
+import math
+
 import numba
 import numpy as np
 
-from headrace.ctr.kernels.compiling import PART
-from headrace.ctr.models.model_arrays import LINE_FLOATS
+from headrace.ctr.models.model_arrays import FM, FWFM, LINE_FLOATS, LR
 from headrace.jit.intrinsics import one_by_one, prefetch, read, write
+from headrace.jit.kernel_cache import PART
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @numba.njit(**PART)
-def weight_at(shape, table, row, column):  # type: ignore[no-untyped-def]
+def _weight_at(shape, table, row, column):  # type: ignore[no-untyped-def]
     """Return one weight of a Table: float32."""
     if shape.scaled:
         scale = read(table.scales, row >> np.uintp(table.shift))
@@ -60,14 +67,14 @@ def pool(shape, table, work, row):  # type: ignore[no-untyped-def]
         if shape.single:
             place = np.uintp(read(indices, (row, field)))
             for column in range(shape.width):
-                write(pooled, first + column, weight_at(shape, table, place, column))
+                write(pooled, first + column, _weight_at(shape, table, place, column))
         else:
             for column in range(shape.width):
                 write(pooled, first + column, _ZERO)
             for slot in range(starts[field], starts[field + 1]):
                 place, share = np.uintp(read(indices, (row, slot))), read(work.room.shares, field)
                 for column in range(shape.width):
-                    weight = weight_at(shape, table, place, column)
+                    weight = _weight_at(shape, table, place, column)
                     write(pooled, first + column, read(pooled, first + column) + share * weight)
 
 
@@ -228,3 +235,77 @@ def weigh_products(shape, room, gradients, which):  # type: ignore[no-untyped-de
                 write(room.towards, left + factor, factor_of_pair * read(room.towards, left + factor))
                 write(room.towards, right + factor, factor_of_pair * read(room.towards, right + factor))
             number += 1
+
+
+# ---- The logit ----
+
+
+@numba.njit(**PART)
+def sigmoid(logit):  # type: ignore[no-untyped-def]
+    """Return the probability of a logit: float32."""
+    return _ONE / (_ONE + np.float32(math.exp(-logit)))
+
+
+@numba.njit(**PART)
+def linear_sum(shape, table, work, row):  # type: ignore[no-untyped-def]
+    """Return the contribution of a row's fields and interactions to its logit."""
+    indices, crossed, starts = work.rows.indices, work.rows.crossed, work.slots.starts
+    total = _ZERO
+    for field in range(shape.fields):
+        one_by_one()
+        if shape.single:
+            total += _weight_at(shape, table, np.uintp(read(indices, (row, field))), 0)
+        else:
+            for slot in range(starts[field], starts[field + 1]):
+                weight = _weight_at(shape, table, np.uintp(read(indices, (row, slot))), 0)
+                total += read(work.room.shares, field) * weight
+    for number in range(crossed.shape[1]):
+        total += _weight_at(shape, table, np.uintp(read(crossed, (row, number))), 0)
+    return total
+
+
+@numba.njit(**PART)
+def dense_sum(weights, dense, row):  # type: ignore[no-untyped-def]
+    """Return the contribution of a row's dense features; ``weights`` is ``[1, at least dense_width]``."""
+    total = _ZERO
+    for column in range(dense.shape[1]):
+        total += read(weights, (0, column)) * read(dense, (row, column))
+    return total
+
+
+AHEAD = 8
+"""Prefetch distance of linear weights, in rows."""
+
+AHEAD_WIDE = 2
+"""Prefetch distance of embeddings, in rows; each may span many cache lines."""
+
+
+@numba.njit(**PART)
+def prefetch_coming(shape, work, served, row):  # type: ignore[no-untyped-def]
+    """Prefetch the table rows that a later row needs, with their optimizer's state."""
+    indices, last = work.rows.indices, work.rows.indices.shape[0] - 1
+    coming = min(row + AHEAD, last)
+    prefetch_rows(served.linear.values, indices, coming, 1)
+    prefetch_rows(served.linear.values, work.rows.crossed, coming, 1)
+    if shape.kind != LR:
+        coming, values = min(row + AHEAD_WIDE, last), served.embeddings.values
+        prefetch_rows(values, indices, coming, values.shape[1])
+
+
+@numba.njit(**PART)
+def logit(shape, work, served, row):  # type: ignore[no-untyped-def]
+    """Return the logit of a row; leave its intermediate results in ``work.room``."""
+    if not shape.single:
+        count_values(shape, work, row)
+    total = served.bias[0, 0] + dense_sum(served.dense, work.rows.dense, row)
+    total += linear_sum(shape, served.linear, work, row)
+    if shape.kind != LR:
+        pool(shape, served.embeddings, work, row)
+        if shape.kind == FM:
+            towards_fm(shape, work.room)
+        elif shape.kind == FWFM:
+            towards_fwfm(shape, work.room, served.pairs)
+        else:
+            towards_ffm(shape, work.room)
+        total += half_dot(shape, work.room)
+    return total

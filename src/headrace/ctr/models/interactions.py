@@ -10,7 +10,7 @@ from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.model_settings import Interaction, ModelSettings
 from headrace.jit.kernel_cache import cached
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 _SHIFT = np.uint64(32)
 _ODD = np.uint64(0x9E3779B97F4A7C15)

@@ -14,7 +14,7 @@ import numpy as np
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field
 
 LEVEL = "level"

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Table
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, ModelSettings
 from headrace.ctr.models.missing import flagged
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 LINE_BYTES = 64
 """Size of a cache line in bytes."""

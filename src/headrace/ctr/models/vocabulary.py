@@ -18,10 +18,9 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import LearningModel, Weights
+from headrace.ctr.click_model import LearningModel, Weights
 from headrace.jit.kernel_cache import cached
-from headrace.stream.block import Block
-from headrace.stream.features import ExactColumn, Features
+from headrace.stream.block import Block, ExactColumn, Features
 from headrace.stream.schema import MOST_ADMIT
 
 LONGEST_PROBE = 64

@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
-from headrace.ctr.kernels.compiling import kernel, part
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.kernels.matrix_product import Operand, multiply, pack, padded
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.models.density import mean_logits, scratch_of
@@ -41,10 +40,10 @@ from headrace.ctr.serving.context_parts import (
     dot,
     same_context,
 )
-from headrace.ctr.tables import Table
 from headrace.jit.intrinsics import prefetch_to_read, read, write
+from headrace.jit.kernel_cache import kernel, part
 from headrace.jit.packed_arguments import Standing, given
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 _MOST_LANES = 32
 """Maximum number of an embedding's elements that are read at once, so that they fit in a few registers."""

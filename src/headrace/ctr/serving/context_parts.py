@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.kernels.compiling import part
+from headrace.ctr.click_model import Table
 from headrace.ctr.kernels.vectors import (
     Vector,
     is_float,
@@ -21,8 +21,8 @@ from headrace.ctr.kernels.vectors import (
     zeros,
 )
 from headrace.ctr.model_settings import Kind
-from headrace.ctr.tables import Table
 from headrace.jit.intrinsics import read, write
+from headrace.jit.kernel_cache import part
 
 PLACES: tuple[Kind, ...] = ("lr", "fm", "fwfm", "ffm", "deepfm", "deepffm")
 """The kinds, in the order of their codes in kernels."""

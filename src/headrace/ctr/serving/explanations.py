@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Contribution, Weights
+from headrace.ctr.click_model import Contribution, Table, Weights
 from headrace.ctr.model_settings import DEEP, FIELD_AWARE, POOLED, ModelSettings
 from headrace.ctr.models.interactions import crossing, interaction_name
 from headrace.ctr.models.missing import Missing, flagged
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 
 BIAS = "(bias)"
 """Name of the contribution that belongs to no field."""

@@ -1,8 +1,4 @@
-"""Predictions and explanations from the weights of any kind, without learning.
-
-The kinds without a network are here; those with one are in ``headrace.ctr.serving.deep_scoring`` and
-``headrace.ctr.serving.deep_scoring``.
-"""
+"""Predictions and explanations from the weights of any kind, without learning."""
 
 from __future__ import annotations
 
@@ -15,11 +11,11 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Contribution, Weights
-from headrace.ctr.kernels.compiling import KERNEL
-from headrace.ctr.model_settings import DEEP, ModelSettings
+from headrace.ctr.click_model import Contribution, Table, Weights
+from headrace.ctr.model_settings import DEEP, POOLED, ModelSettings
+from headrace.ctr.models.factorization_machines import logit, prefetch_coming, sigmoid
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.models.logit import logit, prefetch_coming, sigmoid
+from headrace.ctr.models.missing import Missing, flagged
 from headrace.ctr.models.model_arrays import (
     NOTHING,
     BlockRows,
@@ -32,15 +28,25 @@ from headrace.ctr.models.model_arrays import (
     fixed,
     shape_of,
 )
-from headrace.ctr.serving.explanations import explain_linear, explain_pairs
-from headrace.ctr.tables import Table
-from headrace.jit.kernel_cache import cached
-from headrace.stream.features import Features
+from headrace.ctr.serving.explanations import (
+    BIAS,
+    explain_linear,
+    explain_pairs,
+    field_shares,
+    network,
+    pair_products,
+    pairs_of,
+    pooled_embeddings,
+    slopes_of,
+    table_rows,
+)
+from headrace.jit.kernel_cache import KERNEL, cached
+from headrace.stream.block import Features
 
-PredictKernel = Callable[[Work, Served, Array], None]
+_PredictKernel = Callable[[Work, Served, Array], None]
 
 
-class Form(Protocol):
+class _Form(Protocol):
     """Logits and explanations of a kind."""
 
     def logits(self, indices: Array, dense: Array) -> Array:
@@ -66,7 +72,7 @@ class WeightsScorer:
         """
         _check(settings, features, weights)
         self.settings, self.features, self.weights = settings, features, weights
-        self._form = form_of(settings, features, weights)
+        self._form = _form_of(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
         """Return the logits of rows: float32 ``[rows]``."""
@@ -81,20 +87,16 @@ class WeightsScorer:
         return [self._form.explain(*row) for row in zip(indices, dense, strict=True)]
 
 
-def form_of(settings: ModelSettings, features: Features, weights: Weights) -> Form:
+def _form_of(settings: ModelSettings, features: Features, weights: Weights) -> _Form:
     """Create the form of a kind."""
     if settings.kind == "mdn":
-        from headrace.ctr.serving.deep_scoring import DensityForm  # noqa: PLC0415 - compiled kernels, only when used
-
-        return DensityForm(settings, features, weights)
+        return _DensityForm(settings, features, weights)
     if settings.kind in DEEP:
-        from headrace.ctr.serving.deep_scoring import DeepForm  # noqa: PLC0415 - as above
-
-        return DeepForm(settings, features, weights)
-    return PlainForm(settings, features, weights)
+        return _DeepForm(settings, features, weights)
+    return _PlainForm(settings, features, weights)
 
 
-class PlainForm:
+class _PlainForm:
     """Form of the kinds without a network: lr, fm, fwfm and ffm."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
@@ -104,7 +106,7 @@ class PlainForm:
         self._shape = shape_of(settings, features)._replace(scaled=scaled)
         self._crossing, self._slots = crossing(settings, features), Slots.of(features)
         self._served = self._serve(weights)
-        self._kernel = predictor(self._shape)
+        self._kernel = _predictor(self._shape)
         self._own = threading.local()
 
     def logits(self, indices: Array, dense: Array) -> Array:
@@ -135,7 +137,7 @@ class PlainForm:
 
 
 @functools.cache
-def predictor(shape: Shape) -> PredictKernel:
+def _predictor(shape: Shape) -> _PredictKernel:
     """Return the kernel that writes the logits of rows."""
 
     @cached(**KERNEL)
@@ -144,7 +146,7 @@ def predictor(shape: Shape) -> PredictKernel:
             prefetch_coming(shape, work, served, row)
             logits[row] = logit(shape, work, served, row)
 
-    made: PredictKernel = predict
+    made: _PredictKernel = predict
     return made
 
 
@@ -197,3 +199,129 @@ def _check_array(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
     if array is None or array.shape != shape:
         got = "nothing" if array is None else f"{array.shape}"
         raise ConfigError(f"weights: {name!r}: expected an array of the shape {shape}, got {got}")
+
+
+# ---- Kinds with a network ----
+
+
+class _DeepForm:
+    """Form of deepfm and deepffm: the logits of serving, and explanations by local linearity.
+
+    A network of ReLU units is linear around a row: an input contributes its value times the gradient, and the
+    remainder belongs to no field. The inputs are the fields' embeddings (deepfm) or the pairs' terms
+    (deepffm), then the dense features.
+    """
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+        """Create a form from weights; see WeightsScorer."""
+        self._settings, self._weights = settings, weights
+        self._features = flagged(settings, features)
+        from headrace.ctr.serving.context import GroupedScorer  # noqa: PLC0415 - compiled kernels, only when used
+
+        self._scorer = GroupedScorer(settings, features, weights)
+
+    def logits(self, indices: Array, dense: Array) -> Array:
+        """Return the logits of rows: float32 ``[rows]``."""
+        return self._scorer.logits(indices, dense)
+
+    def explain(self, indices: Array, dense: Array) -> list[Contribution]:
+        """Return the contribution of each field to one row's logit."""
+        return self._explain(
+            indices, dense, self._weights.dense[f"layer{len(self._settings.hidden)}.weights"]
+        )
+
+    def _explain(self, indices: Array, dense: Array, output: Array) -> list[Contribution]:
+        """Return the contribution of each field to one row's logit, given output weights ``[units, 1]``."""
+        about = self._settings, self._features, self._weights, indices
+        products = pair_products(*about[:3], indices[None])[0]
+        linear = explain_linear(*about, dense)
+        pairs = {pair: float(products[pair]) for pair in pairs_of(len(products))}
+        inputs, embedded = self._inputs(indices, dense, list(pairs.values())), 0
+        logit, gradient = self._network(inputs, output)
+        effects = inputs * gradient
+        added = [logit - float(effects.sum())]
+        if self._settings.kind in POOLED:
+            embedded = len(products) * self._settings.factors
+            added += self._slot_effects(
+                indices, gradient[:embedded].reshape(len(products), self._settings.factors)
+            )
+        else:
+            embedded = len(pairs)
+            added += [0.0] * int(np.count_nonzero(indices))
+            pairs = {
+                pair: term + effect for (pair, term), effect in zip(pairs.items(), effects, strict=False)
+            }
+        added += [0.0] * (len(linear) - len(added) - len(self._features.numeric))
+        added += self._numeric_effects(effects[embedded:])
+        names = [field.name for field in self._features.categorical]
+        return [_raised(one, more) for one, more in zip(linear, added, strict=True)] + [
+            Contribution(f"{names[first]} * {names[second]}", -1, 1.0, float(term), float(term))
+            for (first, second), term in pairs.items()
+        ]
+
+    def _inputs(self, indices: Array, dense: Array, pairs: list[float]) -> Array:
+        if self._settings.kind == "deepffm":
+            return np.concatenate([pairs, dense.astype(np.float64)])
+        table, factors = self._weights.tables["embeddings"], self._settings.factors
+        pooled = pooled_embeddings(self._features, table, factors, indices[None])
+        return np.concatenate([pooled.reshape(-1), dense.astype(np.float64)])
+
+    def _network(self, inputs: Array, output: Array) -> tuple[float, Array]:
+        """Return the network's logit, and its gradient with respect to the inputs."""
+        logits, gradients = network(self._weights, [*self._hidden(), output], inputs[None], np.ones((1, 1)))
+        return float(logits[0, 0]), gradients[0]
+
+    def _hidden(self) -> list[Array]:
+        return [self._weights.dense[f"layer{number}.weights"] for number in range(len(self._settings.hidden))]
+
+    def _slot_effects(self, indices: Array, gradients: Array) -> list[float]:
+        """Return the contribution of each value through its share of its field's embedding."""
+        table, shares = self._weights.tables["embeddings"], field_shares(self._features, indices[None])[0]
+        fields = np.repeat(np.arange(len(gradients)), np.diff(self._features.slot_starts))
+        values = table_rows(table, indices)[:, : self._settings.factors]
+        effects = shares * np.einsum("sk,sk->s", values, gradients[fields])
+        return [float(effect) for effect in effects[indices != 0]]
+
+    def _numeric_effects(self, effects: Array) -> list[float]:
+        made, column = [], 0
+        for field in self._features.numeric:
+            made.append(float(effects[column : column + field.size].sum()))
+            column += field.size
+        return made
+
+
+def _raised(one: Contribution, more: float) -> Contribution:
+    """Return a contribution with the network's part added."""
+    whole = one.contribution + more
+    weight = whole / one.value if one.value and one.field != BIAS else whole
+    return Contribution(one.field, one.index, one.value, weight, whole)
+
+
+class _DensityForm(_DeepForm):
+    """Form of mdn, whose logits are those of the mean rates.
+
+    The network is linear around a row, and the logit of the mean is linearised by its derivatives with
+    respect to the heads. Each field contributes accordingly, and the remainder belongs to no field.
+    """
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+        """Create a form from weights; see WeightsScorer."""
+        super().__init__(settings, features, weights)
+        self._missing = Missing.of(settings, features)
+
+    def explain(self, indices: Array, dense: Array) -> list[Contribution]:
+        """Return the contribution of each field to one row's logit."""
+        heads = self._scorer.heads(indices.reshape(1, -1), dense.reshape(1, -1)).astype(np.float64)
+        (logit,), (slopes,) = slopes_of(heads, self._settings.components)
+        output = self._weights.dense[f"layer{len(self._settings.hidden)}.weights"].astype(np.float64)
+        if self._missing is not None:
+            dense = self._missing.flag(dense.reshape(1, -1))[0]
+        # Combine the heads into one logit by their slopes relative to the first; rescale below.
+        found = self._explain(indices, dense, (output @ (slopes / slopes[0])).reshape(-1, 1))
+        bias, *others = (_scaled(one, float(slopes[0])) for one in found)
+        rest = float(logit) - sum(one.contribution for one in others)
+        return [Contribution(bias.field, bias.index, bias.value, rest, rest), *others]
+
+
+def _scaled(one: Contribution, factor: float) -> Contribution:
+    return Contribution(one.field, one.index, one.value, one.weight * factor, one.contribution * factor)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from headrace.archive.lookup.reports import FillCounts, InputTotals
 from headrace.archive.lookup.space_reader import Counts
-from headrace.archive.model.counts import FillCounts, InputTotals
 from headrace.base.errors import HeadraceError
 from headrace.frontends.metrics.engine_metrics import family
 from headrace.frontends.metrics.metric_type import Metric

@@ -27,7 +27,7 @@ from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka_clients import Refusal, client_settings, made, reason, unavailable
 from headrace.storage.queues.kafka_receiver import KafkaReceiver, closed
 from headrace.storage.queues.queue import Depth, Message, Receiver, check_messages, check_room
-from headrace.storage.queues.queue_settings import KafkaQueue
+from headrace.storage.settings import KafkaQueue
 
 # The backlog consists of the messages in the topic's partitions that the group has not committed. Brokers are
 # asked at most once a second. The age of the oldest message comes from reading the first waiting message of

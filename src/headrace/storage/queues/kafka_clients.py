@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.base.files import read_text
-from headrace.storage.queues.queue_settings import KafkaQueue
+from headrace.storage.settings import KafkaQueue
 
 LOGGER = logging.getLogger(__name__)
 

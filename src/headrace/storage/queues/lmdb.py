@@ -28,7 +28,7 @@ from headrace.storage.queues.queue import (
     check_receive,
     numbers_of,
 )
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 
 # Group commit: changes that several threads of a process request at the same time share one transaction.
 #

@@ -19,7 +19,7 @@ from headrace.storage.queues.queue import (
     check_room,
     numbers_of,
 )
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue
 
 _MOST_STALE = 1000  # ``_ready`` is rebuilt when it exceeds twice the number of messages by this
 

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from headrace.base.errors import Unavailable, needs_extra
+from headrace.storage.settings import CassandraStore
 from headrace.storage.stores.store import (
     LONGEST_KEY_BYTES,
     START,
@@ -22,7 +23,6 @@ from headrace.storage.stores.store import (
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.store_settings import CassandraStore
 
 try:
     from cassandra import ConsistencyLevel, DriverException, InvalidRequest

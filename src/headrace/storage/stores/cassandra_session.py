@@ -21,7 +21,7 @@ from cassandra.policies import ConstantReconnectionPolicy, DCAwareRoundRobinPoli
 from cassandra.query import tuple_factory
 
 from headrace.base.errors import Unavailable
-from headrace.storage.stores.store_settings import (
+from headrace.storage.settings import (
     CassandraStore,
     RemoteStore,
     host_and_port,

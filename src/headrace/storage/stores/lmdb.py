@@ -30,6 +30,7 @@ import numpy as np
 from headrace.base.errors import Unavailable
 from headrace.base.tensors import Array
 from headrace.storage.lmdb_environment import CONTENTS_KEY, LmdbOptions, Transaction, open_lmdb
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, find
 from headrace.storage.stores.store import (
     LONGEST_KEY_BYTES,
@@ -42,7 +43,6 @@ from headrace.storage.stores.store import (
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.store_settings import LmdbStore
 
 _log = logging.getLogger(__name__)
 

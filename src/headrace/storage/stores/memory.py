@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headrace.base.errors import Unavailable
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.store import (
     START,
     Item,
@@ -24,7 +25,6 @@ from headrace.storage.stores.store import (
     no_cursor,
     not_there,
 )
-from headrace.storage.stores.store_settings import MemoryStore
 
 _BINS = 1024
 _CURSOR_BYTES = 4

@@ -22,6 +22,13 @@ from hashlib import sha1
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
 from headrace.base.errors import ConfigError, Unavailable, needs_extra
+from headrace.storage.settings import (
+    RedisStore,
+    RemoteStore,
+    host_and_port,
+    password,
+    tls_context,
+)
 from headrace.storage.stores.store import (
     START,
     Item,
@@ -31,13 +38,6 @@ from headrace.storage.stores.store import (
     check_record,
     no_cursor,
     not_there,
-)
-from headrace.storage.stores.store_settings import (
-    RedisStore,
-    RemoteStore,
-    host_and_port,
-    password,
-    tls_context,
 )
 
 try:

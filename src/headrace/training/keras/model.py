@@ -25,8 +25,7 @@ import tensorflow
 
 from headrace.base.errors import ConfigError, ModelError
 from headrace.base.tensors import Array
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.keras.lazy_adam import LazyAdam
 

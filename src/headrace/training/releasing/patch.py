@@ -17,6 +17,7 @@ import numpy as np
 
 from headrace.base.errors import LoadError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Weights
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.model_files import (
     Base,
@@ -28,7 +29,6 @@ from headrace.ctr.files.model_files import (
     read_model,
     write_description,
 )
-from headrace.ctr.interfaces import Weights
 from headrace.versions.manifest import check_manifest
 
 LARGEST_SHARE = 0.5

@@ -21,11 +21,11 @@ import numpy as np
 
 from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, listed
 from headrace.base.files import saying
+from headrace.ctr.click_model import Weights
 from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, describe, read_description, write_model
 from headrace.ctr.files.quantization import Bits, quantize
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import ModelSettings
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing.patch import Patch, base_of, choose_base, find_patch, open_base, write_patch
 from headrace.versions.layout import model_directories, version_directories

@@ -1,6 +1,6 @@
 """The Trainer: runs a Learner in the loop, reports, publishes and saves, and ends every run cleanly.
 
-``headrace.training.running.schedule`` decides what is due. The learner's thread copies the weights, and
+``headrace.training.running.loop`` decides what is due. The learner's thread copies the weights, and
 another thread writes them while learning goes on. (A Keras model is written by the learner's thread.) A
 checkpoint lists versions, so it waits for pending ones.
 """
@@ -24,8 +24,18 @@ from headrace.training.releasing.publishing import Publication, Release, Trainin
 from headrace.training.reporting.progress import Observer, Pace, Progress, described, summary
 from headrace.training.running.checkpoint import Checkpoint, difference, save_checkpoint
 from headrace.training.running.learner import Learner
-from headrace.training.running.loop import EXIT_CODES, Blocks, Interruptions, error_text, run_loop
-from headrace.training.running.schedule import NEVER, Every, Mark, is_due, seconds_until
+from headrace.training.running.loop import (
+    EXIT_CODES,
+    NEVER,
+    Blocks,
+    Every,
+    Interruptions,
+    Mark,
+    error_text,
+    is_due,
+    run_loop,
+    seconds_until,
+)
 
 _VERSIONS_SAVED = 10_000
 """Number of most recent versions listed in a checkpoint, which bounds the manifest of an unbounded run."""

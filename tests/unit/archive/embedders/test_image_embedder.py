@@ -16,7 +16,7 @@ import pytest
 
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.image_embedder import RECIPE_METADATA, described, read_recipe
-from headrace.archive.embedders.open_embedders import open_embedder
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.base.errors import ConfigError
 from headrace.config.image_recipe import Recipe
 from tests.hostile_images import HostileServer, answer, redirect

@@ -11,8 +11,7 @@ import pytest
 
 from headrace.archive.embedders.embedder import Embedder
 from headrace.archive.embedders.model_embedder import LocalModels
-from headrace.archive.embedders.open_embedders import open_embedder
-from headrace.archive.operations.open_archive import Running
+from headrace.archive.operations.open_archive import Running, open_embedder
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from headrace.config import ServerConfig
 from headrace.serving.engine import Engine

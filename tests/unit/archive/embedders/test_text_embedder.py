@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from headrace.archive.embedders import text_embedder
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.embedders.text_embedder import MOST_CHARACTERS_A_TOKEN, TextEmbedder, runs
+from headrace.archive.operations.open_archive import open_embedder
 from headrace.base.errors import ConfigError, LoadError
 from headrace.base.tensors import Array
 from headrace.runtimes import onnx as onnx_runtime

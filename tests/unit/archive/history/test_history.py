@@ -20,9 +20,9 @@ from headrace.archive.model.keys import all_stored
 from headrace.archive.operations.space_versions import drop_version
 from headrace.base.errors import InvalidRequest, NotFound
 from headrace.storage.opening import open_queue, open_store
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import START, Item
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import DIMENSION, LengthEmbedder, open_parts
 from tests.waiting import seconds_left
 from tools.services.cassandra_server import Cassandra

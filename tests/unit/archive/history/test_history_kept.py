@@ -17,9 +17,9 @@ from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.keys import all_stored
 from headrace.base.errors import Unavailable
 from headrace.storage.opening import open_queue
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import START, Item
-from headrace.storage.stores.store_settings import MemoryStore
 
 PAST = past_partition("texts", 1)
 KEY = all_stored(["a"])

@@ -23,9 +23,8 @@ from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, Una
 from headrace.storage.opening import open_queue, open_store
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue import Message
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts, status_of, vector_of
 from tests.waiting import until
 

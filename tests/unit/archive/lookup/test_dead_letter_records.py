@@ -14,8 +14,8 @@ from headrace.archive.filling.retries_and_dead_letters import ATTEMPTS
 from headrace.archive.filling.space_encoders import Filled, Stop
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import PARTITION, DeadLetter, now
+from headrace.archive.lookup.reports import FillCounts
 from headrace.archive.model.archive_toml import archive_config
-from headrace.archive.model.counts import FillCounts
 from headrace.archive.model.oov import ENOUGH
 from headrace.storage.opening import open_queue, open_store
 from headrace.storage.stores.store import Item

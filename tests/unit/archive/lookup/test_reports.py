@@ -12,9 +12,9 @@ from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.operations.status import look, of_space
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.storage.queues.memory import MemoryMessages
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import Page
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import open_parts, status_of
 from tests.waiting import until
 

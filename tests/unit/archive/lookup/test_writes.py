@@ -12,7 +12,7 @@ from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.writes import CLOCKS_APART_SECONDS
 from headrace.storage.opening import open_store
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue
 from tests.unit.archive.filling_parts import LengthEmbedder, open_parts
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from headrace.archive.lookup.archive import Archive
+from headrace.archive.lookup.reports import InputTotals
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.model.catalog import with_default, without
 from headrace.archive.model.columns import Column
-from headrace.archive.model.counts import InputTotals
 from headrace.archive.model_inputs.lookup_servable import LookupServable
 from headrace.base.errors import InvalidRows, NotFound, NotLoadable, Unavailable
 from headrace.base.tensors import STRING, Array, Tensors
@@ -23,9 +23,8 @@ from headrace.lifecycle.warmup import _zeros
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
 from headrace.serving.engine import Engine
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.archive.filling_parts import LengthEmbedder
 from tests.waiting import until
 

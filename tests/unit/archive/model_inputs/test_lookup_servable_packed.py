@@ -17,8 +17,8 @@ from headrace.model.packed_columns import PackedColumns, PackedInput, PackedTens
 from headrace.model.servable import takes_packed
 from headrace.runtimes.ctr import load
 from headrace.runtimes.options import RuntimeOptions
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
-from headrace.storage.stores.store_settings import MemoryStore
 from headrace.stream.schema import Schema
 from tests.conformance.ctr_models import EXACT, SCHEMA, field_inputs, write
 from tests.unit.archive.model_inputs.test_lookup_servable import archive_of

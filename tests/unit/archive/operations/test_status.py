@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.archive.lookup.reports import FillCounts
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.archive_toml import SpaceSettings
-from headrace.archive.model.counts import FillCounts
 from headrace.archive.operations.status import Seen, warnings
 from headrace.storage.queues.queue import Depth
 

@@ -18,10 +18,9 @@ from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.windows.feed import Feed, after, file_batches, open_stream_batches
 from headrace.base.errors import ConfigError, InvalidRequest, StreamError, Unavailable
 from headrace.storage.queues.memory import MemoryMessages
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.streams import batch_of, stream_of
 from tests.unit.archive.filling_parts import open_parts
 

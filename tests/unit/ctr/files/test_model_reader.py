@@ -12,13 +12,13 @@ import pytest
 
 from headrace.base.errors import ConfigError, LoadError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Weights
 from headrace.ctr.files.arrays import write_array
 from headrace.ctr.files.model_files import MODEL_FILE, arrays_of, read_description, read_model
 from headrace.ctr.files.model_files import write_model as write
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import KINDS, Kind
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_weights import FEATURES, SCHEMA, settings_for, weights_for
 

@@ -10,13 +10,12 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files import onnx_export
 from headrace.ctr.files.onnx_export import export
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.conformance.ctr_models import EXACT, LARGE, SCHEMA, random_weights
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hn
 
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Table
 from headrace.ctr.files.quantization import (
     LOOSEST_SCALE,
     Bits,
@@ -17,7 +18,6 @@ from headrace.ctr.files.quantization import (
     quantize,
     quantize_table,
 )
-from headrace.ctr.tables import Table
 from tests.click_weights import settings_for, weights_for
 
 FLOAT32_ROUNDING = 2.0**-23  # of the weight: one rounding of the scale's product, one of the quotient

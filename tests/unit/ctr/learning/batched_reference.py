@@ -9,12 +9,10 @@ import numpy as np
 from scipy import special, stats
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.model_settings import DEEP, Interaction, Kind, ModelSettings, Optimizer
 from headrace.ctr.models.interactions import crossing
-from headrace.ctr.tables import Table
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 SCHEMA = Schema(

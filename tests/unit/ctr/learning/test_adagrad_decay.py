@@ -23,8 +23,7 @@ from headrace.ctr.learning.adagrad_decay import (
 )
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings, Optimizer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from tests.click_blocks import LABEL, SINGLE, block_of
 

@@ -10,8 +10,8 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import Weights
 from headrace.ctr.factory import create
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.model_settings import KINDS, OPTIMIZERS, Kind, Optimizer, OptimizerKind
 from headrace.ctr.serving.scoring import WeightsScorer

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from headrace.base.tensors import Array
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Weights
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.model_settings import ModelSettings, Optimizer
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 tensorflow = pytest.importorskip("tensorflow", reason="the extra tensorflow is not installed")

@@ -9,7 +9,7 @@ from headrace.ctr.learning import first_layer
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.learning.first_layer_kernels import DistinctValues
 from headrace.ctr.model_settings import Optimizer
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.unit.ctr.learning.batched_reference import FEATURES, random_block, settings_of
 

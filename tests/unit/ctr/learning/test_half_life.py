@@ -10,7 +10,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.learning.adagrad_decay import HalfLife, share_of
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from tests.click_blocks import SINGLE, block_of
 
 FEATURES = Features.of(SINGLE)

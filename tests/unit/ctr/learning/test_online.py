@@ -11,7 +11,7 @@ from headrace.base.errors import ConfigError
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.model_settings import Interaction, Kind, ModelSettings, Optimizer, OptimizerKind
 from headrace.ctr.models.interactions import crossing
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_blocks import MANY, SINGLE, block_of
 from tests.click_reference import Reference

@@ -11,8 +11,7 @@ from headrace.base.errors import ConfigError
 from headrace.ctr.factory import create, scorer
 from headrace.ctr.model_settings import ModelSettings
 from headrace.ctr.models.missing import Missing, check_names, flagged
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from tests.streams import schema_of
 
 SCHEMA = schema_of(

@@ -9,12 +9,11 @@ import pytest
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningModel, Weights
 from headrace.ctr.factory import create, scorer
-from headrace.ctr.interfaces import LearningModel, Weights
 from headrace.ctr.model_settings import Kind, ModelSettings
 from headrace.ctr.models.vocabulary import GONE, AdmittingModel, Vocabulary, look_up
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 
 HIGH = np.uint64(1 << 32)

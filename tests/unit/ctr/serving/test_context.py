@@ -11,7 +11,7 @@ from headrace.base.tensors import Array
 from headrace.ctr.factory import scorer
 from headrace.ctr.model_settings import KINDS, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.context import GroupedScorer
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.conformance.ctr_models import LARGE, SCHEMA, random_weights
 

@@ -14,7 +14,7 @@ from headrace.ctr.model_settings import KINDS, Kind
 from headrace.ctr.models.missing import flag_name
 from headrace.ctr.serving.context import GroupedScorer
 from headrace.ctr.serving.explanations import FieldEffects
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from tests.click_weights import SCHEMA, settings_for, weights_for
 

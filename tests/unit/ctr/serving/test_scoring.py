@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.ctr.interfaces import Weights
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.learning.online import OnlineModel
 from headrace.ctr.model_settings import DEEP, Interaction, Kind, ModelSettings
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.tables import Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from tests.click_blocks import MANY, block_of
 from tests.click_weights import FEATURES as BY_HAND
 from tests.click_weights import settings_for, weights_for

@@ -19,8 +19,7 @@ from headrace.frontends.calls import GrpcCall, HttpCall, HttpReply
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.storage.opening import open_queue, open_store
-from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.store_settings import MemoryStore
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.telemetry.outcomes import Outcomes
 from tests.unit.frontends.oip.doubles import run
 

@@ -7,8 +7,7 @@ from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
 from headrace.frontends.archive.service import CALLER_HEADER, _caller
 from headrace.frontends.calls import HttpCall
 from headrace.storage.opening import open_queue, open_store
-from headrace.storage.queues.queue_settings import MemoryQueue
-from headrace.storage.stores.store_settings import MemoryStore
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.telemetry.outcomes import Channel, Outcome
 
 

@@ -24,10 +24,9 @@ from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.storage.opening import open_queue
-from headrace.storage.queues.queue_settings import MemoryQueue
+from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import MemoryStore
 from tests.unit.frontends.archive.doors import DIMENSION, a_door
 from tests.waiting import until
 

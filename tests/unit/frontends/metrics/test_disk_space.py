@@ -13,8 +13,7 @@ from headrace.config import ServerConfig
 from headrace.config.server import server_config
 from headrace.frontends.metrics import disk_space
 from headrace.frontends.metrics.disk_space import DiskSpace, free_share, watched
-from headrace.storage.queues.queue_settings import KafkaQueue
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import KafkaQueue, LmdbStore
 from tests.waiting import until
 
 MODELS = Path("/models")

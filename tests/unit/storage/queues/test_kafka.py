@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from headrace.base.errors import Unavailable
 from headrace.storage.queues.kafka import KafkaMessages
-from headrace.storage.queues.queue_settings import KafkaQueue
+from headrace.storage.settings import KafkaQueue
 from headrace.testing.queue_process import messages
 
 

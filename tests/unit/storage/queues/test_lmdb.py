@@ -13,7 +13,7 @@ from headrace.base.errors import ConfigError, FailedPrecondition, Overloaded, Un
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.lmdb_tables import Clocks
 from headrace.storage.queues.queue import Delivery, Message
-from headrace.storage.queues.queue_settings import LmdbQueue
+from headrace.storage.settings import LmdbQueue
 from headrace.testing.queue_process import messages, running
 
 BOOT, NEXT_BOOT = b"a" * 16, b"b" * 16

@@ -12,7 +12,7 @@ from headrace.storage.queues.kafka import KafkaMessages
 from headrace.storage.queues.lmdb import LmdbMessages
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.queues.queue import Message
-from headrace.storage.queues.queue_settings import KafkaQueue, LmdbQueue, MemoryQueue
+from headrace.storage.settings import KafkaQueue, LmdbQueue, MemoryQueue
 from headrace.testing.queue_process import messages
 
 

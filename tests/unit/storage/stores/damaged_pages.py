@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.lmdb_pages import DAMAGED, READ, find
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import LmdbStore
 
 KEYS = 400
 _NO_ACCESS = 0

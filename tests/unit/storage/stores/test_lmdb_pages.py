@@ -20,10 +20,10 @@ from headrace.archive.model.catalog import partition
 from headrace.archive.operations.open_archive import open_archive
 from headrace.base.errors import Unavailable
 from headrace.storage.lmdb_environment import CONTENTS_KEY
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.lmdb_pages import DAMAGED, READ, DataFile, Pages, Tree, find
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import LmdbStore
 from tests.waiting import seconds_left
 
 SIZES = [0, 1, 100, 530, 1500, 3000, 9000]
@@ -32,7 +32,7 @@ REPLACES_ALL = """
 import sys, itertools
 from pathlib import Path
 from headrace.storage.stores.lmdb import InLmdbStore
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.store import Item
 store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), sync=False, timeout_seconds=20.0))
 for turn in itertools.count(1):
@@ -194,7 +194,7 @@ import os, sys
 from pathlib import Path
 from headrace.base.errors import Unavailable
 from headrace.storage.stores.lmdb import InLmdbStore
-from headrace.storage.stores.store_settings import LmdbStore
+from headrace.storage.settings import LmdbStore
 from headrace.storage.stores.store import Item
 store = InLmdbStore(LmdbStore(path=Path(sys.argv[1]), sync=False))
 store.create("values")

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from headrace.base.errors import Unavailable
+from headrace.storage.settings import MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.store import Item
-from headrace.storage.stores.store_settings import MemoryStore
 from headrace.testing.stores import eventually
 
 

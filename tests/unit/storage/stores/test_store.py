@@ -6,11 +6,11 @@ from itertools import islice
 from pathlib import Path
 
 from headrace.storage.opening import open_store
+from headrace.storage.settings import LmdbStore, MemoryStore, RedisStore
 from headrace.storage.stores.lmdb import InLmdbStore
 from headrace.storage.stores.memory import InMemoryStore
 from headrace.storage.stores.redis import InRedisStore
 from headrace.storage.stores.store import Item, pages
-from headrace.storage.stores.store_settings import LmdbStore, MemoryStore, RedisStore
 
 
 def test_all_pages_come_and_each_says_where_to_go_on() -> None:

@@ -10,13 +10,12 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.runtimes.registry import RuntimeOptions, load
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.keras import Embedded, inputs_of
 from headrace.training.keras.model import KerasModel, keras, load_build
 from headrace.training.releasing.publishing import Publisher, Training
-from headrace.training.releasing.releases import build_keras_model
+from headrace.training.run_session import build_keras_model
 from headrace.versions.layout import CONTROL_LOCK
 
 SCHEMA = Schema(

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.base.errors import LoadError
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.model_files import arrays_of, describe, read_description, read_model, write_model
 from headrace.ctr.files.quantization import quantize
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.model_settings import Kind
-from headrace.ctr.tables import Table
 from headrace.training.releasing.patch import (
     Patch,
     base_of,

@@ -18,12 +18,11 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.base.tensors import Array
+from headrace.ctr.click_model import LearningTable, Table, Weights
 from headrace.ctr.files.arrays import read_array
 from headrace.ctr.files.model_files import read_model
 from headrace.ctr.files.quantization import Bits, dequantize_table
-from headrace.ctr.interfaces import Weights
-from headrace.ctr.tables import LearningTable, Table
-from headrace.stream.features import Features
+from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 from headrace.training.releasing import publishing
 from headrace.training.releasing.publishing import (

@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import FailedPrecondition, LoadError
 from headrace.base.tensors import Array
 from headrace.ctr.model_settings import DEEP, Kind, ModelSettings, Optimizer, forgetting_of
-from headrace.training.model_toml import settings_of
+from headrace.training.options import settings_of
 from headrace.training.running.checkpoint import (
     Checkpoint,
     difference,

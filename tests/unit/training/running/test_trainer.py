@@ -21,9 +21,8 @@ from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Training
 from headrace.training.reporting.progress import JsonReport, Observer, Pace, Progress
 from headrace.training.running.checkpoint import load_checkpoint
-from headrace.training.running.delayed_labels import Pending
-from headrace.training.running.learner import Learner
-from headrace.training.running.schedule import Every
+from headrace.training.running.learner import Learner, Pending
+from headrace.training.running.loop import Every
 from headrace.training.running.trainer import RunPlan, Trainer
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks
 

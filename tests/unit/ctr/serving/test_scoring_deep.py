@@ -8,15 +8,13 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.ctr.click_model import Table, Weights
 from headrace.ctr.files.quantization import Bits, quantize_table
-from headrace.ctr.interfaces import Weights
 from headrace.ctr.learning.batched import BatchedModel
 from headrace.ctr.model_settings import DEEP, Kind, Optimizer
 from headrace.ctr.serving.explanations import BIAS
 from headrace.ctr.serving.scoring import WeightsScorer
-from headrace.ctr.tables import Table
-from headrace.stream.block import Block
-from headrace.stream.features import Features
+from headrace.stream.block import Block, Features
 from headrace.stream.schema import Field, Schema
 from tests.unit.ctr.learning.batched_reference import (
     FEATURES,

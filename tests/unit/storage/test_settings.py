@@ -8,7 +8,7 @@ import pytest
 
 from headrace.archive.model.archive_toml import archive_config
 from headrace.base.errors import ConfigError
-from headrace.storage.stores.store_settings import CassandraStore, LmdbStore, RedisStore, host_and_port
+from headrace.storage.settings import CassandraStore, LmdbStore, RedisStore, host_and_port
 
 
 def settings_of(**store: object) -> object:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.runtimes.native_library import open_library
+from headrace.runtimes.tree_models import open_library
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.base.tensors import STRING, Array
 from headrace.model.packed_columns import HEAD, PLACE
-from headrace.model.packed_hashing import TextFields, packed, place_texts
+from headrace.runtimes.ctr_inputs import TextFields, packed, place_texts
 from headrace.stream.hashing import keys_of, rows_of
 from headrace.stream.schema import Field
 

@@ -1,16 +1,23 @@
-"""Inputs of tree ensembles: one per named column or one matrix, with codes for categories.
+"""Shared parts of the runtimes of tree ensembles: inputs, explanations, the opening of native libraries.
 
 A model fitted on a data frame has one input per column, under the column's name. Other models have one input
 ``features``. A column of categories takes the categories' values, which are replaced by the codes that the
 model was fitted on. Every number may be missing (NaN); a category unknown to the model counts as missing.
+
+Importing LightGBM's or XGBoost's package takes seconds, and its calls copy their arguments; the C API of the
+library inside avoids both.
 """
 
 from __future__ import annotations
 
+import ctypes
+import importlib.util
 import logging
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -324,3 +331,37 @@ def _check_unique(names: Sequence[str]) -> None:
         if name in seen:
             raise NotLoadable(f"two columns are called {name!r}; give them different names and fit it again")
         seen.add(name)
+
+
+# ---- Native libraries ----
+
+
+def open_library(package: str, name: str) -> ctypes.CDLL:
+    """Open a native library; its functions run without the GIL.
+
+    Args:
+        package: The package that contains it.
+        name: The file name without the suffix, such as ``libxgboost``.
+
+    Raises:
+        ImportError: The package is not installed, has no such library, or the library cannot be opened.
+    """
+    found = next(_files(package, name), None)
+    if found is None:
+        raise ImportError(f"the package {package} has no {name}", name=package)
+    try:
+        return ctypes.CDLL(str(found))
+    except OSError as error:  # a library that it needs is missing, such as libgomp.so.1
+        raise ImportError(f"{found.name} cannot be opened: {error}", name=package) from error
+
+
+def _files(package: str, name: str) -> Iterator[Path]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    home = Path(spec.submodule_search_locations[0])
+    for folder in (home / "lib", home, Path(sys.prefix) / "lib"):  # the last is where conda puts it
+        for suffix in (".so", ".dylib"):
+            file = folder / (name + suffix)
+            if file.is_file():
+                yield file

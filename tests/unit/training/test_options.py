@@ -10,7 +10,7 @@ import pytest
 from headrace.base.errors import ConfigError
 from headrace.config.toml_reader import read_table
 from headrace.ctr.model_settings import Interaction, ModelSettings, Optimizer
-from headrace.training.model_toml import changed, settings_of, to_toml
+from headrace.training.options import changed, settings_of, to_toml
 
 
 def test_settings_survive_the_way_through_toml() -> None:
