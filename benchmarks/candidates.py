@@ -30,8 +30,7 @@ from headrace.ctr.tables import Table
 from headrace.frontends.wire import protos
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes import registry
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.stream.features import Features
 from headrace.stream.schema import Field, Schema
 

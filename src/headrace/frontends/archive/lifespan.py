@@ -14,8 +14,7 @@ from headrace.frontends.archive import grpc, rest
 from headrace.frontends.archive.metrics import ArchiveMetrics, Depths
 from headrace.frontends.archive.service import ArchiveService
 from headrace.frontends.calls import GrpcMethod, HttpRoute
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

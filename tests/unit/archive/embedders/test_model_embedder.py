@@ -15,8 +15,7 @@ from headrace.archive.embedders.open_embedders import open_embedder
 from headrace.archive.operations.open_archive import Running
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from headrace.config import ServerConfig
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from tests.encoder_models import write_letters, write_models
 from tests.waiting import until
 
