@@ -21,7 +21,7 @@ from headrace.base.clock import LoopClock
 from headrace.base.errors import ConfigError, FailedPrecondition
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array
-from headrace.batching.blocking_request import WaitingRequest
+from headrace.batching.calling_threads import WaitingRequest
 from headrace.batching.compute_threads import say_waiting
 from headrace.batching.part_streams import OnePart, PartStream
 from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
