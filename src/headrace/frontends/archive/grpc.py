@@ -24,9 +24,7 @@ from headrace.frontends.archive.messages import (
     rows_of,
     vectors_of,
 )
-from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
-from headrace.frontends.chunks import Pieces
-from headrace.frontends.stream_messages import answering
+from headrace.frontends.calls import GrpcCall, GrpcMethod, Pieces, StreamHandler, UnaryHandler, answering
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.request_budget import RequestBudget

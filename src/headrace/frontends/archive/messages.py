@@ -23,8 +23,7 @@ from headrace.archive.model.records import ROW
 from headrace.base.errors import HeadraceError, InvalidRequest, TooLarge
 from headrace.base.status_codes import codes
 from headrace.base.tensors import Array
-from headrace.frontends.calls import told
-from headrace.frontends.chunks import SLICE_BYTES, Pieces
+from headrace.frontends.calls import SLICE_BYTES, Pieces, told
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed

@@ -20,15 +20,18 @@ from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
 from headrace.frontends.calls import (
     Account,
+    Following,
     GrpcCall,
     GrpcMethod,
     HttpCall,
     HttpReply,
     HttpRoute,
+    Pieces,
     StreamHandler,
     UnaryHandler,
+    joined,
+    slices,
 )
-from headrace.frontends.chunks import Following, Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
 from headrace.frontends.transport.event_streams import EventStreams
 from headrace.frontends.transport.grpc_framing import (

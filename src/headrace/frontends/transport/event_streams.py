@@ -9,8 +9,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 from headrace.base.errors import Cancelled, HeadraceError
-from headrace.frontends.calls import HttpCall, HttpReply, HttpStreamHandler
-from headrace.frontends.chunks import slices
+from headrace.frontends.calls import HttpCall, HttpReply, HttpStreamHandler, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive
 from headrace.frontends.transport.headers import read_http
 from headrace.frontends.transport.replies import INTERNAL, error_reply

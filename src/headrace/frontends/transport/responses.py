@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
 from headrace.base.errors import Overloaded
-from headrace.frontends.chunks import SLICE_BYTES, Pieces, slices
+from headrace.frontends.calls import SLICE_BYTES, Pieces, slices
 from headrace.frontends.transport.grpc_framing import frame, frame_prefix
 
 _log = logging.getLogger(__name__)
