@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.access.permissions import check_admin
 from headrace.base.errors import NotFound
 from headrace.batching.statistics import VersionCounts
+from headrace.frontends.calls import Call
 from headrace.frontends.metrics import protobuf_format, text_format
 from headrace.frontends.metrics.engine_metrics import Families, families
 from headrace.frontends.metrics.recent_load import Sampler
@@ -19,6 +20,7 @@ from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.serving.engine import Engine
+from headrace.serving.loaded_version import LoadedVersion
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -248,3 +250,25 @@ class Service:
 
 def _ready(statuses: Iterable[VersionStatus]) -> list[int]:
     return sorted(one.version for one in statuses if one.state is State.READY)
+
+
+def refuse_unread(loaded: LoadedVersion, call: Call) -> None:
+    """Refuse a call that cannot be answered by its deadline, whatever its inputs are.
+
+    Codecs call this before they decode the inputs, which may cost as much as answering. Versions with a
+    default or a prediction cache are exempt, as they may answer anyway.
+
+    Args:
+        loaded: The version that the call asks for.
+        call: The call, with the deadline from its headers.
+
+    Raises:
+        Overloaded: The rows ahead of it take longer than its deadline allows.
+    """
+    if loaded.predictor is not loaded.batcher:
+        return
+    refusal = loaded.batcher.refusal_unread(call.deadline)
+    if refusal is not None:
+        if call.outcome is not None:
+            call.outcome.handed_to(loaded.origin)
+        raise refusal

@@ -11,7 +11,7 @@ from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.early_refusal import refuse_unread
+from headrace.frontends.service import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
 from headrace.frontends.tfserving.json_misfits import binary_instead
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
