@@ -238,7 +238,7 @@ class Server:
     async def _begin(self, config: ServerConfig) -> None:
         self._service = self._make_service(self.engine)
         if self._access is not None:
-            from headrace.frontends.guarded_service import guard  # noqa: PLC0415 - as above
+            from headrace.frontends.access_control import guard  # noqa: PLC0415 - as above
 
             guard(self._service, self._access.gate)
             self._service.also_measures(self._access)
