@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace.base.clock import unix_milliseconds
-from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.metric_type import Metric
+from headrace.frontends.metrics.metric_families import Metric, family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.counts import FillCounts, InputTotals
 from headrace.base.errors import HeadraceError
-from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.metric_type import Metric
+from headrace.frontends.metrics.metric_families import Metric, family
 from headrace.storage.queues.queue import Depth, Queue
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.frontends.metrics.histograms import LatencySeries, fill_native, latency_series
+from headrace.batching.latencies import BOUNDS_SECONDS, FIRST_INDEX, SCHEMA
+from headrace.frontends.metrics.metric_families import LatencySeries, latency_series
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import varint
 
@@ -100,7 +101,30 @@ def _put_latencies(metric: protos.Message, series: LatencySeries) -> None:
     histogram = metric.histogram
     for bound, count in zip(series.bounds, series.below(), strict=True):
         histogram.bucket.add(cumulative_count=count, upper_bound=float(bound))
-    fill_native(histogram, series)
+    _fill_native(histogram, series)
+
+
+def _fill_native(message: protos.Message, series: LatencySeries) -> None:
+    """Write a series into a ``Histogram`` message as a native histogram.
+
+    Latencies up to the first bound are its zero bucket; those above the last bound have one more bucket.
+    """
+    message.sample_count = sum(series.counts)
+    message.sample_sum = series.total_seconds
+    message.schema = SCHEMA
+    message.zero_threshold = BOUNDS_SECONDS[0]
+    message.zero_count = series.counts[0]
+    before, end = 0, 0
+    for place, count in enumerate(series.counts[1:], FIRST_INDEX + 1):
+        if not count:
+            continue
+        if message.positive_span and place == end:
+            message.positive_span[-1].length += 1
+        else:
+            message.positive_span.add(offset=place - end, length=1)
+        end = place + 1
+        message.positive_delta.append(count - before)
+        before = count
 
 
 def _family(name: str, documentation: str, kind: int) -> protos.Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from headrace.frontends.metrics.histograms import LatencySeries, latency_series
+from headrace.frontends.metrics.metric_families import LatencySeries, latency_series
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

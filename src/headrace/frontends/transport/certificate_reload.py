@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.errors import HeadraceError
 from headrace.config import Tls
-from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.metric_type import Metric
+from headrace.frontends.metrics.metric_families import Metric, family
 from headrace.frontends.transport.certificates import (
     Certificate,
     Signature,

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.batching.latencies import Latencies
 from headrace.frontends.metrics import text_format
-from headrace.frontends.metrics.histograms import add_latencies, latency_series
+from headrace.frontends.metrics.metric_families import add_latencies, latency_series
 from headrace.frontends.service import Service
 from headrace.serving.engine import Engine
 from tests.models import Doubling
