@@ -52,7 +52,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 2.0**-16, 2.0**4
 """Range of the classic buckets: 15 µs to 16 s. The first and the last hold anything beyond it."""
 
 
-def classic_bounds(per_octave: int) -> list[tuple[int, str]]:
+def _classic_bounds(per_octave: int) -> list[tuple[int, str]]:
     """Return, for each classic bucket, the number of counted buckets up to its bound, and its ``le``.
 
     Args:
@@ -67,7 +67,7 @@ def classic_bounds(per_octave: int) -> list[tuple[int, str]]:
 
 
 def _places(per_octave: int) -> tuple[list[int], list[str]]:
-    bounds = classic_bounds(per_octave)
+    bounds = _classic_bounds(per_octave)
     return [*(count - 1 for count, _ in bounds), len(BOUNDS_SECONDS)], [*(le for _, le in bounds), "+Inf"]
 
 
