@@ -45,8 +45,8 @@ from headrace.frontends.transport.grpc_framing import (
     take_prefix,
 )
 from headrace.frontends.transport.headers import echo_request_id, is_grpc, read_grpc, read_http
+from headrace.frontends.transport.orca_load_reports import ReportedLoad, trailing
 from headrace.frontends.transport.replies import INTERNAL, error_reply, live
-from headrace.frontends.transport.reported_load import ReportedLoad, trailing
 from headrace.frontends.transport.responses import COUNTED_ANSWER_BYTES, Answers, Send, framed
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.transport.waiting_calls import Pauses

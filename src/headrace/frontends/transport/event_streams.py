@@ -12,8 +12,8 @@ from headrace.base.errors import Cancelled, HeadraceError
 from headrace.frontends.calls import HttpCall, HttpReply, HttpStreamHandler, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive
 from headrace.frontends.transport.headers import read_http
+from headrace.frontends.transport.orca_load_reports import Pairs, ReportedLoad
 from headrace.frontends.transport.replies import INTERNAL, error_reply
-from headrace.frontends.transport.reported_load import Pairs, ReportedLoad
 from headrace.frontends.transport.responses import COUNTED_ANSWER_BYTES, Answers, Send
 from headrace.telemetry.outcomes import Outcomes
 
