@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.frontends.archive.lifespan import Serving
     from headrace.frontends.metrics.disk_space import DiskSpace
     from headrace.frontends.transport.admin_listeners import AdminPorts
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
+    from headrace.frontends.transport.certificates import ServedCertificate
     from headrace.frontends.transport.generation_sockets import Listeners, Ports
     from headrace.frontends.transport.h2corn import H2cornTransport
     from headrace.lifecycle.version_states import VersionStatus
@@ -338,7 +338,7 @@ class Server:
         self._service.also_measures(self._disk_space)
 
     def _follow(self, certificate: ServedCertificate) -> None:
-        from headrace.frontends.transport.certificate_reload import TlsMetrics  # noqa: PLC0415 - as above
+        from headrace.frontends.transport.certificates import TlsMetrics  # noqa: PLC0415 - as above
 
         self._service.also_measures(TlsMetrics(certificate))
         self._following.append(asyncio.create_task(certificate.follow()))
@@ -486,7 +486,7 @@ class Server:
 def _certificate(config: ServerConfig) -> ServedCertificate | None:
     if not config.tls.wanted:
         return None
-    from headrace.frontends.transport.certificate_reload import ServedCertificate  # noqa: PLC0415 - only with TLS
+    from headrace.frontends.transport.certificates import ServedCertificate  # noqa: PLC0415 - only with TLS
 
     return ServedCertificate(config.tls)
 

@@ -36,8 +36,7 @@ from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
-    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.certificates import Certificate, ServedCertificate
 
 try:
     import grpc

@@ -20,8 +20,7 @@ from headrace.frontends.transport.connection_generation import Generation
 from headrace.frontends.transport.generation_sockets import Listeners
 
 if TYPE_CHECKING:
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
-    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.certificates import Certificate, ServedCertificate
 
 _log = logging.getLogger(__name__)
 
