@@ -26,8 +26,8 @@ from headrace.frontends.archive.messages import (
 )
 from headrace.frontends.calls import GrpcCall, GrpcMethod, Pieces, StreamHandler, UnaryHandler, answering
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import in_steps
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:

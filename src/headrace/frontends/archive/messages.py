@@ -25,7 +25,6 @@ from headrace.base.status_codes import codes
 from headrace.base.tensors import Array
 from headrace.frontends.calls import SLICE_BYTES, Pieces, told
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, malformed
 from headrace.frontends.wire.protobuf_fields import (
     LENGTH_DELIMITED,
@@ -38,6 +37,7 @@ from headrace.frontends.wire.protobuf_fields import (
     varint,
 )
 from headrace.frontends.wire.request_budget import check_name
+from headrace.frontends.wire.time_slicer import Steps
 
 PACKAGE = "headrace.archive.v1"
 """Protobuf package of the messages."""

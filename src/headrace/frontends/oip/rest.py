@@ -23,10 +23,10 @@ from headrace.frontends.oip.infer_bodies import (
 )
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.service import refuse_unread
-from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import in_steps
 from headrace.lifecycle.handle import Lease
 
 if TYPE_CHECKING:

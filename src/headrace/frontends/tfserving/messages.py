@@ -16,7 +16,6 @@ from headrace.batching.request import Answer, WholeAnswer
 from headrace.frontends.tfserving.model_specs import answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensor_protos import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps, joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
@@ -30,6 +29,7 @@ from headrace.frontends.wire.tensors import (
     raw_bytes,
 )
 from headrace.frontends.wire.text_templates import Found
+from headrace.frontends.wire.time_slicer import Steps, joined
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import CheckedInputs, Shape, Signature
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, Form, charge, counted
+from headrace.frontends.wire.time_slicer import Steps, TimeSlicer, at_once, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget
-    from headrace.frontends.wire.time_slicer import TimeSlicer
 
 Decoded = TypeVar("Decoded")
 Result = TypeVar("Result")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.base.tensors import STRING, Array
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.texts import raw_texts, text_parts
+from headrace.frontends.wire.time_slicer import Steps
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
-from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.time_slicer import Steps
 
 # Decode base64 as common tools write it: with line ends, without padding, or in the URL-safe alphabet.
 

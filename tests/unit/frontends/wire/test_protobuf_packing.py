@@ -13,9 +13,9 @@ from headrace.config import Limits
 from headrace.frontends.calls import Account
 from headrace.frontends.tfserving.tensor_protos import write_tensor, writing_tensor
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_packing import field_of
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import run
 
 CONTENTS = protos.message("inference.InferTensorContents")
 MANY = 10_000
