@@ -18,8 +18,7 @@ from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
 from headrace.frontends.oip.stream_responses import FINAL, Parts, in_stream, stream_error
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.message_decoding import decode_and_ask
-from headrace.frontends.wire.protobuf_cost import form_of
+from headrace.frontends.wire.protobuf_cost import decode_and_ask, form_of
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensor_templates import Serialized
 from headrace.frontends.wire.time_slicer import in_steps

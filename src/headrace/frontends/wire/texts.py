@@ -53,7 +53,7 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
 
 
 def decoded(text: str) -> bytes:
-    """Decode base64 at once; see ``message_decoding``."""
+    """Decode base64 at once; see ``decoding``."""
     return b"".join(decoding(text, max(1, len(text))))
 
 
