@@ -11,8 +11,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, BY_TENSORFLOW, STRING, Array
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.protobuf_fields import field_number
-from headrace.frontends.wire.protobuf_packing import as_bytes, field_of
+from headrace.frontends.wire.protobuf_fields import as_bytes, field_number, field_of
 from headrace.frontends.wire.tensors import (
     BFLOAT16,
     BYTES,
