@@ -11,8 +11,8 @@ from headrace.access.permissions import check_admin
 from headrace.base.errors import NotFound
 from headrace.batching.statistics import VersionCounts
 from headrace.frontends.calls import Call
-from headrace.frontends.metrics import protobuf_format, text_format
 from headrace.frontends.metrics.engine_metrics import Families, families
+from headrace.frontends.metrics.prometheus_formats import protobuf_pieces, text_pieces
 from headrace.frontends.metrics.recent_load import Sampler
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
@@ -178,7 +178,7 @@ class Service:
 
     async def own_metrics(self) -> bytes:
         """Return the metrics of this process. Requests are answered while they are collected."""
-        text = text_format.pieces(self._families())
+        text = text_pieces(self._families())
         counted = () if self.tensorflow_metrics is None else self.tensorflow_metrics.pieces()
         return await self._in_slices(map(str.encode, chain(text, counted)))
 
@@ -206,7 +206,7 @@ class Service:
         families = self._families()
         if self.tensorflow_metrics is not None:
             families = chain(families, self.tensorflow_metrics.families())
-        return await self._in_slices(protobuf_format.pieces(families))
+        return await self._in_slices(protobuf_pieces(families))
 
     def _families(self) -> Families:
         self._sampler.watch()
