@@ -22,6 +22,8 @@ from headrace.frontends.tfserving import grpc as tfserving_grpc
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.listening_sockets import (
+    Listeners,
+    Ports,
     listen,
     listen_together,
     take_again,
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
     from headrace.frontends.metrics.disk_space import DiskSpace
     from headrace.frontends.transport.admin_listeners import AdminPorts
     from headrace.frontends.transport.certificates import ServedCertificate
-    from headrace.frontends.transport.generation_sockets import Listeners, Ports
     from headrace.frontends.transport.h2corn import H2cornTransport
     from headrace.lifecycle.version_states import VersionStatus
     from headrace.server.call_observers import Observing
@@ -319,8 +320,6 @@ class Server:
         return transports
 
     def _listeners(self, sockets: list[socket.socket]) -> Listeners:
-        from headrace.frontends.transport.generation_sockets import Listeners  # noqa: PLC0415 - not needed by other servers
-
         return Listeners([sockets], may_join=self._may_join) if self.ports is None else self.ports.listeners
 
     def _observe(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> None:

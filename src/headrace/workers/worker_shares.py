@@ -1,6 +1,6 @@
 """Divide among workers the limits of a whole server, and decide which workers get new connections; pure.
 
-``transport.generation_sockets`` applies the latter decision.
+``transport.listening_sockets`` applies the latter decision.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from h2corn import Config, RequestPolicy, Server, _lib
 from headrace.base import cpus
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
-from headrace.frontends.transport.listening_sockets import IDLE_SECONDS
+from headrace.frontends.transport.listening_sockets import IDLE_SECONDS, Listeners
 from headrace.frontends.transport.waiting_calls import Pauses
 
 if TYPE_CHECKING:

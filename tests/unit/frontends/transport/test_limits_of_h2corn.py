@@ -13,9 +13,8 @@ from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport.admin_listeners import AdminPorts
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport, _configuration, _threads_for, _window_bytes
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 
 SECONDS = 20.0
 MOST = 3

@@ -12,9 +12,8 @@ from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcCall, GrpcMethod, HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport import h2corn
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 from tests.faults.strict_callers import (
     _DATA,
     _END_HEADERS,
