@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.task_watch import TaskWatch
 from headrace.config import ServerConfig
-from headrace.frontends import admin_split, health, metrics_route, reflection
+from headrace.frontends import administration, health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
 from headrace.frontends.oip import rest as oip_rest
@@ -252,9 +252,7 @@ class Server:
         self._observe(routes, methods)
         self._measure_disks()
         if self._audit is not None:
-            from headrace.frontends.audited_admin import audited  # noqa: PLC0415 - only with an audit log
-
-            routes, methods = audited(routes, methods, self._audit, self.engine.outcomes)
+            routes, methods = administration.audited(routes, methods, self._audit, self.engine.outcomes)
         if self._access is not None:
             self._following.append(asyncio.create_task(self._access.follow()))
             self.supervisor.needs("following the key file", self._following[-1])
@@ -263,7 +261,7 @@ class Server:
         if config.has_admin_ports:
             self._transports = self._administration(routes, methods)
             metrics = not config.admin_metrics
-            routes, methods = admin_split.public(routes, methods, metrics=metrics)
+            routes, methods = administration.public(routes, methods, metrics=metrics)
         origins = config.cors.origins
         self._applications.append(self._answering(routes, methods, origins))
         if config.load_reports:
@@ -291,7 +289,7 @@ class Server:
     def _administration(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> list[Transport]:
         if self.admin is None:
             return []
-        self._applications.append(self._answering(*admin_split.administrative(routes, methods)))
+        self._applications.append(self._answering(*administration.administrative(routes, methods)))
         self._administering = self.admin.transports(self._applications[-1], self._certificate)
         return [*self._administering]
 
