@@ -14,7 +14,7 @@ from headrace.base.status_codes import codes
 from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.frontends.access_control import METRICS as ACCESS_METRICS
-from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
+from headrace.frontends.archive.metrics import FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
 from headrace.frontends.metrics.engine_metrics import METRICS
