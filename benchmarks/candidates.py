@@ -29,8 +29,7 @@ from headrace.ctr.model_settings import ModelSettings
 from headrace.frontends.wire import protos
 from headrace.model.servable import DEFAULT_SIGNATURE, Servable
 from headrace.runtimes import registry
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.stream.block import Features
 from headrace.stream.schema import Field, Schema
 

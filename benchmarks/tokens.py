@@ -20,7 +20,7 @@ from headrace.access.gate import Gate
 from headrace.access.keys import KeyEntry, KeyFile, as_keys, draw
 from headrace.access.permissions import PREDICT
 from headrace.access.tokens import REMEMBERED_TOKENS, Tokens, read_token_keys
-from headrace.frontends.guarded_service import guard
+from headrace.frontends.access_control import guard
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.cors import Parts, shared

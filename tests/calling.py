@@ -14,7 +14,7 @@ import pytest
 
 from headrace.base import cpus
 from headrace.base.tensors import Array, Tensors
-from headrace.batching import calling_threads, thread_batcher
+from headrace.batching import calling_threads
 from headrace.config import BatchingPolicy
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
@@ -120,7 +120,7 @@ def clock_of_callers(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]
         ahead += seconds
 
     monkeypatch.setattr(calling_threads, "time", SimpleNamespace(monotonic=now))
-    monkeypatch.setattr(thread_batcher.Turns, "now", staticmethod(now))
+    monkeypatch.setattr(calling_threads.Turns, "now", staticmethod(now))
     return pass_by
 
 

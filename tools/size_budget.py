@@ -1,11 +1,14 @@
 """Checks the size budget: functions, files and parameter lists stay small enough to be read at once.
 
+A file whose first line is ``# Longer than 500 lines: REASON`` may have up to 700.
+
 Prints the 90th percentiles and the largest of each; exits 1 when something is over.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +16,10 @@ from pathlib import Path
 
 ROOTS = ("src", "tests", "tools", "demo", "benchmarks")
 GENERATED_SUFFIXES = ("_pb2.py",)
-LIMITS = {"function lines": 60, "file lines": 500, "parameters": 6}
+LIMITS = {"function lines": 60, "file lines": 500, "long file lines": 700, "parameters": 6}
+ALLOWANCE = re.compile(r"# Longer than 500 lines: \S+ \S+")
+"""First line of a file that may be longer; the reason has two words or more."""
+
 SHOWN = 3
 
 
@@ -42,7 +48,8 @@ def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def measure(path: Path, text: str) -> Iterator[Measure]:
     """Measure one file: itself, and every function in it, docstrings included."""
-    yield Measure("file lines", str(path), text.count("\n"))
+    kind = "long file lines" if ALLOWANCE.match(text) else "file lines"
+    yield Measure(kind, str(path), text.count("\n"))
     for node in ast.walk(ast.parse(text, str(path))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             where = f"{path}:{node.lineno} {node.name}"

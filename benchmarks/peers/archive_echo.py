@@ -17,9 +17,9 @@ from benchmarks.archive_wire import METHOD, answer_bytes
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.grpc_framing import PREFIX_BYTES
 from headrace.frontends.transport.h2corn import H2cornTransport
+from headrace.frontends.transport.listening_sockets import Listeners
 
 
 def main() -> None:

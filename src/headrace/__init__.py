@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from headrace.model.servable import Servable, Signature, TensorSpec
     from headrace.notebook.local_server import serve
     from headrace.server.server import application
-    from headrace.serving.engine import Engine
-    from headrace.serving.model_spec import ModelSpec
+    from headrace.serving.engine import Engine, ModelSpec
 
 __version__ = "0.1.0"
 
@@ -41,7 +40,7 @@ _HOMES = {
     "Engine": "headrace.serving.engine",
     "HeadraceError": "headrace.base.errors",
     "InvalidRequest": "headrace.base.errors",
-    "ModelSpec": "headrace.serving.model_spec",
+    "ModelSpec": "headrace.serving.engine",
     "Servable": "headrace.model.servable",
     "ServerConfig": "headrace.config",
     "Signature": "headrace.model.servable",

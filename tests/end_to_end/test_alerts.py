@@ -22,7 +22,7 @@ from headrace.frontends.access_control import METRICS as ACCESS_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
 from headrace.frontends.metrics.engine_metrics import METRICS
-from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
+from headrace.frontends.transport.certificates import METRICS as TLS_METRICS
 from headrace.versions.layout import MANIFEST_FILE
 from headrace.versions.manifest import publish, read_manifest
 from headrace.workers.metrics import METRICS as WORKERS_METRICS

@@ -16,8 +16,7 @@ import pytest
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, Array
 from headrace.frontends.wire import protos
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from tests.conformance.ctr_models import SCHEMA, field_inputs, write
 from tests.running_server import RunningServer
 

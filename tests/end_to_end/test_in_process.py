@@ -15,7 +15,7 @@ from headrace.base.errors import DeadlineExceeded, HeadraceError, InvalidRequest
 from headrace.base.tensors import Tensors
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.model.servable import DEFAULT_SIGNATURE, Signature, TensorSpec
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import ModelSpec
 from tests.faults.held import held_until
 from tests.model_directories import write
 

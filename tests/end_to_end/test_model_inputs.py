@@ -26,8 +26,7 @@ from headrace.base.event_loop import run_in
 from headrace.batching.request import Answer
 from headrace.config import ServerConfig, parse_model_config
 from headrace.frontends.wire import protos
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.stream.schema import Field, Schema
 from headrace.versions.manifest import publish
 from tests.conformance import ctr_models

@@ -27,7 +27,7 @@ from headrace.frontends.oip.infer_bodies import JSON_LENGTH_HEADER
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire.compression import opening
-from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.time_slicer import run
 from tests.faults.worst_bodies import GOOD, WORST, Worst
 from tests.properties.calls import check_calls_are_linear
 from tests.properties.costs import check_time_is_linear, peak_bytes

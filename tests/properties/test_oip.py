@@ -22,9 +22,9 @@ from headrace.frontends.oip.infer_bodies import JsonInference, encode_answer
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import json_output, json_text, long_lists
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.tensors import WireTensor, as_array
 from headrace.frontends.wire.texts import join_strings, splitting
+from headrace.frontends.wire.time_slicer import run
 from tests.examples import examples
 from tests.unit.frontends.decoding import decode_body, infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo

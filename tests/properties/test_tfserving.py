@@ -25,10 +25,10 @@ from headrace.frontends.tfserving.messages import PredictDecoder, PredictRespons
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
 from headrace.frontends.tfserving.tensor_protos import read_tensor, write_tensor
 from headrace.frontends.wire import json_output, json_text, long_lists
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.json_text import parse_at_once
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensors import as_array
+from headrace.frontends.wire.time_slicer import run
 from headrace.model.servable import CheckedInputs, Signature
 from tests.examples import examples
 from tests.unit.frontends.decoding import parsed, predict

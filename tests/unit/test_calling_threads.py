@@ -27,8 +27,7 @@ from headrace.base.errors import (
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array, Tensors
 from headrace.batching import calling_threads
-from headrace.batching.blocking_request import WaitingRequest
-from headrace.batching.calling_threads import Callers
+from headrace.batching.calling_threads import Callers, WaitingRequest
 from headrace.config import BatchingPolicy, ServerConfig
 from headrace.serving.engine import Engine
 from headrace.telemetry.outcomes import Channel, Outcome

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.base.errors import FailedPrecondition, HeadraceError, ModelError, Overloaded
 from headrace.base.tensors import Array, Tensors
-from headrace.batching import blocking_request, calling_threads, thread_batcher
+from headrace.batching import calling_threads
 from headrace.batching.batcher import Batcher
 from headrace.batching.calling_threads import Callers, WaitingRequest
 from headrace.batching.request import Request
@@ -36,7 +36,7 @@ from tests.calling import (
 from tests.models import Doubling
 
 BATCHING = str(Path(calling_threads.__file__).parent)
-OWN = {calling_threads.__file__, thread_batcher.__file__, blocking_request.__file__}
+OWN = calling_threads.__file__
 MOST_POINTS = 2000
 NOT_POINTS = ("except ", "pass", "with ", "try:", "for _ in _ATTEMPTS")
 
@@ -67,7 +67,7 @@ class Point:
             if self.left < 0:
                 self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} {event}"
                 raise KeyboardInterrupt
-        return self.trace if file in OWN else None
+        return self.trace if file == OWN else None
 
 
 def interrupted(point: Point, call: Callable[[], object]) -> None:
@@ -185,7 +185,7 @@ class Interrupted(Doubling):
 def trace_from_here(point: Point) -> None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_filename in OWN:
+        if frame.f_code.co_filename == OWN:
             frame.f_trace = point.trace
         frame = frame.f_back
     sys.settrace(point.trace)

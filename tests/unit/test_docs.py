@@ -14,12 +14,12 @@ from headrace.base.status_codes import codes
 from headrace.cli.main import main
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config
 from headrace.frontends.access_control import METRICS as ACCESS_METRICS
-from headrace.frontends.archive.feed_metrics import METRICS as FEED_METRICS
+from headrace.frontends.archive.metrics import FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
 from headrace.frontends.metrics.engine_metrics import METRICS
-from headrace.frontends.metrics.metric_type import Metric
-from headrace.frontends.transport.certificate_reload import METRICS as TLS_METRICS
+from headrace.frontends.metrics.metric_families import Metric
+from headrace.frontends.transport.certificates import METRICS as TLS_METRICS
 from headrace.server.call_observers import METRICS as OBSERVER_METRICS
 from headrace.workers.metrics import GAUGES
 from headrace.workers.metrics import METRICS as WORKER_METRICS

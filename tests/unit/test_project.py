@@ -128,6 +128,28 @@ def test_the_size_budget_lets_a_function_of_sixty_lines_pass(tmp_path: Path) -> 
     subprocess.run([sys.executable, ROOT / "tools/size_budget.py", tmp_path], capture_output=True, check=True)
 
 
+@pytest.mark.parametrize(
+    ("first", "lines", "code"),
+    [
+        ("# Longer than 500 lines: one class, whose methods share their state.", 700, 0),
+        ("# Longer than 500 lines: one class, whose methods share their state.", 701, 1),
+        ("# Longer than 500 lines: ", 501, 1),
+        ("x = 1", 501, 1),
+        ("x = 1\n# Longer than 500 lines: the reason is not in the first line.", 501, 1),
+        ("x = 1", 500, 0),
+    ],
+)
+def test_the_size_budget_allows_a_file_with_a_reason_700_lines(
+    tmp_path: Path, first: str, lines: int, code: int
+) -> None:
+    text = f"{first}\n"
+    (tmp_path / "long.py").write_text(text + "x = 1\n" * (lines - text.count("\n")))
+    result = subprocess.run(
+        [sys.executable, ROOT / "tools/size_budget.py", tmp_path], capture_output=True, check=False
+    )
+    assert result.returncode == code
+
+
 def test_the_ninetieth_percentile_is_what_nine_of_ten_do_not_exceed() -> None:
     budget = size_budget()
     assert budget.percentile_90(range(1, 11)) == 10

@@ -1,3 +1,4 @@
+# Longer than 500 lines: an interrupt may come between any two steps here, so they are read together.
 """Batching for threads that block until their answers are ready; they run a Batcher of their own.
 
 No dedicated thread serves them. The *turn* is the lock that a thread holds while it runs the Batcher. A
@@ -34,16 +35,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import cast
 
-from headrace.base.errors import DeadlineExceeded
+from headrace.base.errors import DeadlineExceeded, HeadraceError
 from headrace.batching.batch_queue import Batch, headrace_error
-from headrace.batching.blocking_request import WaitingRequest
+from headrace.batching.batcher import Batcher
 from headrace.batching.cancelling import EXPIRED
+from headrace.batching.compute import Computing
 from headrace.batching.cost import BatchCost
-from headrace.batching.request import Answer, Origin, Request
+from headrace.batching.request import Answer, Origin, Request, Settlement
 from headrace.batching.statistics import VersionStatistics
-from headrace.batching.thread_batcher import Turns, TurnsBatcher, callers_of
 from headrace.config import BatchingPolicy
-from headrace.model.servable import Servable
+from headrace.model.servable import CheckedInputs, Servable
 
 _GATHER_SECONDS = 0.0002
 """Time per awake thread that the first thread with a queued request waits before it takes the turn.
@@ -56,6 +57,213 @@ _LOOK_SECONDS = 1.0
 
 _ATTEMPTS = range(100)
 """Attempts to clean up after an interrupt, in case further interrupts come meanwhile."""
+
+
+class WaitingRequest(Request):
+    """A Request whose thread sleeps until it is settled.
+
+    Attributes:
+        arrived: Start of the call on the monotonic clock.
+        settlement: The answer or the error; None until settled.
+        taken_in: Whether a thread that holds the turn has taken it over.
+    """
+
+    __slots__ = ("_asleep", "_sleeping", "arrived", "settlement", "taken_in")
+
+    def __init__(self, inputs: CheckedInputs, deadline: float, arrived: float) -> None:
+        """Make a request of checked inputs.
+
+        Args:
+            inputs: The layout, the columns and the number of rows.
+            deadline: Deadline in seconds on the monotonic clock.
+            arrived: Start of the call, likewise.
+        """
+        self.call = None
+        self.layout, self.columns, self.rows = inputs
+        self.deadline = deadline
+        self.settled = False
+        self.text_bytes = 0
+        self.arrived = arrived
+        self.settlement: Settlement | None = None
+        self.taken_in = False
+        self._asleep: _thread.LockType | None = None
+        self._sleeping: dict[WaitingRequest, None] = {}
+
+    @property
+    def wanted(self) -> bool:
+        """Whether its thread still waits for the answer."""
+        return not self.settled
+
+    def settle(self, settlement: Settlement) -> bool:
+        """Settle the request, once; see ``Request.settle``.
+
+        The order of steps matters if an interrupt comes between them. Either the request is not settled yet,
+        and can be, or its settlement is set and only ``tell`` is needed.
+        """
+        if self.settled:
+            self.columns = ()
+            return False
+        self.settlement = settlement
+        self.settled = True
+        self.columns = ()
+        if self._asleep is not None:
+            self.wake()
+        return True
+
+    def tell(self) -> None:
+        """Notify its thread of the settlement; idempotent."""
+        self.settled = True
+        self.columns = ()
+        self.wake()
+
+    def answer(self) -> Answer:
+        """Return the answer of a settled request.
+
+        Raises:
+            HeadraceError: The request was settled with an error.
+        """
+        settlement = self.settlement
+        if isinstance(settlement, Answer):
+            return settlement
+        raise cast("HeadraceError", settlement)
+
+    def expect_sleep(self, sleeping: dict[WaitingRequest, None]) -> None:
+        """Make the request wakeable from now on.
+
+        Args:
+            sleeping: Requests whose threads sleep; ``wake`` removes this one.
+        """
+        self._sleeping = sleeping
+        self._asleep = _thread.allocate_lock()
+        self._asleep.acquire()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep until woken, or until a timeout in seconds."""
+        if self._asleep is not None:
+            self._asleep.acquire(timeout=seconds)
+
+    def wake(self) -> None:
+        """Wake its thread; idempotent."""
+        if self._asleep is not None:
+            self._sleeping.pop(self, None)
+            try:  # noqa: SIM105 - runs for every request
+                self._asleep.release()
+            except RuntimeError:
+                pass
+
+
+class _Never:
+    """A timer that never fires."""
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
+class Turns:
+    """The Clock of a Batcher that calling threads run in turns. It has no timers: threads watch deadlines.
+
+    Attributes:
+        ready: Callbacks to be run by the thread that holds the turn.
+    """
+
+    now = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        """Begin without callbacks."""
+        self.ready: deque[Callable[..., object]] = deque()
+
+    def call_soon(self, callback: Callable[..., object], *args: object) -> None:
+        """Queue a callback for the thread that holds the turn; no caller passes arguments."""
+        self.ready.append(callback)
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, seconds: float, callback: Callable[..., object], *args: object) -> _Never:
+        """Drop the callback: waiting threads watch their deadlines themselves."""
+        return _Never()
+
+
+class _TurnsBatcher(Batcher):
+    """A Batcher whose batches are computed by calling threads.
+
+    Attributes:
+        turns: Its clock.
+        given: Batches to be computed without the turn.
+        compute: Computes such a batch; called without the turn.
+        finish: Answers the requests of such a batch; called with the turn.
+    """
+
+    def __init__(
+        self,
+        servable: Servable,
+        policy: BatchingPolicy,
+        turns: Turns,
+        instances: int,
+        inline_seconds: float,
+        origin: Origin,
+    ) -> None:
+        """Serve a Servable; see ``Batcher`` for the arguments."""
+        super().__init__(
+            servable, policy, turns, instances=instances, inline_seconds=inline_seconds, origin=origin
+        )
+        self.turns = turns
+        self.given: deque[Batch] = deque()
+        self._refuses = True
+        self._computing = Computing(servable, policy, turns.now, origin, _is_for_this_thread)
+        self.compute = self._compute = self._computing.compute
+        self.finish = self._finish_in_thread
+
+    def adopt(self, batch: Batch) -> None:
+        """Take over a batch of an earlier Batcher that is being computed."""
+        self._running.add(batch)
+        self._running_rows += batch.rows
+        self.outstanding += len(batch.requests)
+
+    def take_again(self, request: WaitingRequest) -> None:
+        """Enqueue a request that an earlier Batcher had admitted, without refusing it."""
+        self._refuses = False
+        self.submit(request)
+        request.enqueued = request.arrived
+        self._refuses = True
+
+    def count_gone(self, request: WaitingRequest) -> None:
+        """Count a request whose thread left before it was enqueued."""
+        request.enqueued = request.arrived
+        self._count_unanswered(request, self._now())
+
+    def sweep(self) -> None:
+        """Drop all expired and abandoned requests, which no timer does and which would delay others."""
+        self._expire()
+        for lane in self._lanes.values():
+            while gone := [one for one in lane.queue if not one.wanted]:
+                lane.queue = deque(one for one in lane.queue if one.wanted)
+                self._drop(lane, gone, self._now())
+        for batch in [one for one in self.given if not one.is_wanted]:
+            self.given.remove(batch)
+            self.forget(batch)
+
+    def forget(self, batch: Batch) -> None:
+        """Drop a given batch that nobody waits for, without computing it."""
+        self._running.discard(batch)
+        self._running_rows -= batch.rows
+        for request in batch.requests:
+            self._count_unanswered(request, self._now())
+        self._let_go(len(batch.requests))
+        if self.queued_rows and not self._scheduled:
+            self._schedule()
+
+    def _refusal(self, request: Request, now: float) -> HeadraceError | None:
+        if not self._refuses:
+            return None
+        refusal = super()._refusal(request, now)
+        if refusal is None or now < self._expiry.at + self._expiry.slack_seconds:
+            return refusal
+        self.sweep()
+        return super()._refusal(request, now)
+
+    def _give(self, batch: Batch) -> bool:
+        self.given.append(batch)
+        return True
 
 
 class Callers:
@@ -102,7 +310,7 @@ class Callers:
         # An RLock knows its owner, so after an interrupt a thread can tell whether it holds the turn.
         self._turn = threading.RLock()
         self._at_work = 0
-        self._batcher: TurnsBatcher | None = None
+        self._batcher: _TurnsBatcher | None = None
         self._spoiled = False
 
     @property
@@ -228,7 +436,7 @@ class Callers:
 
     def _asleep_for(self, batch: Batch) -> WaitingRequest | None:
         """Return a sleeper that waits for a batch, if there is one."""
-        for caller in callers_of(batch):
+        for caller in _callers_of(batch):
             if caller in self._sleeping:
                 return caller
         return None
@@ -263,7 +471,7 @@ class Callers:
         if self._spoiled:
             self._begin_anew()
         else:
-            cast("TurnsBatcher", self._batcher).sweep()
+            cast("_TurnsBatcher", self._batcher).sweep()
 
     # --- after an interrupt ---
 
@@ -323,14 +531,14 @@ class Callers:
     def _batch_for(self, own: WaitingRequest, given: deque[Batch]) -> Batch | None:
         """Take the batch that this thread should compute: its own, else one that no sleeper waits for."""
         for batch in given:
-            if own in callers_of(batch):
+            if own in _callers_of(batch):
                 given.remove(batch)
                 return batch
         return given.popleft() if given and self._asleep_for(given[0]) is None else None
 
-    def _take_in(self) -> TurnsBatcher:
+    def _take_in(self) -> _TurnsBatcher:
         """Submit the requests that have arrived to the Batcher, and return the Batcher."""
-        arriving, batcher = self._arriving, cast("TurnsBatcher", self._batcher)
+        arriving, batcher = self._arriving, cast("_TurnsBatcher", self._batcher)
         while arriving:
             request = arriving[0]
             request.taken_in = True  # before popleft: a request in neither place would be lost
@@ -346,12 +554,12 @@ class Callers:
             except Exception as error:  # noqa: BLE001 - fails the request, not this thread
                 self._fail(request, error)
                 self._begin_anew()  # the Batcher may be in an inconsistent state
-                batcher = cast("TurnsBatcher", self._batcher)
+                batcher = cast("_TurnsBatcher", self._batcher)
         return batcher
 
     def _take_again(self, request: WaitingRequest) -> bool:
         try:
-            cast("TurnsBatcher", self._batcher).take_again(request)
+            cast("_TurnsBatcher", self._batcher).take_again(request)
         except RecursionError:
             raise
         except Exception as error:  # noqa: BLE001 - as above
@@ -366,7 +574,7 @@ class Callers:
 
     def _compute_aside(self, own: WaitingRequest, batch: Batch) -> None:
         """Compute a batch without the turn, so that others can take it."""
-        compute = cast("TurnsBatcher", self._batcher).compute
+        compute = cast("_TurnsBatcher", self._batcher).compute
         self._aside[own] = batch
         self._apart.add(_thread.get_ident())
         self._at_work = 0
@@ -378,16 +586,28 @@ class Callers:
         self._at_work = _thread.get_ident()
         if self._spoiled:
             self._begin_anew()
-        cast("TurnsBatcher", self._batcher).finish(batch)
+        cast("_TurnsBatcher", self._batcher).finish(batch)
         del self._aside[own]
 
-    def _begin(self) -> TurnsBatcher:
+    def _begin(self) -> _TurnsBatcher:
         """Make a Batcher that takes over the cost model and the statistics of the one before."""
         before = self._batcher
-        batcher = TurnsBatcher(
+        batcher = _TurnsBatcher(
             self._servable, self._policy, Turns(), self._instances, self._inline_seconds, self._origin
         )
         batcher.cost = copy.copy(before.cost if before is not None else self._learnt)
         batcher.statistics = self.statistics
         self._batcher = batcher
         return batcher
+
+
+def _callers_of(batch: Batch) -> list[WaitingRequest]:
+    """Return the requests of a batch; for a part, the whole request."""
+    return [cast("WaitingRequest", getattr(request, "whole", request)) for request in batch.requests]
+
+
+def _is_for_this_thread(error: BaseException) -> bool:
+    """Return whether an error is an interrupt of the calling thread rather than the model's error."""
+    if isinstance(error, SystemExit):  # in the main thread a SIGTERM handler may raise it, elsewhere a model
+        return threading.current_thread() is threading.main_thread()
+    return isinstance(error, KeyboardInterrupt)

@@ -2,20 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Coroutine
 
 from headrace.base.clock import Clock, Timer
 from headrace.batching.batch_queue import Batch
 from headrace.batching.compute import Computing
-from headrace.batching.compute_tasks import Tasks
-from headrace.batching.compute_threads import Threads
+from headrace.batching.compute_threads import Threads, Worker
 from headrace.batching.concurrency import ConcurrencyLimit
 from headrace.batching.request import Origin
 
 
+class Tasks:
+    """Computes batches as tasks of an event loop, so that waiting occupies no thread; used like ``Threads``.
+
+    Attributes:
+        on_wait: As in ``Threads``; never called, as the number of tasks is not adapted.
+        threads: Number of threads in which models run: the loop's.
+    """
+
+    threads = 1
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, work: Callable[[Batch], Coroutine[object, object, object]]
+    ) -> None:
+        """Create the pool.
+
+        Args:
+            loop: The loop, which runs in another thread.
+            work: Coroutine function that computes one batch; must not raise.
+        """
+        self.on_wait: Callable[[], object] = lambda: None
+        self._loop = loop
+        self._work = work
+        self._worker: Worker[Batch] = Worker()
+        self._running: set[asyncio.Task[object]] = set()  # a loop holds its tasks weakly
+
+    def give(self, batch: Batch) -> Worker[Batch]:
+        """Start a task for a batch. Serving thread only."""
+        self._worker.pieces += 1
+        self._loop.call_soon_threadsafe(self._begin, batch)
+        return self._worker
+
+    def take_back(self, worker: Worker[Batch]) -> None:
+        """Record that a batch is computed. Serving thread only."""
+        worker.pieces -= 1
+
+    def start(self, first: Callable[[], object]) -> None:
+        """Run a function in the calling thread, because there is no thread to start.
+
+        Raises:
+            BaseException: Any exception of ``first``.
+        """
+        first()
+
+    def has_this_thread(self) -> bool:
+        """Return whether the running thread is the loop's; code that blocks it keeps all tasks waiting."""
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs in this thread
+            return False
+
+    def stop(self) -> None:
+        """Do nothing: the Servable ends its loop when it is closed."""
+
+    def _begin(self, batch: Batch) -> None:
+        task = self._loop.create_task(self._work(batch))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+
 def pool_of(
     computing: Computing, origin: Origin, most: int, finish: Callable[[Batch], object]
-) -> Threads[Batch] | Tasks[Batch]:
+) -> Threads[Batch] | Tasks:
     """Return a pool that computes batches: tasks if the Servable's calls are coroutines, otherwise threads.
 
     Args:
@@ -56,7 +115,7 @@ class Instances:
         self,
         most: int,
         origin: Origin,
-        pool: Threads[Batch] | Tasks[Batch],
+        pool: Threads[Batch] | Tasks,
         clock: Clock,
         on_more: Callable[[], object],
     ) -> None:

@@ -13,7 +13,7 @@ import asyncio
 
 from headrace.base.clock import Clock
 from headrace.batching.batcher import Batcher
-from headrace.batching.blocking_request import WaitingRequest
+from headrace.batching.calling_threads import WaitingRequest
 from headrace.batching.request import Answer
 from headrace.model.servable import CheckedInputs
 

@@ -9,19 +9,34 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
+
+import numpy as np
 
 from headrace.access.permissions import UNDECLARED
 from headrace.base.errors import ConfigError, HeadraceError, LoadError, ModelError, Unavailable, without_paths
+from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE, Origin, Timings
-from headrace.frontends.chunks import Pieces
-from headrace.telemetry.outcomes import Channel, Outcome
+from headrace.telemetry.outcomes import Channel, Outcome, Outcomes
 
 _log = logging.getLogger(__name__)
 
 Headers = Iterable[tuple[bytes, bytes]]
+ReplyT = TypeVar("ReplyT")
+
+SLICE_BYTES = 256 * 1024
+"""Size of the slices in which an answer is copied and given to the transport."""
 
 
 def told(error: HeadraceError) -> str:
@@ -296,6 +311,63 @@ class GrpcCall(Call):
         return GrpcCall(self.deadline, self.account, self.budget, self.headers)
 
 
+# --- serialized answers ---
+
+
+class Pieces:
+    """A serialized message whose large parts are arrays, so that it is sent without a copy of the whole.
+
+    Attributes:
+        parts: The parts in order: bytes, or C-contiguous arrays, which must not change.
+    """
+
+    __slots__ = ("_size", "parts")
+
+    def __init__(self, parts: list[bytes | Array]) -> None:
+        """Store the parts."""
+        self.parts = parts
+        self._size = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in parts)
+
+    def __len__(self) -> int:
+        """Return the size of all parts in bytes."""
+        return self._size
+
+
+class Following(bytes):
+    """A response of a stream to a message that has had one: a further part of its answer."""
+
+    __slots__ = ()
+
+
+def joined(answer: bytes | Pieces) -> bytes:
+    """Return an answer as bytes, for transports that accept only bytes and for small answers."""
+    return (
+        answer
+        if isinstance(answer, bytes)
+        else b"".join([part if isinstance(part, bytes) else part.tobytes() for part in answer.parts])
+    )
+
+
+def slices(answer: bytes | Pieces) -> Iterator[bytes]:
+    """Yield an answer in slices, each copied when it is requested."""
+    waiting: list[bytes] = []
+    room = SLICE_BYTES
+    for part in answer.parts if isinstance(answer, Pieces) else [answer]:
+        view = memoryview(part if isinstance(part, bytes) else part.reshape(-1).view(np.uint8).data)
+        start = 0
+        while start < len(view):
+            piece = view[start : start + room]
+            start += len(piece)
+            room -= len(piece)
+            waiting.append(bytes(piece))
+            if not room:
+                yield b"".join(waiting)
+                waiting.clear()
+                room = SLICE_BYTES
+    if waiting:
+        yield b"".join(waiting)
+
+
 UnaryHandler = Callable[[bytes, GrpcCall], Awaitable[bytes | Pieces]]
 """One serialized message in, one out; large answers as Pieces, which saves joining them."""
 
@@ -322,3 +394,45 @@ class GrpcMethod:
     takes_views: bool = False
     verbs: int = UNDECLARED
     is_administration: bool = False
+
+
+# --- streams whose messages are calls ---
+
+
+class Streamed:
+    """A reply to a message that follows in parts, and ends the message's call itself."""
+
+
+def answering(
+    handle: Callable[[bytes, GrpcCall], Awaitable[ReplyT]],
+    outcomes: Outcomes,
+    response: Callable[[ReplyT], ReplyT],
+    error_response: Callable[[bytes, HeadraceError], ReplyT],
+) -> Callable[[bytes, GrpcCall], Coroutine[None, None, ReplyT]]:
+    """Return a function that answers one message; the error of a message does not end its stream.
+
+    Args:
+        handle: Handler of the unary method.
+        outcomes: Records the messages as calls.
+        response: Makes the stream's response of the unary method's.
+        error_response: Makes the response to a message that failed.
+    """
+
+    async def answer(message: bytes, of_stream: GrpcCall) -> ReplyT:
+        call = of_stream.of_message()
+        if of_stream.outcome is not None:
+            outcomes.begin_message(call, of_stream.outcome)
+        try:
+            written = await handle(message, call)
+        except HeadraceError as error:
+            outcomes.failed(call, error)
+            return error_response(message, error)
+        except BaseException as error:
+            outcomes.failed(call, error)
+            raise
+        if type(written) is not bytes and isinstance(written, Streamed):
+            return written
+        outcomes.answered(call)
+        return response(written)
+
+    return answer

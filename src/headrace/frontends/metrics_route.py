@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from headrace.access.permissions import METRICS
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
-from headrace.frontends.metrics import protobuf_format
+from headrace.frontends.metrics.prometheus_formats import (
+    PROTOBUF_CONTENT_TYPE,
+    TEXT_CONTENT_TYPE,
+    prefers_protobuf,
+)
 from headrace.frontends.service import Service
 
-_TEXT = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
-_PROTOBUF = ((b"content-type", protobuf_format.CONTENT_TYPE),)
+_TEXT = ((b"content-type", TEXT_CONTENT_TYPE),)
+_PROTOBUF = ((b"content-type", PROTOBUF_CONTENT_TYPE),)
 
 
 def http_routes(service: Service) -> list[HttpRoute]:
@@ -19,7 +23,7 @@ def http_routes(service: Service) -> list[HttpRoute]:
     """
 
     async def metrics(call: HttpCall) -> HttpReply:
-        if service.as_protobuf and protobuf_format.wanted(call.header(b"accept") or b""):
+        if service.as_protobuf and prefers_protobuf(call.header(b"accept") or b""):
             return HttpReply(await service.metrics_as_protobuf(), headers=_PROTOBUF)
         return HttpReply(await service.metrics(), headers=_TEXT)
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 from headrace.access.permissions import check_admin
 from headrace.base.errors import NotFound
 from headrace.batching.statistics import VersionCounts
-from headrace.frontends.metrics import protobuf_format, text_format
+from headrace.frontends.calls import Call
 from headrace.frontends.metrics.engine_metrics import Families, families
+from headrace.frontends.metrics.prometheus_formats import protobuf_pieces, text_pieces
 from headrace.frontends.metrics.recent_load import Sampler
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.wire import protos
@@ -19,6 +20,7 @@ from headrace.frontends.wire.json_cost import at_once_bytes
 from headrace.frontends.wire.time_slicer import TimeSlicer
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.serving.engine import Engine
+from headrace.serving.loaded_version import LoadedVersion
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -176,7 +178,7 @@ class Service:
 
     async def own_metrics(self) -> bytes:
         """Return the metrics of this process. Requests are answered while they are collected."""
-        text = text_format.pieces(self._families())
+        text = text_pieces(self._families())
         counted = () if self.tensorflow_metrics is None else self.tensorflow_metrics.pieces()
         return await self._in_slices(map(str.encode, chain(text, counted)))
 
@@ -204,7 +206,7 @@ class Service:
         families = self._families()
         if self.tensorflow_metrics is not None:
             families = chain(families, self.tensorflow_metrics.families())
-        return await self._in_slices(protobuf_format.pieces(families))
+        return await self._in_slices(protobuf_pieces(families))
 
     def _families(self) -> Families:
         self._sampler.watch()
@@ -248,3 +250,25 @@ class Service:
 
 def _ready(statuses: Iterable[VersionStatus]) -> list[int]:
     return sorted(one.version for one in statuses if one.state is State.READY)
+
+
+def refuse_unread(loaded: LoadedVersion, call: Call) -> None:
+    """Refuse a call that cannot be answered by its deadline, whatever its inputs are.
+
+    Codecs call this before they decode the inputs, which may cost as much as answering. Versions with a
+    default or a prediction cache are exempt, as they may answer anyway.
+
+    Args:
+        loaded: The version that the call asks for.
+        call: The call, with the deadline from its headers.
+
+    Raises:
+        Overloaded: The rows ahead of it take longer than its deadline allows.
+    """
+    if loaded.predictor is not loaded.batcher:
+        return
+    refusal = loaded.batcher.refusal_unread(call.deadline)
+    if refusal is not None:
+        if call.outcome is not None:
+            call.outcome.handed_to(loaded.origin)
+        raise refusal

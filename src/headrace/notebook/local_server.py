@@ -26,7 +26,7 @@ from headrace.model.data_frames import Inputs
 from headrace.notebook.object_files import Found, find
 from headrace.notebook.temporary_files import draft_directory
 from headrace.server.server import Server
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import ModelSpec
 
 if TYPE_CHECKING:
     from headrace.lifecycle.version_states import VersionStatus

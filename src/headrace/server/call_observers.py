@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcMethod, HttpRoute
-from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.metric_type import Metric
+from headrace.frontends.metrics.metric_families import Metric, family
 from headrace.frontends.service import Service
 
 if TYPE_CHECKING:

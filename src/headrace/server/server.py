@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.base.task_watch import TaskWatch
 from headrace.config import ServerConfig
-from headrace.frontends import admin_split, health, metrics_route, reflection
+from headrace.frontends import administration, health, metrics_route, reflection
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.oip import grpc as oip_grpc
 from headrace.frontends.oip import rest as oip_rest
@@ -22,6 +22,8 @@ from headrace.frontends.tfserving import grpc as tfserving_grpc
 from headrace.frontends.tfserving import rest as tfserving_rest
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.listening_sockets import (
+    Listeners,
+    Ports,
     listen,
     listen_together,
     take_again,
@@ -37,8 +39,7 @@ if TYPE_CHECKING:
     from headrace.frontends.archive.lifespan import Serving
     from headrace.frontends.metrics.disk_space import DiskSpace
     from headrace.frontends.transport.admin_listeners import AdminPorts
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
-    from headrace.frontends.transport.generation_sockets import Listeners, Ports
+    from headrace.frontends.transport.certificates import ServedCertificate
     from headrace.frontends.transport.h2corn import H2cornTransport
     from headrace.lifecycle.version_states import VersionStatus
     from headrace.server.call_observers import Observing
@@ -238,7 +239,7 @@ class Server:
     async def _begin(self, config: ServerConfig) -> None:
         self._service = self._make_service(self.engine)
         if self._access is not None:
-            from headrace.frontends.guarded_service import guard  # noqa: PLC0415 - as above
+            from headrace.frontends.access_control import guard  # noqa: PLC0415 - as above
 
             guard(self._service, self._access.gate)
             self._service.also_measures(self._access)
@@ -251,9 +252,7 @@ class Server:
         self._observe(routes, methods)
         self._measure_disks()
         if self._audit is not None:
-            from headrace.frontends.audited_admin import audited  # noqa: PLC0415 - only with an audit log
-
-            routes, methods = audited(routes, methods, self._audit, self.engine.outcomes)
+            routes, methods = administration.audited(routes, methods, self._audit, self.engine.outcomes)
         if self._access is not None:
             self._following.append(asyncio.create_task(self._access.follow()))
             self.supervisor.needs("following the key file", self._following[-1])
@@ -262,7 +261,7 @@ class Server:
         if config.has_admin_ports:
             self._transports = self._administration(routes, methods)
             metrics = not config.admin_metrics
-            routes, methods = admin_split.public(routes, methods, metrics=metrics)
+            routes, methods = administration.public(routes, methods, metrics=metrics)
         origins = config.cors.origins
         self._applications.append(self._answering(routes, methods, origins))
         if config.load_reports:
@@ -290,7 +289,7 @@ class Server:
     def _administration(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> list[Transport]:
         if self.admin is None:
             return []
-        self._applications.append(self._answering(*admin_split.administrative(routes, methods)))
+        self._applications.append(self._answering(*administration.administrative(routes, methods)))
         self._administering = self.admin.transports(self._applications[-1], self._certificate)
         return [*self._administering]
 
@@ -319,8 +318,6 @@ class Server:
         return transports
 
     def _listeners(self, sockets: list[socket.socket]) -> Listeners:
-        from headrace.frontends.transport.generation_sockets import Listeners  # noqa: PLC0415 - not needed by other servers
-
         return Listeners([sockets], may_join=self._may_join) if self.ports is None else self.ports.listeners
 
     def _observe(self, routes: list[HttpRoute], methods: list[GrpcMethod]) -> None:
@@ -338,7 +335,7 @@ class Server:
         self._service.also_measures(self._disk_space)
 
     def _follow(self, certificate: ServedCertificate) -> None:
-        from headrace.frontends.transport.certificate_reload import TlsMetrics  # noqa: PLC0415 - as above
+        from headrace.frontends.transport.certificates import TlsMetrics  # noqa: PLC0415 - as above
 
         self._service.also_measures(TlsMetrics(certificate))
         self._following.append(asyncio.create_task(certificate.follow()))
@@ -486,7 +483,7 @@ class Server:
 def _certificate(config: ServerConfig) -> ServedCertificate | None:
     if not config.tls.wanted:
         return None
-    from headrace.frontends.transport.certificate_reload import ServedCertificate  # noqa: PLC0415 - only with TLS
+    from headrace.frontends.transport.certificates import ServedCertificate  # noqa: PLC0415 - only with TLS
 
     return ServedCertificate(config.tls)
 

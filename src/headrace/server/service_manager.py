@@ -18,8 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from headrace.base.errors import ConfigError
 from headrace.base.terminal import counted
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Listeners, Ports
-from headrace.frontends.transport.listening_sockets import take_again
+from headrace.frontends.transport.listening_sockets import Listeners, Ports, take_again
 from headrace.lifecycle.version_states import State, VersionStatus
 
 _log = logging.getLogger(__name__)

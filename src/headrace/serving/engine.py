@@ -1,3 +1,4 @@
+# Longer than 500 lines: one class, whose ways to predict share its life and its state.
 """The engine: models from a directory or from Python objects, batched and versioned, called in process.
 
 The REST and gRPC front ends use the same engine and add only codecs. All work runs in the serving thread (of
@@ -9,19 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from headrace.base import event_loop
 from headrace.base.clock import LoopClock
 from headrace.base.errors import ConfigError, FailedPrecondition
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array
-from headrace.batching.blocking_request import WaitingRequest
+from headrace.batching.calling_threads import WaitingRequest
 from headrace.batching.compute_threads import say_waiting
+from headrace.batching.part_streams import OnePart, PartStream
 from headrace.batching.request import NO_DEADLINE, Answer, AwaitedRequest, Request, Settlement, Waiter, due
 from headrace.config import BatchingPolicy, ServerConfig, config_of_objects
 from headrace.lifecycle.desired_state import Source, Want, Wanted
@@ -34,8 +36,6 @@ from headrace.model.data_frames import Inputs
 from headrace.model.servable import CheckedInputs, Servable, signature_named
 from headrace.serving.loaded_version import LoadedVersion
 from headrace.serving.model_calls import ModelCalls
-from headrace.serving.model_spec import ModelSpec
-from headrace.serving.streaming import Streaming
 from headrace.serving.version_loader import VersionLoader
 from headrace.telemetry.outcomes import Call, Channel, InProcessCall, Outcome, Outcomes, SubmittedRequest
 from headrace.versions.file_trust import trusted_files, verifier
@@ -48,7 +48,23 @@ _log = logging.getLogger(__name__)
 _SETTLED = frozenset({State.READY, State.FAILED})
 
 
-class Engine(Streaming):
+class ModelSpec(NamedTuple):
+    """The model that a request addresses, like TensorFlow Serving's ModelSpec.
+
+    Attributes:
+        name: The model's name.
+        version: Number of a version; None for the default version.
+        label: Label that points at a version; not together with ``version``.
+        signature: Name of the signature; the default one if empty.
+    """
+
+    name: str
+    version: int | None = None
+    label: str | None = None
+    signature: str = ""
+
+
+class Engine:
     """Models served in process.
 
     Use it as an asynchronous context manager in the loop that shall serve, or ``with Engine.in_thread(…)``
@@ -363,6 +379,39 @@ class Engine(Streaming):
         loaded.predictor.submit(AwaitedRequest(inputs, future, deadline, call))
         return future
 
+    def parts(
+        self,
+        loaded: LoadedVersion,
+        inputs: CheckedInputs,
+        deadline: float = NO_DEADLINE,
+        call: Call | None = None,
+    ) -> PartStream | OnePart:
+        """Open a stream; read it to its end, or close it. Serving thread only.
+
+        The stream belongs to the caller's call, which the caller ends: see ``headrace.telemetry.outcomes``.
+
+        Args:
+            loaded: From ``loaded``, obtained in the same turn of the event loop.
+            inputs: Checked inputs.
+            deadline: Deadline of the whole stream in seconds on the monotonic clock.
+            call: The request's call. Not ended here.
+
+        Returns:
+            An asynchronous iterator of Answers; of one for a model that does not answer in parts.
+
+        Raises:
+            HeadraceError: The stream is refused.
+        """
+        if loaded.streams is None:
+            return OnePart(self.answer(loaded, inputs, deadline, call))
+        if call is None or call.outcome is None:
+            return loaded.streams.open(inputs, deadline, call)
+        ended: asyncio.Future[Answer] = self._loop.create_future()
+        call.outcome.handed_to(loaded.origin, ended)
+        stream = loaded.streams.open(inputs, deadline, call)
+        stream.ended = ended
+        return stream
+
     async def predict(
         self,
         model: str | ModelSpec,
@@ -408,6 +457,48 @@ class Engine(Streaming):
             raise
         self.outcomes.answered(call)
         return given
+
+    async def stream(
+        self,
+        model: str | ModelSpec,
+        inputs: Inputs,
+        *,
+        outputs: Iterable[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[dict[str, Array], None]:
+        """Answer one request in parts, each computed when the caller asks for it.
+
+        A caller that stops before the end closes the iterator (``contextlib.aclosing``), which ends the
+        model's generator.
+
+        Args:
+            model: The model's name, or a ModelSpec for a version, label or signature.
+            inputs: As in ``predict``.
+            outputs: Names of the outputs to return; all if empty.
+            timeout_seconds: Timeout of the whole stream in seconds.
+
+        Yields:
+            The outputs of each part by name; the whole answer of a model that does not answer in parts.
+
+        Raises:
+            HeadraceError: There is no answer, or it ends early.
+        """
+        call = self._in_process_call()
+        try:
+            spec = ModelSpec(model) if isinstance(model, str) else model
+            loaded = self.loaded(spec.name, spec.version, spec.label)
+            found = signature_named(loaded.signatures, spec.signature)
+            chosen = found.check_outputs(outputs) or found.output_names
+            deadline = NO_DEADLINE if timeout_seconds is None else due(self._clock.now(), timeout_seconds)
+            with closing(self.parts(loaded, found.check(inputs), deadline, call)) as parts:
+                async for answer in parts:
+                    yield answer.tensors(chosen)
+        except BaseException as error:
+            self.outcomes.failed(call, error)
+            if self._forks == event_loop.NOT_STARTED:
+                raise FailedPrecondition(event_loop.why_not(self._forks)) from error
+            raise
+        self.outcomes.answered(call)
 
     def predict_blocking(
         self,

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.batching.capacity import report_of_workers
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Listeners, Ports
-from headrace.frontends.transport.listening_sockets import until_none_waits
+from headrace.frontends.transport.listening_sockets import Listeners, Ports, until_none_waits
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.lifetime_audit import ServerLife
 from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells

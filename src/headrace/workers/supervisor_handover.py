@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headrace import __version__
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Ports
+from headrace.frontends.transport.listening_sockets import Ports
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.handover.giving import Side
 from headrace.server.handover.startup import Handover

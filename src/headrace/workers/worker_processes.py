@@ -14,8 +14,7 @@ from headrace.base import cpus
 from headrace.base.errors import ConfigError, Unavailable
 from headrace.batching.capacity import LoadReport
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Listeners
-from headrace.frontends.transport.listening_sockets import listen_together
+from headrace.frontends.transport.listening_sockets import Listeners, listen_together
 from headrace.sealed_memory.keeper import KeeperProcess
 from headrace.workers.messages import RELEASE, Channel, Message
 from headrace.workers.state_merge import Standing

@@ -1,6 +1,6 @@
 """Divide a whole server among its workers: its limits, its wanted state, and new connections; pure.
 
-``transport.generation_sockets`` applies the last decision. The supervisor scans the disk, and the
+``transport.listening_sockets`` applies the last decision. The supervisor scans the disk, and the
 ``ToldSource`` of each worker receives the wanted state.
 """
 

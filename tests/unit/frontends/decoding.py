@@ -11,8 +11,8 @@ from headrace.frontends.oip import infer_bodies
 from headrace.frontends.oip.infer_bodies import JsonInference, json_bytes_of
 from headrace.frontends.oip.messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import run
 
 LIMITS = Limits()
 

@@ -23,8 +23,7 @@ from headrace.base.errors import (
 from headrace.batching.request import Answer, Settlement
 from headrace.config import BatchingPolicy
 from headrace.model.servable import signature_named
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from headrace.telemetry.outcomes import Outcome
 from tests.calling import Gated
 from tests.models import Doubling

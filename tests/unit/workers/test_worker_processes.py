@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.base.errors import Unavailable
-from headrace.frontends.transport.generation_sockets import Listeners
+from headrace.frontends.transport.listening_sockets import Listeners
 from headrace.workers.worker_processes import places_at
 
 

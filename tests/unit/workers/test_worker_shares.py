@@ -16,8 +16,7 @@ from headrace.archive.model.archive_toml import ArchiveConfig, CacheSettings
 from headrace.base import cpus
 from headrace.base.errors import ConfigError
 from headrace.config import BatchingPolicy, CachePolicy, Limits, ModelConfig, ServerConfig, VersionPolicy
-from headrace.frontends.transport.generation_sockets import Step, program, steer
-from headrace.frontends.transport.listening_sockets import listen_together
+from headrace.frontends.transport.listening_sockets import Step, listen_together, program, steer
 from headrace.lifecycle.desired_state import Wanted
 from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.workers import worker_shares

@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     """Count rows until the stream ends, or a signal arrives."""
     from headrace.archive.windows.feed import Feed, after  # noqa: PLC0415 - not needed to list the verbs
     from headrace.cli.archiving.feed_run import FeedRun  # noqa: PLC0415 - as above
-    from headrace.frontends.archive.feed_metrics import FeedMetrics  # noqa: PLC0415 - as above
+    from headrace.frontends.archive.metrics import FeedMetrics  # noqa: PLC0415 - as above
     from headrace.training.running.checkpoint import (  # noqa: PLC0415 - as above
         find_checkpoint,
         only_run,

@@ -12,10 +12,9 @@ from headrace.archive.operations.open_archive import Running, Share
 from headrace.base.tensors import Tensors
 from headrace.frontends.archive import grpc, rest
 from headrace.frontends.archive.metrics import ArchiveMetrics, Depths
-from headrace.frontends.archive.service import ArchiveService
+from headrace.frontends.archive.service import ArchiveService, GuardedArchiveService
 from headrace.frontends.calls import GrpcMethod, HttpRoute
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -69,11 +68,7 @@ class Serving:
         Returns:
             The routes and the methods.
         """
-        kind: type[ArchiveService] = ArchiveService
-        if service.guarded:
-            from headrace.frontends.archive.guarded_service import GuardedArchiveService  # noqa: PLC0415 - only behind a gate
-
-            kind = GuardedArchiveService
+        kind = GuardedArchiveService if service.guarded else ArchiveService
         archive_service = self._service = kind(
             self.archive, service.limits, service.slicer, is_admin=is_admin
         )

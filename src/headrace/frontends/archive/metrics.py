@@ -1,24 +1,27 @@
-"""The archive's metrics, read from its own counters at a scrape."""
+"""The metrics of an archive and of ``headrace archive feed``, read from their own counters at a scrape."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
-from headrace.archive.lookup.reports import FillCounts, InputTotals
-from headrace.archive.lookup.space_reader import Counts
+from headrace.base.clock import unix_milliseconds
 from headrace.base.errors import HeadraceError
-from headrace.frontends.metrics.engine_metrics import family
-from headrace.frontends.metrics.metric_type import Metric
-from headrace.storage.queues.queue import Depth, Queue
+from headrace.frontends.metrics.metric_families import Metric, family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
 
     from headrace.archive.lookup.archive import Archive
+    from headrace.archive.lookup.reports import FillCounts, InputTotals
+    from headrace.archive.lookup.space_reader import Counts
+    from headrace.archive.windows.feed import Feed
+    from headrace.storage.queues.queue import Depth, Queue
+
+CountsT = TypeVar("CountsT")
 
 _log = logging.getLogger(__name__)
 
@@ -179,25 +182,16 @@ class ArchiveMetrics:
 
     def collect(self) -> Iterator[Family]:
         """Yield the current metrics."""
-        for metric, value in _OF_LOOKUPS:
-            counted = family(metric)
-            for space, counts in self._archive.counts.items():
-                counted.add_metric([space], value(counts))
-            yield counted
-        for metric, of_filling in _OF_FILLING:
-            counted = family(metric)
-            for space, fills in dict(self._archive.fills).items():
-                counted.add_metric([space], of_filling(fills))
-            yield counted
+        spaces = [([space], counts) for space, counts in self._archive.counts.items()]
+        yield from (_counted(metric, value, spaces) for metric, value in _OF_LOOKUPS)
+        fills = [([space], counts) for space, counts in dict(self._archive.fills).items()]
+        yield from (_counted(metric, value, fills) for metric, value in _OF_FILLING)
         yield from self._queue()
         breaker = family(BREAKER)
         breaker.add_metric([], int(self._archive.is_store_silent))
         yield breaker
-        for metric, of_inputs in _OF_INPUTS:
-            counted = family(metric)
-            for labels, totals in dict(self._archive.of_models).items():
-                counted.add_metric(labels, of_inputs(totals))
-            yield counted
+        inputs = list(dict(self._archive.of_models).items())
+        yield from (_counted(metric, value, inputs) for metric, value in _OF_INPUTS)
 
     def _queue(self) -> Iterator[Family]:
         waiting, oldest = family(WAITING), family(OLDEST)
@@ -206,3 +200,105 @@ class ArchiveMetrics:
             waiting.add_metric([], depth.messages)
             oldest.add_metric([], depth.oldest_seconds)
         yield from (waiting, oldest)
+
+
+def _counted(
+    metric: Metric,
+    value: Callable[[CountsT], float],
+    counts: Iterable[tuple[Sequence[str], CountsT]],
+) -> Family:
+    """Return a metric's family, with the value of each counts under their labels."""
+    counted = family(metric)
+    for labels, one in counts:
+        counted.add_metric(labels, value(one))
+    made: Family = counted
+    return made
+
+
+# --- ``headrace archive feed`` ---
+
+_TABLE = ("table",)
+_FEED = "headrace_archive_feed"
+_OF_FEED: tuple[tuple[Metric, Callable[[Feed], float]], ...] = (
+    (Metric(f"{_FEED}_rows", "counter", "Rows read from the stream.", _TABLE), lambda feed: feed.rows),
+    (
+        Metric(f"{_FEED}_stored_rows", "counter", "Rows of the table written.", _TABLE),
+        lambda feed: feed.stored,
+    ),
+    (
+        Metric(
+            f"{_FEED}_keyless_rows", "counter", "Rows without a key, which only advance the clock.", _TABLE
+        ),
+        lambda feed: feed.maker.keyless,
+    ),
+    (
+        Metric(
+            f"{_FEED}_late_rows",
+            "counter",
+            "Rows that arrived after their bucket had closed, and count from the next boundary on.",
+            _TABLE,
+        ),
+        lambda feed: feed.counters.told.late,
+    ),
+    (
+        Metric(
+            f"{_FEED}_too_late_rows",
+            "counter",
+            "Rows that arrived after every window had left their bucket, and are not counted.",
+            _TABLE,
+        ),
+        lambda feed: feed.counters.told.too_late,
+    ),
+    (
+        Metric(
+            f"{_FEED}_ahead_rows",
+            "counter",
+            "Rows whose time was too far ahead of the rows before, and are not counted.",
+            _TABLE,
+        ),
+        lambda feed: feed.counters.told.refused,
+    ),
+    (
+        Metric(
+            f"{_FEED}_held_rows",
+            "gauge",
+            "Rows whose time is too far ahead, held back until more rows agree.",
+            _TABLE,
+        ),
+        lambda feed: feed.counters.told.held,
+    ),
+    (
+        Metric(f"{_FEED}_keys", "gauge", "Keys with current counts.", _TABLE),
+        lambda feed: len(feed.counters.counted_slots),
+    ),
+)
+FEED_BEHIND = Metric(
+    f"{_FEED}_behind_seconds",
+    "gauge",
+    "Lag of the last boundary, in the rows' own time, behind the present: alert on it.",
+    _TABLE,
+)
+
+FEED_METRICS = (*(metric for metric, _ in _OF_FEED), FEED_BEHIND)
+
+
+class FeedMetrics:
+    """A Prometheus collector over a feed's counters."""
+
+    def __init__(self, feed: Feed, table: str) -> None:
+        """Store the feed; its counters are read at each scrape.
+
+        Args:
+            feed: The feed.
+            table: Name of the feature table that it writes.
+        """
+        self._feed, self._table = feed, table
+
+    def collect(self) -> Iterator[Family]:
+        """Yield the current metrics; the delay behind the present only after the first row."""
+        feeds = [([self._table], self._feed)]
+        yield from (_counted(metric, value, feeds) for metric, value in _OF_FEED)
+        behind = family(FEED_BEHIND)
+        if clock := self._feed.clock_seconds:
+            behind.add_metric([self._table], max(0.0, unix_milliseconds() / 1000 - clock))
+        yield behind

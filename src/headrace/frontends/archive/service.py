@@ -9,10 +9,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
+from headrace.access.caller import ASKING
 from headrace.access.permissions import check_admin
 from headrace.archive.lookup.archive import DEFAULT_TIMEOUT_SECONDS, Archive
 from headrace.archive.lookup.space_reader import Lookup, SpaceReader
@@ -20,6 +21,7 @@ from headrace.archive.model.columns import described
 from headrace.archive.model.keys import SLICE_LETTERS, checked, in_slices, letters
 from headrace.base.errors import (
     DeadlineExceeded,
+    NotFound,
     Overloaded,
     TooLarge,
 )
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from headrace.config import Limits
     from headrace.frontends.calls import Budget, Call
     from headrace.frontends.wire.time_slicer import TimeSlicer
+
+Rest = ParamSpec("Rest")
+Found = TypeVar("Found")
 
 
 def spaces(archive: Archive, space: str = "") -> list[dict[str, object]]:
@@ -339,6 +344,45 @@ class ArchiveService:
             budget.release(size)
         if not doing.cancelled():
             doing.exception()  # retrieved, or asyncio would log it when nobody waits for it
+
+
+class GuardedArchiveService(ArchiveService):
+    """The ArchiveService behind a Gate: callers look up and change only the spaces that their keys permit.
+
+    The caller is that of the running task.
+    """
+
+    def __init__(self, archive: Archive, limits: Limits, slicer: TimeSlicer, *, is_admin: bool) -> None:
+        """Serve an archive; as ``ArchiveService``."""
+        super().__init__(archive, limits, slicer, is_admin=is_admin)
+        self._answering, self._reader = self.answering, self.reader
+        self.answering, self.reader = self._checked_answering, self._checked_reader
+
+    def _checked_answering(self, space: str, version: int = 0) -> SpaceReader:
+        return _his(self._answering, space, version)
+
+    def _checked_reader(self, space: str, version: int = 0) -> SpaceReader:
+        return _his(self._reader, space, version)
+
+    def described(self, space: str = "") -> list[dict[str, object]]:
+        """Describe a space, or all spaces that the caller may use."""
+        if space:
+            return _his(super().described, space)
+        caller = ASKING.get()
+        his = [name for name in self.archive.config.spaces if caller.spaces.match(name)]
+        return [one for name in his for one in spaces(self.archive, name)]
+
+
+def _his(
+    find: Callable[Concatenate[str, Rest], Found], space: str, *args: Rest.args, **named: Rest.kwargs
+) -> Found:
+    """Return what ``find`` returns for a permitted space; hide the names of others if it finds nothing."""
+    caller = ASKING.get()
+    caller.check_space(space)
+    try:
+        return find(space, *args, **named)
+    except NotFound as error:
+        raise (error if caller.spaces.everything else error.without_others()) from None
 
 
 def _caller(reader: SpaceReader, call: Call) -> str:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.status_codes import OK
 from headrace.batching.statistics import VersionStatistics
-from headrace.frontends.metrics.histograms import add_latencies
-from headrace.frontends.metrics.metric_type import Metric
+from headrace.frontends.metrics.metric_families import Metric, add_latencies, family
 from headrace.frontends.metrics.recent_load import Sampler
 from headrace.lifecycle.manager import Manager
 from headrace.serving.engine import Engine
@@ -325,18 +324,6 @@ def _of_last_seconds(sampler: Sampler) -> Families:
         yield None
         of_models.add_metric([model], part)
     yield from (budget, burn, load, serving, of_models)
-
-
-def family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
-    """Return an empty family of a metric, of prometheus_client's class for its kind."""
-    from prometheus_client import core  # noqa: PLC0415 - as above
-
-    kinds = {
-        "counter": core.CounterMetricFamily,
-        "gauge": core.GaugeMetricFamily,
-        "histogram": core.HistogramMetricFamily,
-    }
-    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
 
 
 def _calls(outcomes: Outcomes) -> Families:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from headrace.base.errors import HeadraceError
 from headrace.base.status_codes import OK, codes
 from headrace.batching.request import NO_DEADLINE, Answer
-from headrace.frontends.metrics.text_format import escaped
+from headrace.frontends.metrics.prometheus_formats import escaped
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps
-from headrace.frontends.wire.protobuf_fields import field_number, length_prefix
-from headrace.frontends.wire.protobuf_packing import field_of
+from headrace.frontends.wire.protobuf_fields import field_number, field_of, length_prefix
 from headrace.frontends.wire.tensors import BYTES, MOST_DIMENSIONS
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.servable import Signature, TensorSpec
 
 if TYPE_CHECKING:

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.base.errors import NotFound
 from headrace.batching.request import Answer
-from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler
+from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, answering
 from headrace.frontends.oip import descriptions
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.parameters import version_number
 from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
 from headrace.frontends.oip.stream_responses import FINAL, Parts, in_stream, stream_error
-from headrace.frontends.stream_messages import answering
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import in_steps
-from headrace.frontends.wire.message_decoding import decode_and_ask
-from headrace.frontends.wire.protobuf_cost import form_of
+from headrace.frontends.wire.protobuf_cost import decode_and_ask, form_of
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensor_templates import Serialized
+from headrace.frontends.wire.time_slicer import in_steps
 from headrace.lifecycle.handle import Lease
 from headrace.telemetry.outcomes import Outcomes
 

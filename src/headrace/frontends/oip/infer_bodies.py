@@ -20,7 +20,6 @@ from headrace.frontends.oip.parameters import (
     deadline_after,
     refuse_parameters,
 )
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_text import check_depth
 from headrace.frontends.wire.tensor_templates import Span, Templates
 from headrace.frontends.wire.tensors import (
@@ -33,6 +32,7 @@ from headrace.frontends.wire.tensors import (
     texts_of,
 )
 from headrace.frontends.wire.texts import join_strings
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.missing_values import Expansion
 from headrace.model.servable import (
     CheckedInputs,

@@ -23,11 +23,11 @@ from headrace.frontends.oip.json_misfits import (
     wrong_element,
 )
 from headrace.frontends.wire import long_lists
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_cost import has_slow_numbers
 from headrace.frontends.wire.json_misfits import place_of
 from headrace.frontends.wire.json_text import Json, decode
 from headrace.frontends.wire.tensors import BFLOAT16, BYTES, MOST_DIMENSIONS, WireTensor
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.missing_values import Expansion, pay, unexpected_null
 from headrace.model.servable import TensorSpec
 

@@ -14,12 +14,11 @@ from headrace.frontends.oip import infer_bodies
 from headrace.frontends.oip.infer_bodies import JsonInference
 from headrace.frontends.oip.json_values import InferInput, check_given, from_values
 from headrace.frontends.wire import json_output, long_lists
-from headrace.frontends.wire.cooperative_steps import Steps, in_steps, joined
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
 from headrace.frontends.wire.tensors import WireTensor
 from headrace.frontends.wire.texts import raw_texts
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import Steps, TimeSlicer, in_steps, joined
 from headrace.model.servable import TensorSpec
 
 _REST_VALUES, _REST_VALUES_AN_INPUT = 8192, 16

@@ -22,7 +22,6 @@ from headrace.frontends.oip.parameters import (
 )
 from headrace.frontends.oip.response_messages import AnswerWriter, writer_for
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields
 from headrace.frontends.wire.repeated_requests import Learnt, Located, RepeatedRequests
@@ -38,6 +37,7 @@ from headrace.frontends.wire.tensors import (
 )
 from headrace.frontends.wire.text_templates import Found
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import (
     CheckedInputs,

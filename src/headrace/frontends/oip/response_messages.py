@@ -14,11 +14,10 @@ from headrace.frontends.calls import origin_text
 from headrace.frontends.oip.datatypes import CONTENTS, datatype_name, writing_output
 from headrace.frontends.oip.parameters import ANSWERED_BY_PARAMETER
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps, joined
-from headrace.frontends.wire.protobuf_fields import length_prefix
-from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw, raw_texts_of
+from headrace.frontends.wire.protobuf_fields import is_large, is_large_raw, length_prefix, raw_texts_of
 from headrace.frontends.wire.tensors import raw_bytes
 from headrace.frontends.wire.texts import join_strings
+from headrace.frontends.wire.time_slicer import Steps, joined
 from headrace.model.servable import Shape, Signature
 
 if TYPE_CHECKING:

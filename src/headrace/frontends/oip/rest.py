@@ -12,7 +12,6 @@ from headrace.access.permissions import ADMIN, ANY, DESCRIBE, HEALTH, PREDICT
 from headrace.base.errors import TooLarge
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute, NotReady
-from headrace.frontends.early_refusal import refuse_unread
 from headrace.frontends.oip import descriptions, generate, large_json
 from headrace.frontends.oip.infer_bodies import (
     JSON_LENGTH_HEADER,
@@ -24,10 +23,11 @@ from headrace.frontends.oip.infer_bodies import (
 )
 from headrace.frontends.oip.json_misfits import wrong_body
 from headrace.frontends.oip.parameters import version_number
-from headrace.frontends.wire.cooperative_steps import in_steps
+from headrace.frontends.service import refuse_unread
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import in_steps
 from headrace.lifecycle.handle import Lease
 
 if TYPE_CHECKING:

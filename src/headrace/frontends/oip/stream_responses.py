@@ -11,11 +11,9 @@ import numpy as np
 from headrace.base.errors import HeadraceError
 from headrace.base.tensors import Buffer, held_bytes
 from headrace.batching.request import Answer
-from headrace.frontends.calls import GrpcCall, told
-from headrace.frontends.chunks import Following
+from headrace.frontends.calls import Following, GrpcCall, Streamed, told
 from headrace.frontends.oip.messages import REQUEST_ID
 from headrace.frontends.oip.response_messages import InferResponse
-from headrace.frontends.stream_messages import Streamed
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget

@@ -12,8 +12,8 @@ from headrace.base.tensors import STRING, Array
 from headrace.batching.request import Answer, WholeAnswer
 from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import long_lists, protos
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.labelled_servable import LABEL, SCORE, by_class, is_of_two, is_scores, scores_output
 from headrace.model.servable import Kind, Signature, TensorSpec
 

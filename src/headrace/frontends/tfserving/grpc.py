@@ -15,11 +15,10 @@ from headrace.frontends.tfserving import descriptions, inference
 from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, Prediction, PredictRequest
 from headrace.frontends.tfserving.model_specs import answered, choice, find
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import in_steps
-from headrace.frontends.wire.message_decoding import decode_and_ask
-from headrace.frontends.wire.protobuf_cost import form_of
+from headrace.frontends.wire.protobuf_cost import decode_and_ask, form_of
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensor_templates import Serialized
+from headrace.frontends.wire.time_slicer import in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

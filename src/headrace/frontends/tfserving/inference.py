@@ -14,10 +14,10 @@ from headrace.frontends.tfserving import descriptions, examples, results
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, choice, find, find_signature
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps, in_steps, run
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import Steps, in_steps, run
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import CheckedInputs, Signature
 

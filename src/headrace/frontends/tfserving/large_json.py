@@ -16,11 +16,10 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.wire import json_output, long_lists
-from headrace.frontends.wire.cooperative_steps import in_steps, joined
 from headrace.frontends.wire.json_text import Json
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.texts import decoding
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import TimeSlicer, in_steps, joined
 from headrace.model.misfits import position_in, ragged
 from headrace.model.missing_values import complete
 from headrace.model.servable import Signature, TensorSpec

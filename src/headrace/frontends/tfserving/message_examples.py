@@ -17,10 +17,10 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
 from headrace.frontends.tfserving.example_columns import Column
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES, MESSAGE_VALUES, counted, form_of, malformed
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, Field, fields
 from headrace.frontends.wire.texts import TEXT_BYTES
+from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.servable import Signature
 
 if TYPE_CHECKING:

@@ -16,10 +16,14 @@ from headrace.batching.request import Answer, WholeAnswer
 from headrace.frontends.tfserving.model_specs import answered, choice, find, find_signature
 from headrace.frontends.tfserving.tensor_protos import TensorProto, read_tensor, write_tensor, writing_tensor
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps, joined
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
-from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
-from headrace.frontends.wire.protobuf_packing import is_large, is_large_raw
+from headrace.frontends.wire.protobuf_fields import (
+    LENGTH_DELIMITED,
+    fields,
+    is_large,
+    is_large_raw,
+    length_prefix,
+)
 from headrace.frontends.wire.repeated_requests import Learnt, Located, RepeatedRequests
 from headrace.frontends.wire.tensor_templates import MOST_FIELDS, Span
 from headrace.frontends.wire.tensors import (
@@ -30,6 +34,7 @@ from headrace.frontends.wire.tensors import (
     raw_bytes,
 )
 from headrace.frontends.wire.text_templates import Found
+from headrace.frontends.wire.time_slicer import Steps, joined
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import CheckedInputs, Shape, Signature
 

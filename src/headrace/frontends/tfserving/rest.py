@@ -11,19 +11,18 @@ from headrace.base.errors import InvalidRequest, Unsupported
 from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.calls import HttpCall, HttpHandler, HttpReply, HttpRoute
-from headrace.frontends.early_refusal import refuse_unread
+from headrace.frontends.service import refuse_unread
 from headrace.frontends.tfserving import descriptions, examples, json_bodies, large_json, results
 from headrace.frontends.tfserving.json_misfits import BINARY
 from headrace.frontends.tfserving.model_specs import ModelChoice, answered, find, find_signature, path_choice
 from headrace.frontends.tfserving.row_decoder import RowsDecoder
-from headrace.frontends.wire.cooperative_steps import Steps, at_once, in_steps, run
 from headrace.frontends.wire.json_cost import is_light, light_bytes, parsed_at_once
 from headrace.frontends.wire.json_misfits import binary_instead
 from headrace.frontends.wire.json_output import PRINTED_AT_ONCE, needs_slices
 from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import Steps, TimeSlicer, at_once, in_steps, run
 from headrace.lifecycle.handle import Lease
 from headrace.model.servable import EXPLAIN_SIGNATURE, NO_EXPLANATION, CheckedInputs, Signature, takes_packed
 

@@ -8,8 +8,8 @@ from headrace.base.tensors import Array
 from headrace.frontends.tfserving import json_bodies
 from headrace.frontends.tfserving.examples import Classes
 from headrace.frontends.wire import json_output, protos
-from headrace.frontends.wire.cooperative_steps import Steps
 from headrace.frontends.wire.json_output import printing_cost
+from headrace.frontends.wire.time_slicer import Steps
 
 _ClassificationResult = protos.message("tensorflow.serving.ClassificationResult")
 _RegressionResult = protos.message("tensorflow.serving.RegressionResult")

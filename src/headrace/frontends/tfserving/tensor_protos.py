@@ -11,9 +11,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, BY_TENSORFLOW, STRING, Array
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import Steps
-from headrace.frontends.wire.protobuf_fields import field_number
-from headrace.frontends.wire.protobuf_packing import as_bytes, field_of
+from headrace.frontends.wire.protobuf_fields import as_bytes, field_number, field_of
 from headrace.frontends.wire.tensors import (
     BFLOAT16,
     BYTES,
@@ -23,6 +21,7 @@ from headrace.frontends.wire.tensors import (
     wire_shape,
 )
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
+from headrace.frontends.wire.time_slicer import Steps
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget

@@ -14,10 +14,9 @@ import msgspec
 from headrace.base.errors import ConfigError
 from headrace.config import ServerConfig
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.certificate_reload import ServedCertificate
-from headrace.frontends.transport.generation_sockets import Listeners
+from headrace.frontends.transport.certificates import ServedCertificate
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 
 # A listening Unix socket that only the server's own user may open.
 

@@ -1,3 +1,4 @@
+# Longer than 500 lines: one class, whose ways to answer share the limits, the records and the end.
 """Both front ends as one ASGI application: REST, and gRPC by trailers.
 
 The codecs handle only bytes and metadata; this module exchanges those with the ASGI server. Any ASGI server
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import Cancelled, HeadraceError, InvalidRequest, NotFound, Unsupported
@@ -20,17 +21,20 @@ from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
 from headrace.frontends.calls import (
     Account,
+    Following,
     GrpcCall,
     GrpcMethod,
     HttpCall,
     HttpReply,
     HttpRoute,
+    HttpStreamHandler,
+    Pieces,
     StreamHandler,
     UnaryHandler,
+    joined,
+    slices,
 )
-from headrace.frontends.chunks import Following, Pieces, joined, slices
 from headrace.frontends.transport.bodies import Bodies, Event, Receive, whole
-from headrace.frontends.transport.event_streams import EventStreams
 from headrace.frontends.transport.grpc_framing import (
     PREFIX_BYTES,
     MessageReader,
@@ -42,9 +46,16 @@ from headrace.frontends.transport.grpc_framing import (
     take_prefix,
 )
 from headrace.frontends.transport.headers import echo_request_id, is_grpc, read_grpc, read_http
-from headrace.frontends.transport.replies import INTERNAL, error_reply, live
-from headrace.frontends.transport.reported_load import ReportedLoad, trailing
-from headrace.frontends.transport.responses import COUNTED_ANSWER_BYTES, Answers, Send, framed
+from headrace.frontends.transport.orca_load_reports import ReportedLoad, trailing
+from headrace.frontends.transport.responses import (
+    COUNTED_ANSWER_BYTES,
+    INTERNAL,
+    Answers,
+    EventResponse,
+    Send,
+    error_reply,
+    framed,
+)
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.transport.waiting_calls import Pauses
 from headrace.frontends.wire.compression import Opening, accepts_gzip, gzipped, opening
@@ -69,7 +80,7 @@ _GZIP_FROM_BYTES = 8192
 _ANSWERS_SHARE = 2
 
 
-class Application(EventStreams):
+class Application:
     """The ASGI application over the codecs' routes and methods.
 
     Attributes:
@@ -164,7 +175,7 @@ class Application(EventStreams):
                 return self._stream(stream, scope, receive, send)
             return self._http(scope, receive, send)
         if scope["type"] == "lifespan":
-            return live(receive, send)
+            return _live(receive, send)
         raise NotImplementedError(f"headrace answers http, not {scope['type']}")
 
     async def _unary(self, handler: UnaryHandler, scope: Scope, receive: Receive, send: Send) -> None:
@@ -446,6 +457,16 @@ class Application(EventStreams):
         reply.headers += (*call.names, (b"allow", ", ".join(allowed).encode()))
         return reply
 
+    def _refusal(self, call: HttpCall, error: Exception) -> HttpReply:
+        """Record the end of a call in an error, and return the reply that tells it."""
+        if not isinstance(error, HeadraceError):
+            _log.exception("an HTTP request failed unexpectedly", extra={"path": call.path})
+            error = HeadraceError(INTERNAL)
+        self.outcomes.failed(call, error)
+        reply = error_reply(error)
+        reply.headers += call.names
+        return reply
+
     async def _read_rest(
         self, call: HttpCall, event: Event, receive: Receive, length: int, compressed: bool
     ) -> int:
@@ -493,3 +514,110 @@ class Application(EventStreams):
                 await send({"type": "http.response.body", "body": body, "more_body": False})
         finally:
             self.answers.end()
+
+    # --- REST: answers that are streams of server-sent events ---
+
+    async def _answer_events(
+        self,
+        handler: HttpStreamHandler,
+        call: HttpCall,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Handle one request whose answer is a stream of events.
+
+        An error before the first event is answered like any other. Later it is an event, the last one.
+        """
+        if self.outcomes.observed:
+            self.outcomes.begin(call, call.method, call.path, scope.get("client"))
+        self.bodies.open()
+        held = 0
+        refusal: HttpReply | None = None
+        response = EventResponse(self.answers, send)
+        try:
+            held = await self._read_body(call, receive)
+            async with _while_connected(receive), aclosing(handler(call)) as events:
+                async for said in events:
+                    if not response.has_begun:
+                        await self._begin_events(call, response)
+                    await response.event(said)
+            if not response.has_begun:
+                await self._begin_events(call, response)
+            if call.outcome is not None:
+                call.outcome.weighed(len(call.body), response.size)
+            self.outcomes.answered(call)
+        except Cancelled as error:
+            self.outcomes.failed(call, error)
+            return
+        except Exception as error:  # noqa: BLE001 - network boundary: a bug fails only its own request
+            refusal = self._refusal(call, error)
+        except BaseException as error:
+            self.outcomes.failed(call, error)
+            raise
+        finally:
+            self.bodies.close(held if call.account is None else held + call.account.held)
+        if refusal is not None and not response.has_begun:
+            await self._send_reply(refusal, scope, send)
+        else:
+            await response.end(None if refusal is None else refusal.body)
+
+    async def _begin_events(self, call: HttpCall, response: EventResponse) -> None:
+        """Send the head of a response."""
+        if self._holding is not None:
+            await self._holding.wait()
+        await response.begin((*call.notes, *self.load.headers, *self._closing))
+
+    async def _read_body(self, call: HttpCall, receive: Receive) -> int:
+        """Read the headers and the body of a request; return the bytes held for it outside its account."""
+        length, compressed = read_http(call)
+        if length > self.bodies.included_bytes:
+            self.bodies.check(length)
+        event = await self.bodies.first(receive)
+        call.body = event.get("body", b"")
+        if compressed or length != len(call.body) or length > self.bodies.included_bytes:
+            return await self._read_rest(call, event, receive, length, compressed)
+        return 0
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """Answer the lifespan protocol, which requires no work."""
+    while True:
+        event = await receive()
+        await send({"type": f"{event['type']}.complete"})
+        if event["type"] == "lifespan.shutdown":
+            return
+
+
+@asynccontextmanager
+async def _while_connected(receive: Receive) -> AsyncIterator[None]:
+    """Run a block until the client disconnects.
+
+    Raises:
+        Cancelled: The client has disconnected.
+    """
+    task: asyncio.Task[Any] | None = asyncio.current_task()
+    watch = asyncio.create_task(_until_disconnected(receive))
+    is_over = False
+
+    def leave(_: asyncio.Task[None]) -> None:
+        if task is not None and not is_over:
+            task.cancel()
+
+    watch.add_done_callback(leave)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if task is None or not watch.done() or watch.cancelled() or task.uncancel():
+            raise  # cancelled for another reason, alone or as well
+    else:
+        return
+    finally:
+        is_over = True
+        watch.cancel()
+    raise Cancelled("the client disconnected before its answer was complete")
+
+
+async def _until_disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

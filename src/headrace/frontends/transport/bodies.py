@@ -11,7 +11,7 @@ from headrace.base.errors import Cancelled, DeadlineExceeded, Overloaded, TooLar
 from headrace.config import Limits
 from headrace.frontends.calls import Account
 from headrace.frontends.transport.waiting_calls import Pauses, Waiting
-from headrace.frontends.wire.cooperative_steps import joined
+from headrace.frontends.wire.time_slicer import joined
 
 Event = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Event]]

@@ -26,8 +26,7 @@ from headrace.base.errors import (
 from headrace.base.status_codes import codes
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import ServerConfig
-from headrace.frontends.calls import Account, Budget, GrpcCall, GrpcMethod, UnaryHandler
-from headrace.frontends.chunks import Following, joined
+from headrace.frontends.calls import Account, Budget, Following, GrpcCall, GrpcMethod, UnaryHandler, joined
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.transport.grpc_framing import short_message
@@ -37,8 +36,7 @@ from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:
     from headrace.access.gate import Gate
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
-    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.certificates import Certificate, ServedCertificate
 
 try:
     import grpc

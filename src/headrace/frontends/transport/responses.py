@@ -1,4 +1,4 @@
-"""Send large responses in slices, and count them until their clients have read them."""
+"""Responses: errors over REST, streams of events, and large ones, which are counted until they are read."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any
 
-from headrace.base.errors import Overloaded
-from headrace.frontends.chunks import SLICE_BYTES, Pieces, slices
+import msgspec
+
+from headrace.base.errors import Cancelled, HeadraceError, Overloaded, Refused, Unauthenticated
+from headrace.base.status_codes import codes
+from headrace.frontends.calls import JSON_HEADERS, SLICE_BYTES, HttpReply, NotReady, Pieces, slices, told
 from headrace.frontends.transport.grpc_framing import frame, frame_prefix
 
 _log = logging.getLogger(__name__)
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+INTERNAL = "internal error; the server's log says more"
+"""The text of an error that is a bug, for callers."""
+
+_CHALLENGE = (b"www-authenticate", b'Bearer realm="headrace"')
+
+_EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # NGINX would hold events back
+)
 COUNTED_ANSWER_BYTES = 2048
 """Responses below this size are covered by what the server keeps per stream."""
 
@@ -197,3 +210,75 @@ def framed(reply: bytes | Pieces) -> Iterator[bytes]:
         return iter((frame(reply),))
     parts = reply.parts if isinstance(reply, Pieces) else [reply]
     return slices(Pieces([frame_prefix(reply), *parts]))
+
+
+def error_reply(error: HeadraceError) -> HttpReply:
+    """Return an error as both REST APIs write it, ``{"error": "…"}``; NotReady has its protocol's body."""
+    headers: tuple[tuple[bytes, bytes], ...] = JSON_HEADERS
+    if isinstance(error, NotReady):
+        return HttpReply(error.body, status=codes(error).http)
+    if isinstance(error, Refused):
+        headers = (
+            *JSON_HEADERS,
+            (b"retry-after", str(max(1, math.ceil(error.retry_after_seconds))).encode()),
+        )
+    elif isinstance(error, Unauthenticated):
+        headers = (*JSON_HEADERS, _CHALLENGE)
+    return HttpReply(msgspec.json.encode({"error": told(error)}), status=codes(error).http, headers=headers)
+
+
+class EventResponse:
+    """A response made of events.
+
+    Attributes:
+        has_begun: Whether the status has been sent.
+        size: Bytes of the events so far.
+    """
+
+    def __init__(self, answers: Answers, send: Send) -> None:
+        """Begin without a status.
+
+        Args:
+            answers: Counts large events until they are read.
+            send: ASGI's send callable.
+        """
+        self.has_begun = False
+        self.size = 0
+        self._answers = answers
+        self._send = send
+
+    async def begin(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """Send the status, and the headers beside those of events."""
+        self.has_begun = True
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": [*_EVENT_HEADERS, *headers]}
+        )
+
+    async def event(self, said: bytes) -> None:
+        """Send an event, and wait until the server has accepted it.
+
+        Raises:
+            Cancelled: It was cancelled to make room for the answers to others.
+            Overloaded: There is no room for it beside answers that are being read.
+        """
+        sent = _as_event(said)
+        self.size += len(sent)
+        if len(sent) < COUNTED_ANSWER_BYTES:
+            await self._send({"type": "http.response.body", "body": sent, "more_body": True})
+            return
+        self._answers.begin(len(sent))
+        try:
+            if not await self._answers.send(self._send, slices(sent), more=True):
+                raise Cancelled("client stopped reading responses")
+        finally:
+            self._answers.end()
+
+    async def end(self, last: bytes | None) -> None:
+        """End the response, with a last event unless it is None."""
+        body = b"" if last is None else _as_event(last)
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _as_event(said: bytes) -> bytes:
+    """Return JSON, which has no line ends, as a server-sent event."""
+    return b"data: " + said.rstrip() + b"\n\n"

@@ -18,8 +18,7 @@ from headrace.frontends.transport.listening_sockets import IDLE_SECONDS
 from headrace.frontends.transport.responses import Send
 
 if TYPE_CHECKING:
-    from headrace.frontends.transport.certificate_reload import ServedCertificate
-    from headrace.frontends.transport.certificates import Certificate
+    from headrace.frontends.transport.certificates import Certificate, ServedCertificate
 
 try:
     import uvicorn

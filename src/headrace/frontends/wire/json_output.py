@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from headrace.base.tensors import STRING, Array
-from headrace.frontends.wire.cooperative_steps import in_steps, joined
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import TimeSlicer, in_steps, joined
 
 PRINTED_AT_ONCE = 4096
 """Cost, in numbers, up to which a response is printed at once."""

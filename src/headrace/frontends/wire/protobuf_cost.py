@@ -1,4 +1,4 @@
-"""Count the cost of parsing a protobuf message in advance, in small steps.
+"""Count the cost of parsing a protobuf message in advance, in small steps, and decode it accordingly.
 
 Parsing pays for every field at once, even for unused ones: two bytes of an empty message become up to 120,
 and a few megabytes of them take half a second.
@@ -6,19 +6,22 @@ and a few megabytes of them take half a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.frontends.wire.protobuf_fields import FIXED_BYTES, LENGTH_DELIMITED, VARINT, read_varint
 from headrace.frontends.wire.request_budget import check_name
+from headrace.frontends.wire.time_slicer import Steps, TimeSlicer, at_once, in_steps
 
 if TYPE_CHECKING:
     from headrace.frontends.wire.request_budget import RequestBudget
-    from headrace.frontends.wire.time_slicer import TimeSlicer
+
+Decoded = TypeVar("Decoded")
+Result = TypeVar("Result")
 
 AT_ONCE_BYTES = 64 * 1024
 """Size up to which a message is parsed uncounted: the worst takes about a millisecond and a few megabytes."""
@@ -166,3 +169,43 @@ async def charge(counts: Iterable[int], budget: RequestBudget, slicer: TimeSlice
     for count in counts:
         budget.values(count, "message")
         await slicer.breathe()
+
+
+async def decode_and_ask(
+    message: bytes,
+    form: Form,
+    steps: Steps[Decoded],
+    ask: Callable[[Decoded], Awaitable[Result]],
+    budget: RequestBudget,
+    slicer: TimeSlicer,
+) -> tuple[Decoded, Result]:
+    """Decode a message that matches no template, submit its request, and wait for the answer.
+
+    It is decoded at once, or in slices. A large one is counted first.
+
+    Args:
+        message: Serialized message.
+        form: Fields to inspect when the message is counted.
+        steps: Steps that decode the message.
+        ask: Function that submits the request. It is called in the event-loop iteration in which decoding
+            ends, because nothing keeps the version loaded after that.
+        budget: Limits on the cost of the request.
+        slicer: Time slicer in which a long decode runs, and which is left before the answer is awaited.
+
+    Returns:
+        The decoded request, and the answer.
+
+    Raises:
+        TooLarge: The request has too many values.
+    """
+    is_large = len(message) > AT_ONCE_BYTES
+    found = None if is_large else at_once(steps)
+    if found is not None:
+        return found, await ask(found)
+    async with slicer:
+        if is_large:
+            await charge(counted(message, form), budget, slicer)
+            budget.hold(len(message))  # for the tensors, which are copied from it
+        found = await in_steps(steps, slicer)
+        answering = ask(found)
+    return found, await answering

@@ -15,8 +15,8 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest, shown
 from headrace.base.tensors import BY_OIP, DATATYPES, Array, Buffer
-from headrace.frontends.wire.cooperative_steps import Steps, run
 from headrace.frontends.wire.texts import LENGTH_BYTES, TEXT_BYTES, gathering, splitting, wrong_count
+from headrace.frontends.wire.time_slicer import Steps, run
 from headrace.model.missing_values import Expansion
 from headrace.model.servable import (
     CheckedInputs,

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array
-from headrace.frontends.wire.cooperative_steps import Steps
+from headrace.frontends.wire.time_slicer import Steps
 
 # Decode base64 as common tools write it: with line ends, without padding, or in the URL-safe alphabet.
 
@@ -53,7 +53,7 @@ def decoding(text: str, step: int) -> Iterator[bytes]:
 
 
 def decoded(text: str) -> bytes:
-    """Decode base64 at once; see ``message_decoding``."""
+    """Decode base64 at once; see ``decoding``."""
     return b"".join(decoding(text, max(1, len(text))))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headrace.base.errors import ConfigError, HeadraceError, Unavailable
-from headrace.frontends.transport.generation_sockets import Listeners
+from headrace.frontends.transport.listening_sockets import Listeners
 from headrace.server.handover.conversation import Conversation
 from headrace.server.handover.messages import (
     PROTOCOLS,

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from headrace import __version__
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Ports
 from headrace.frontends.transport.h2corn import H2cornTransport
+from headrace.frontends.transport.listening_sockets import Ports
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.handover.giving import Side
 from headrace.server.handover.startup import Handover

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from headrace.base.errors import ConfigError
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Ports
+from headrace.frontends.transport.listening_sockets import Ports
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.handover.giving import Giving, PathSocket, Side
 from headrace.server.handover.taking import Taking

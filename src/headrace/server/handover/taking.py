@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError, Unavailable
 from headrace.config import ServerConfig
-from headrace.frontends.transport.generation_sockets import Listeners, Ports
-from headrace.frontends.transport.listening_sockets import close_waiting, take_again
+from headrace.frontends.transport.listening_sockets import Listeners, Ports, close_waiting, take_again
 from headrace.lifecycle.version_states import VersionStatus
 from headrace.server.handover import readiness
 from headrace.server.handover.conversation import Conversation

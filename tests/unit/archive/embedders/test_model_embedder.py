@@ -14,8 +14,7 @@ from headrace.archive.embedders.model_embedder import LocalModels
 from headrace.archive.operations.open_archive import Running, open_embedder
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError, NotFound
 from headrace.config import ServerConfig
-from headrace.serving.engine import Engine
-from headrace.serving.model_spec import ModelSpec
+from headrace.serving.engine import Engine, ModelSpec
 from tests.encoder_models import write_letters, write_models
 from tests.waiting import until
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge
-from headrace.frontends.archive.messages import is_light, parsed, parsing
+from headrace.frontends.archive.grpc import is_light, parsed, parsing
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.time_slicer import run
 from tests.unit.frontends.archive.doors import DIMENSION, SPACES, a_door, ask, error_of, sent, stream
 
 Request = protos.message("headrace.archive.v1.LookupRequest")

@@ -26,9 +26,8 @@ from headrace.frontends.oip.infer_bodies import (
     recognise,
 )
 from headrace.frontends.oip.json_values import InferInput, from_values
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import TimeSlicer, run
 from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, body, echo, spec

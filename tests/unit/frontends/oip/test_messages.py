@@ -18,9 +18,9 @@ from headrace.frontends.calls import Account
 from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.texts import splitting
+from headrace.frontends.wire.time_slicer import run
 from headrace.model.servable import Signature
 from tests.unit.frontends.decoding import infer
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, spec

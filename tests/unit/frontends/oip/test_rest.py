@@ -16,7 +16,7 @@ from headrace.config import Limits
 from headrace.frontends.calls import Headers, HttpCall, HttpReply, NotReady
 from headrace.frontends.oip.infer_bodies import JSON_LENGTH_HEADER
 from headrace.frontends.oip.rest import http_routes
-from headrace.frontends.transport.replies import error_reply
+from headrace.frontends.transport.responses import error_reply
 from headrace.frontends.transport.rest_routes import Router
 from headrace.frontends.wire import long_lists
 from tests.unit.frontends.oip.doubles import LoadedDouble, ServiceDouble, ctr, echo, run

@@ -13,8 +13,7 @@ import pytest
 
 from headrace.base.errors import FailedPrecondition
 from headrace.config import Limits, ServerConfig
-from headrace.frontends.calls import GrpcCall
-from headrace.frontends.chunks import Following
+from headrace.frontends.calls import Following, GrpcCall
 from headrace.frontends.oip.grpc import grpc_methods
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.service import Service

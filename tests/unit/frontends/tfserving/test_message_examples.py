@@ -15,9 +15,9 @@ from headrace.base.tensors import STRING, Array
 from headrace.config import Limits
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import run
 from headrace.model.servable import Signature, TensorSpec
 from tests.unit.frontends.oip.doubles import spec
 from tests.unit.frontends.tfserving.doubles import ServiceDouble, call, classifier, message

@@ -11,8 +11,8 @@ from headrace.config import Limits
 from headrace.frontends.tfserving import examples
 from headrace.frontends.tfserving.message_examples import find_examples, read_columns
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.request_budget import RequestBudget
+from headrace.frontends.wire.time_slicer import run
 from headrace.model.servable import Signature
 from tests.unit.frontends.oip.doubles import spec
 

@@ -12,8 +12,7 @@ import pytest
 from headrace.base.errors import Conflict, Overloaded
 from headrace.batching.request import NO_DEADLINE
 from headrace.config import Limits
-from headrace.frontends.calls import GrpcCall, GrpcMethod
-from headrace.frontends.chunks import SLICE_BYTES
+from headrace.frontends.calls import SLICE_BYTES, GrpcCall, GrpcMethod
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.grpc_framing import PREFIX_BYTES
 from tests.unit.frontends.transport.wire import (

@@ -16,9 +16,8 @@ import pytest
 from headrace.config import ServerConfig
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listening_sockets import listen, listen_together
+from headrace.frontends.transport.listening_sockets import Listeners, listen, listen_together
 
 SECONDS = 120.0
 LINUX = os.path.isdir("/proc/self/fd")

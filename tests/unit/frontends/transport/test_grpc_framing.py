@@ -24,7 +24,7 @@ from headrace.frontends.transport.grpc_framing import (
     take_prefix,
     timeout_seconds,
 )
-from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.time_slicer import run
 from tests.unit.frontends.transport.wire import message
 
 MOST = 100

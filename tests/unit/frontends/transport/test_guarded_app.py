@@ -19,11 +19,11 @@ from headrace.access.gate import Gate
 from headrace.access.permissions import ANY, HEALTH, VERBS, Verb, named
 from headrace.base.errors import PermissionDenied
 from headrace.config import AccessConfig, BatchingPolicy, ServerConfig
+from headrace.frontends.access_control import guard, questions
 from headrace.frontends.archive import grpc as archive_grpc
 from headrace.frontends.archive import rest as archive_rest
-from headrace.frontends.archive.guarded_service import GuardedArchiveService
+from headrace.frontends.archive.service import GuardedArchiveService
 from headrace.frontends.calls import HttpRoute
-from headrace.frontends.guarded_service import guard, questions
 from headrace.frontends.service import Service
 from headrace.frontends.transport.guarded_app import GuardedApplication
 from headrace.frontends.wire import protos

@@ -13,10 +13,8 @@ from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import HttpCall, HttpReply, HttpRoute
 from headrace.frontends.transport.admin_listeners import AdminPorts
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.connection_generation import _configuration, threads_for, window_bytes
-from headrace.frontends.transport.generation_sockets import Listeners
-from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.h2corn import H2cornTransport, _configuration, _threads_for, _window_bytes
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 
 SECONDS = 20.0
 MOST = 3
@@ -161,14 +159,14 @@ def test_a_connection_is_told_its_windows_and_frames(inflight_mib: int) -> None:
     [(1, 1024), (64, 1024), (128, 1024), (256, 2048), (512, 4096), (1 << 20, 4096)],
 )
 def test_windows_are_a_part_of_what_requests_may_hold(inflight_mib: int, window_kib: int) -> None:
-    assert window_bytes(inflight_mib << 20) == window_kib << 10
+    assert _window_bytes(inflight_mib << 20) == window_kib << 10
 
 
 @pytest.mark.parametrize(
     ("processors", "threads"), [(1, 1), (2, 1), (4, 1), (7, 1), (8, 2), (12, 3), (16, 4), (128, 4)]
 )
 def test_threads_of_connections_by_processors(processors: int, threads: int) -> None:
-    assert threads_for(processors) == threads
+    assert _threads_for(processors) == threads
 
 
 def test_the_threads_of_a_process_do_not_change(monkeypatch: pytest.MonkeyPatch) -> None:

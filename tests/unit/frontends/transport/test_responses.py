@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.base.errors import Overloaded
-from headrace.frontends.chunks import slices
+from headrace.frontends.calls import slices
 from headrace.frontends.transport import responses
 from headrace.frontends.transport.responses import Answers
 from tests.unit.frontends.transport.wire import Server, body, message

@@ -10,11 +10,10 @@ import pytest
 
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcCall, GrpcMethod, HttpCall, HttpReply, HttpRoute
-from headrace.frontends.transport import connection_generation
+from headrace.frontends.transport import h2corn
 from headrace.frontends.transport.asgi import Application
-from headrace.frontends.transport.generation_sockets import Listeners
 from headrace.frontends.transport.h2corn import H2cornTransport
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 from tests.faults.strict_callers import (
     _DATA,
     _END_HEADERS,
@@ -79,8 +78,8 @@ def run(client: Client) -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The times that stand in the table of limits, made a second."""
-    monkeypatch.setattr(connection_generation, "IDLE_SECONDS", IDLE_SECONDS)
-    monkeypatch.setattr(connection_generation, "_RESPONSE_STALL_SECONDS", float(IDLE_SECONDS))
+    monkeypatch.setattr(h2corn, "IDLE_SECONDS", IDLE_SECONDS)
+    monkeypatch.setattr(h2corn, "_RESPONSE_STALL_SECONDS", float(IDLE_SECONDS))
 
 
 async def frames(reader: asyncio.StreamReader) -> list[tuple[int, int]]:
@@ -158,7 +157,7 @@ def test_an_answer_that_is_not_read_is_reset_and_its_connection_goes_on(
     request_: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client never says that it has read: the stream's window stays used up."""
-    monkeypatch.setattr(connection_generation, "_RESPONSE_STALL_SECONDS", 1.0)
+    monkeypatch.setattr(h2corn, "_RESPONSE_STALL_SECONDS", 1.0)
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         room = _frame(_WINDOW, 0, 0, (1 << 24).to_bytes(4, "big"))  # of the connection, for other streams

@@ -10,7 +10,7 @@ import pytest
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
 from headrace.frontends.wire.compression import ALWAYS_OPENED_BYTES, opening
-from headrace.frontends.wire.cooperative_steps import run
+from headrace.frontends.wire.time_slicer import run
 
 LIMITS = Limits(max_message_bytes=100)
 

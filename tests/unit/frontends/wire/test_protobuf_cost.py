@@ -14,11 +14,10 @@ from headrace.config import Limits
 from headrace.frontends.oip.messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
 from headrace.frontends.wire import protos
-from headrace.frontends.wire.cooperative_steps import in_steps
 from headrace.frontends.wire.protobuf_cost import charge, counted, form_of
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.frontends.wire.time_slicer import TimeSlicer, in_steps
 from tests.unit.frontends.turns import Turns
 
 INFER, PREDICT = form_of(InferRequest), form_of(PredictRequest)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headrace.base.errors import InvalidRequest
-from headrace.frontends.wire.cooperative_steps import run
 from headrace.frontends.wire.texts import splitting
+from headrace.frontends.wire.time_slicer import run
 
 
 @pytest.mark.parametrize(

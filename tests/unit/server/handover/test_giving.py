@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError, Unavailable
-from headrace.frontends.transport.generation_sockets import Listeners
-from headrace.frontends.transport.listening_sockets import listen
+from headrace.frontends.transport.listening_sockets import Listeners, listen
 from headrace.server.handover import giving
 from headrace.server.handover.conversation import Conversation
 from headrace.server.handover.giving import Giving, PathSocket

@@ -6,8 +6,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from headrace.frontends.transport.generation_sockets import Listeners, Ports
-from headrace.frontends.transport.listening_sockets import listen_together
+from headrace.frontends.transport.listening_sockets import Listeners, Ports, listen_together
 from headrace.server.handover.conversation import Conversation
 from headrace.server.handover.messages import Ask, Given, Go, Ready, Take
 from headrace.server.handover.taking import Taking

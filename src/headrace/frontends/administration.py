@@ -1,4 +1,7 @@
-"""Administration over the network, written to the audit log before and after each action."""
+"""Administration over the network: the ports that serve it, and its records in the audit log.
+
+Administration means calls that change what is served: loading, unloading, and forgetting keys of the archive.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,32 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from headrace.access.caller import ASKING, NOT_ADMITTED
-from headrace.base.errors import HeadraceError, InvalidRequest
-from headrace.frontends.admin_split import is_administration
+from headrace.access.caller import ASKING, AT_ADMINISTRATION, NOT_ADMITTED
+from headrace.access.permissions import ADMIN, ARCHIVE_WRITE, HEALTH, METRICS
+from headrace.base.errors import FailedPrecondition, HeadraceError, InvalidRequest
 from headrace.frontends.calls import (
     Call,
     GrpcCall,
     GrpcMethod,
     HttpCall,
     HttpHandler,
+    HttpReply,
     HttpRoute,
     UnaryHandler,
 )
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import text_in
-from headrace.telemetry.audit_log import AuditLog, result_of
 from headrace.telemetry.outcomes import Outcomes
 
+if TYPE_CHECKING:
+    from headrace.telemetry.audit_log import AuditLog
+
+Given = ParamSpec("Given")
 Reply = TypeVar("Reply")
 Told = TypeVar("Told")
+_SERVED = ADMIN | ARCHIVE_WRITE | HEALTH | METRICS
 
 _OF_MODELS = {
     "RepositoryModelLoad": ("load", "inference.RepositoryModelLoadRequest"),
@@ -38,6 +46,76 @@ _SPACE = 1
 """Number of the field ``space`` in the messages of the archive."""
 
 _MOST_FIELDS = 2**20
+
+
+def _is_administration(one: HttpRoute | GrpcMethod) -> bool:
+    """Return whether a route or a method changes what is served."""
+    return one.is_administration or one.verbs == ADMIN
+
+
+def administrative(
+    routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod]
+) -> tuple[list[HttpRoute], list[GrpcMethod]]:
+    """Return what the administration port serves: administration, the calls it needs, health and metrics.
+
+    Args:
+        routes: All routes of the server.
+        methods: All methods of the server.
+    """
+    return (
+        [
+            one if one.handler is None else replace(one, handler=_for_operators(one.handler))
+            for one in routes
+            if one.verbs & _SERVED
+        ],
+        [
+            one if one.unary is None else replace(one, unary=_for_operators(one.unary))
+            for one in methods
+            if one.verbs & _SERVED
+        ],
+    )
+
+
+def public(
+    routes: Iterable[HttpRoute], methods: Iterable[GrpcMethod], *, metrics: bool
+) -> tuple[list[HttpRoute], list[GrpcMethod]]:
+    """Return what the other ports serve: everything except, on request, metrics.
+
+    Administration calls are refused.
+
+    Args:
+        routes: All routes of the server.
+        methods: All methods of the server.
+        metrics: Whether these ports serve metrics.
+    """
+    shown = [one for one in routes if metrics or one.verbs != METRICS]
+    return (
+        [replace(one, handler=_refuse_http) if _is_administration(one) else one for one in shown],
+        [replace(one, unary=_refuse_grpc) if _is_administration(one) else one for one in methods],
+    )
+
+
+def _for_operators(handler: Callable[Given, Awaitable[Reply]]) -> Callable[Given, Awaitable[Reply]]:
+    async def handle(*args: Given.args, **named: Given.kwargs) -> Reply:
+        AT_ADMINISTRATION.set(True)  # a context variable of the task that answers this one call
+        return await handler(*args, **named)
+
+    return handle
+
+
+async def _refuse_http(_call: HttpCall) -> HttpReply:
+    raise _refusal()
+
+
+async def _refuse_grpc(_message: bytes, _call: GrpcCall) -> bytes:
+    raise _refusal()
+
+
+def _refusal() -> FailedPrecondition:
+    return FailedPrecondition("this port does not serve administration; use the server's administration port")
+
+
+# --- the audit log: each action is written before and after it ---
 
 
 def audited(
@@ -52,12 +130,12 @@ def audited(
         outcomes: Told to record these calls, since the log needs the callers' addresses.
     """
     routes, methods = list(routes), list(methods)
-    paths = {one.path for one in methods if is_administration(one)}
-    ends = tuple(_action(one) for one in routes if is_administration(one))
+    paths = {one.path for one in methods if _is_administration(one)}
+    ends = tuple(_action(one) for one in routes if _is_administration(one))
     outcomes.record_paths(lambda path: path in paths or path.endswith(ends))
     shown = [
         replace(one, handler=_http(_action(one), one.handler, log))
-        if one.handler and is_administration(one)
+        if one.handler and _is_administration(one)
         else one
         for one in routes
     ]
@@ -130,6 +208,8 @@ async def _told(
             raise left
         return await act()
     except BaseException as error:
+        from headrace.telemetry.audit_log import result_of  # noqa: PLC0415 - loaded with the log
+
         result = result_of(error)
         raise
     finally:

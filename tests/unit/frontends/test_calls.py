@@ -1,10 +1,10 @@
-"""Answers in pieces."""
+"""The answers of calls: in pieces, which need not be joined."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from headrace.frontends.chunks import SLICE_BYTES, Pieces, joined, slices
+from headrace.frontends.calls import SLICE_BYTES, Pieces, joined, slices
 
 
 def test_pieces_are_the_bytes_of_their_parts_in_slices_of_one_size() -> None:

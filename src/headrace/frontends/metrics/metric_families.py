@@ -1,4 +1,4 @@
-"""Latency histograms of a scrape: classic buckets for all scrapers, native ones in protobuf.
+"""The declaration of a metric, and its family in a scrape; the latency histograms of families.
 
 A model's classic buckets are as fine as the counted ones, so that a quantile is wrong by less than 9 %. The
 series of its versions, meant for comparison, have one bucket for each doubling.
@@ -9,19 +9,50 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.batching.latencies import BOUNDS_SECONDS, FIRST_INDEX, PER_OCTAVE, SCHEMA, Latencies
-from headrace.frontends.wire import protos
+from headrace.batching.latencies import BOUNDS_SECONDS, FIRST_INDEX, PER_OCTAVE, Latencies
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """The name and meaning of a metric.
+
+    Attributes:
+        name: Name without the suffixes that Prometheus' text format adds.
+        kind: Prometheus' type.
+        help: Meaning of its values, and their unit.
+        labels: Names of its labels.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ("model", "version")
+
+
+def family(metric: Metric) -> Any:  # prometheus_client's families share no typed add_metric
+    """Return an empty family of a metric, of prometheus_client's class for its kind."""
+    from prometheus_client import core  # noqa: PLC0415 - imported at the first scrape
+
+    kinds = {
+        "counter": core.CounterMetricFamily,
+        "gauge": core.GaugeMetricFamily,
+        "histogram": core.HistogramMetricFamily,
+    }
+    return kinds[metric.kind](metric.name, metric.help, labels=metric.labels)
+
+
+# --- latency histograms: classic buckets for all scrapers, native ones in protobuf ---
 
 _LEAST_SECONDS, _MOST_SECONDS = 2.0**-16, 2.0**4
 """Range of the classic buckets: 15 µs to 16 s. The first and the last hold anything beyond it."""
 
 
-def classic_bounds(per_octave: int) -> list[tuple[int, str]]:
+def _classic_bounds(per_octave: int) -> list[tuple[int, str]]:
     """Return, for each classic bucket, the number of counted buckets up to its bound, and its ``le``.
 
     Args:
@@ -36,7 +67,7 @@ def classic_bounds(per_octave: int) -> list[tuple[int, str]]:
 
 
 def _places(per_octave: int) -> tuple[list[int], list[str]]:
-    bounds = classic_bounds(per_octave)
+    bounds = _classic_bounds(per_octave)
     return [*(count - 1 for count, _ in bounds), len(BOUNDS_SECONDS)], [*(le for _, le in bounds), "+Inf"]
 
 
@@ -79,7 +110,7 @@ def add_latencies(
     It is not added as samples: each sample is an object, and a model has about 160 buckets.
 
     Args:
-        family: A family from ``metrics.family``.
+        family: A family from ``family``.
         labels: The labels, in the family's order.
         latencies: The counts.
         total_seconds: Sum of all latencies.
@@ -97,26 +128,3 @@ def latency_series(family: Family) -> list[LatencySeries]:
     """Return the series that ``add_latencies`` added to a family; empty if there are none."""
     found: list[LatencySeries] = getattr(family, _SERIES, [])
     return found
-
-
-def fill_native(message: protos.Message, series: LatencySeries) -> None:
-    """Write a series into a ``Histogram`` message as a native histogram.
-
-    Latencies up to the first bound are its zero bucket; those above the last bound have one more bucket.
-    """
-    message.sample_count = sum(series.counts)
-    message.sample_sum = series.total_seconds
-    message.schema = SCHEMA
-    message.zero_threshold = BOUNDS_SECONDS[0]
-    message.zero_count = series.counts[0]
-    before, end = 0, 0
-    for place, count in enumerate(series.counts[1:], FIRST_INDEX + 1):
-        if not count:
-            continue
-        if message.positive_span and place == end:
-            message.positive_span[-1].length += 1
-        else:
-            message.positive_span.add(offset=place - end, length=1)
-        end = place + 1
-        message.positive_delta.append(count - before)
-        before = count
