@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from headrace.cli import command_groups
+from headrace.cli import common
 
 _VERBS = (
     "serve",
@@ -52,6 +52,6 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = command_groups.add_words(parser, "verbs", "VERB")
+    verbs = common.add_verbs(parser)
     for name in _VERBS:
         import_module(f"headrace.cli.archiving.{name}").add_to(verbs)

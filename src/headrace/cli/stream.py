@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError, StreamError, needs_extra
-from headrace.cli import command_groups, common
+from headrace.cli import common
 from headrace.cli.stream_publish import add_publish
 from headrace.stream.schema import Schema, parse_schema
 
@@ -54,7 +54,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = command_groups.add_words(parser, "verbs", "VERB")
+    tools = common.add_verbs(parser)
     _add_generate(tools)
     _add_encode(tools)
     _add_inspect(tools)
