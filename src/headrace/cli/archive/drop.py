@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from headrace.cli import auditing, common, models, number_types
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

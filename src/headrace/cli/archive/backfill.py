@@ -14,8 +14,8 @@ from headrace.base.errors import Unavailable
 from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, common, number_types
-from headrace.cli.archiving import archive_options
-from headrace.cli.archiving.fill import add_threads
+from headrace.cli.archive import archive_options
+from headrace.cli.archive.fill import add_threads
 
 if TYPE_CHECKING:
     from headrace.archive.filling.backfill import Backfill

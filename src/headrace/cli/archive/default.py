@@ -6,7 +6,7 @@ import argparse
 
 from headrace.base.errors import InvalidRequest
 from headrace.cli import auditing, common, number_types
-from headrace.cli.archiving import archive_options, versions
+from headrace.cli.archive import archive_options, versions
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.model.archive_toml import archive_config
-from headrace.cli.archiving.pictures import images
+from headrace.cli.archive.pictures import images
 from headrace.cli.main import main
 from tests.unit.similarity.spaces import digits
 

@@ -11,7 +11,7 @@ from headrace.base.errors import HeadraceError
 if TYPE_CHECKING:
     from headrace.archive.embedders.image_fetching import ImageFetcher
     from headrace.archive.model.archive_toml import ArchiveConfig
-    from headrace.cli.archiving.contact_sheet import Image
+    from headrace.cli.archive.contact_sheet import Image
 
 _ADDRESSES = ("http://", "https://")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.cli import auditing, common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

@@ -13,7 +13,7 @@ import msgspec
 
 from headrace.base.terminal import table
 from headrace.cli import auditing, common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

@@ -14,7 +14,7 @@ from headrace.base.errors import Unavailable
 from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 from headrace.cli.metrics_port_option import add_metrics, metrics
 
 if TYPE_CHECKING:

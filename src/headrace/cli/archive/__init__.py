@@ -1,4 +1,4 @@
-"""``headrace archive VERB``: manage vectors by key. Each verb is a module of ``cli/archiving``."""
+"""``headrace archive VERB``: manage vectors by key. Each verb is a module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VERBS = (
     "duplicates",
     "plot",
 )
-"""The verbs in the order of the help; each is the module of its name in ``cli/archiving``."""
+"""The verbs in the order of the help; each is the module of its name."""
 
 _EXAMPLES = """examples:
   headrace archive serve                   answer lookups over REST and gRPC
@@ -54,4 +54,4 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     verbs = common.add_verbs(parser)
     for name in _VERBS:
-        import_module(f"headrace.cli.archiving.{name}").add_to(verbs)
+        import_module(f"{__name__}.{name}").add_to(verbs)

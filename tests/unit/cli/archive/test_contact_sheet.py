@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from headrace.cli.archiving.contact_sheet import Image, Tile, contact_sheet
+from headrace.cli.archive.contact_sheet import Image, Tile, contact_sheet
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 10
 
@@ -75,5 +75,5 @@ def test_large_groups_and_long_keys_are_cut() -> None:
 
 
 def test_a_page_holds_only_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cli.archiving.contact_sheet.MOST_EMBEDDED_BYTES", 2 * len(PNG))
+    monkeypatch.setattr("headrace.cli.archive.contact_sheet.MOST_EMBEDDED_BYTES", 2 * len(PNG))
     assert len(seen({"a": PNG, "b": PNG, "c": PNG}).sources) == 2

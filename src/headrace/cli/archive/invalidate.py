@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import InvalidRequest
-from headrace.cli.archiving import key_removal
+from headrace.cli.archive import key_removal
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from headrace.cli.archiving import key_removal
+from headrace.cli.archive import key_removal
 
 _SAID = {
     "name": "forget",
