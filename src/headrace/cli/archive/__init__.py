@@ -1,4 +1,4 @@
-"""``headrace archive VERB``: manage vectors by key. Each verb is a module."""
+"""``headrace archive VERB``: manage vectors by key. Most verbs are a module each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from importlib import import_module
 
 from headrace.cli import common
 
-_VERBS = (
+_MODULES = (
     "serve",
     "check",
     "fill",
@@ -20,15 +20,13 @@ _VERBS = (
     "invalidate",
     "forget",
     "versions",
-    "default",
     "backfill",
-    "drop",
     "dead_letters",
     "neighbours",
     "duplicates",
     "plot",
 )
-"""The verbs in the order of the help; each is the module of its name."""
+"""The modules of the verbs, in the order of the help; ``versions`` also has ``default`` and ``drop``."""
 
 _EXAMPLES = """examples:
   headrace archive serve                   answer lookups over REST and gRPC
@@ -53,5 +51,5 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = common.add_verbs(parser)
-    for name in _VERBS:
+    for name in _MODULES:
         import_module(f"{__name__}.{name}").add_to(verbs)

@@ -1,14 +1,16 @@
-"""``headrace archive versions [SPACE]``: show the spaces and their versions."""
+"""``headrace archive versions``, ``default`` and ``drop``: show, select and remove the versions of spaces."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.base.errors import InvalidRequest
 from headrace.base.terminal import counted, table
-from headrace.cli import common
+from headrace.cli import auditing, common, models, number_types
 from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
@@ -16,10 +18,17 @@ if TYPE_CHECKING:
     from headrace.archive.model.catalog import SpaceRecord
 
 _HEAD = ("space", "version", "", "embedder", "numbers", "dtype", "made", "")
+_number = number_types.whole("N", least=1, most=2**31)
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the verb to the command line."""
+    """Add the verbs to the command line."""
+    _add_versions(words)
+    _add_default(words)
+    _add_drop(words)
+
+
+def _add_versions(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = common.add(
         words,
         common.Verb(
@@ -29,26 +38,130 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             "length of their vectors, their columns, and which one answers lookups that name no version.",
             examples="examples:\n  headrace archive versions\n  headrace archive versions titles --json",
             failure="the store does not answer",
-            run=run,
+            run=run_versions,
         ),
     )
     parser.add_argument("space", metavar="SPACE", nargs="?", help="a space (default: all)")
     archive_options.add_archive(parser)
 
 
-def run(options: argparse.Namespace) -> int:
+def _add_default(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = common.add(
+        words,
+        common.Verb(
+            name="default",
+            help="show or move the default version of a space",
+            description="Change the version of a space or a feature table that answers lookups that name no "
+            "version, for example after a faulty load or with a faulty encoder; without N, show the "
+            "versions. The change is refused if that version lacks keys of the current default. Servers and "
+            "fillers follow within a second (cache.poll_seconds); models still get the versions that they "
+            "were trained on.",
+            examples="examples:\n  headrace archive default users\n  headrace archive default users 1\n"
+            "  headrace archive default titles 2 --fewer-keys --json\n\n"
+            "The check reads all keys of the current default, unless many are missing; --fewer-keys skips "
+            "it.",
+            failure="the version lacks keys of the default, or the store does not answer",
+            run=run_default,
+        ),
+    )
+    archive_options.add_space(parser)
+    parser.add_argument(
+        "number", metavar="N", nargs="?", help="the new default version (without N, show the versions)"
+    )
+    archive_options.add_archive(parser)
+    auditing.add_option(parser)
+    parser.add_argument(
+        "--fewer-keys",
+        action="store_true",
+        help="change the default even if the version lacks some of its keys",
+    )
+
+
+def _add_drop(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = common.add(
+        words,
+        common.Verb(
+            name="drop",
+            help="remove a version of a space that no model needs",
+            description="Remove a version of a space with its vectors, their history and its dead letters. "
+            "The default version cannot be removed, nor a version that a version of a model was trained on, "
+            "according to the manifests below the directories.",
+            examples="examples:\n  headrace archive drop images 2 --models models\n"
+            "  headrace archive drop images 2 --models models --models old-models --json\n\n"
+            "If it is stopped or killed, run it again.",
+            failure="a version of a model needs it, it is the default, or the store does not answer",
+            run=run_drop,
+        ),
+    )
+    archive_options.add_space(parser)
+    parser.add_argument("number", metavar="N", help="the version")
+    archive_options.add_archive(parser)
+    auditing.add_option(parser)
+    parser.add_argument(
+        "--models",
+        metavar=models.DIRECTORY,
+        type=Path,
+        action="append",
+        required=True,
+        help="a directory of models that may need it; may be repeated",
+    )
+
+
+def run_versions(options: argparse.Namespace) -> int:
     """Print one line per version."""
     with archive_options.open_archive_of(options) as archive:
         spaces = [options.space] if options.space is not None else list(archive.config.spaces)
-        records = {space: stored_record(archive, space) for space in spaces}
+        records = {space: _stored_record(archive, space) for space in spaces}
     if options.json:
-        common.print_json({"spaces": [described_space(space, record) for space, record in records.items()]})
+        common.print_json({"spaces": [_described_space(space, record) for space, record in records.items()]})
     else:
-        print(listed(records))
+        print(_listed(records))
     return common.DONE
 
 
-def stored_record(archive: Archive, space: str) -> SpaceRecord:
+def run_default(options: argparse.Namespace) -> int:
+    """Show the versions, or change the default."""
+    from headrace.archive.operations.space_versions import move_default  # noqa: PLC0415 - not needed to list the verbs
+
+    number = options.number and _number(options.number)
+    if options.fewer_keys and not number:
+        raise InvalidRequest("expected a version to move to, as in: default SPACE N", field="N")
+    with archive_options.open_archive_of(options) as archive:
+        before = _stored_record(archive, options.space)
+        if number:
+            with auditing.audited(options, "default", f"{options.space} version {number}"):
+                after = move_default(archive, options.space, number, may_lose=options.fewer_keys)
+        else:
+            after = before
+    if options.json:
+        said = _described_space(options.space, after)
+        common.print_json(said | {"before": before.default or None})
+    elif not number:
+        print(_listed({options.space: after}))
+    elif before.default == number:
+        print(f"{options.space}: version {number} answers, as before")
+    else:
+        print(f"{options.space}: version {number} answers now, previously {before.default or 'none'}")
+    return common.DONE
+
+
+def run_drop(options: argparse.Namespace) -> int:
+    """Drop the version, unless it is needed."""
+    from headrace.archive.operations.space_versions import check_unneeded, drop_version  # noqa: PLC0415 - not needed to list the verbs
+
+    number = _number(options.number)
+    with archive_options.open_archive_of(options) as archive:
+        looked_at = check_unneeded(options.space, number, options.models)
+        with auditing.audited(options, "drop", f"{options.space} version {number}"):
+            drop_version(archive, options.space, number)
+    if options.json:
+        common.print_json({"space": options.space, "version": number, "model_versions": looked_at})
+    else:
+        print(f"dropped version {number} of {options.space}; none of {looked_at} versions of models needs it")
+    return common.DONE
+
+
+def _stored_record(archive: Archive, space: str) -> SpaceRecord:
     """Return a space's record from the store, as this process's cached copy may be empty.
 
     Raises:
@@ -59,13 +172,13 @@ def stored_record(archive: Archive, space: str) -> SpaceRecord:
     return archive.catalog.read(space)
 
 
-def listed(records: Mapping[str, SpaceRecord]) -> str:
+def _listed(records: Mapping[str, SpaceRecord]) -> str:
     """Return a table of the versions of spaces."""
     rows = [row for space, record in records.items() for row in _rows(space, record)]
     return table([_HEAD, *rows], right=(1, 4))
 
 
-def described_space(space: str, record: SpaceRecord) -> dict[str, object]:
+def _described_space(space: str, record: SpaceRecord) -> dict[str, object]:
     """Return a space with its versions as an object for JSON."""
     from headrace.archive.model.columns import described  # noqa: PLC0415 - not needed to list the verbs
 
