@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headrace.archive.model.archive_toml import archive_config
-from headrace.cli.archive.pictures import images
+from headrace.cli.archive.contact_sheet import images
 from headrace.cli.main import main
 from tests.unit.similarity.spaces import digits
 
