@@ -196,7 +196,6 @@ def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict
 
 
 def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
-
     groups = [
         [
             Tile(read.keys[row], similar)
