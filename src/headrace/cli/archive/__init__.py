@@ -10,7 +10,7 @@ from headrace.cli import common
 _MODULES = (
     "serve",
     "check",
-    "fill",
+    "fill_and_backfill",
     "status",
     "lookup",
     "put",
@@ -19,7 +19,6 @@ _MODULES = (
     "join",
     "forget_and_invalidate",
     "versions",
-    "backfill",
     "dead_letters",
     "neighbours",
     "duplicates",
