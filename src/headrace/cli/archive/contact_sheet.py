@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from headrace.archive.embedders.embedder import ImageSettings
+from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher
+from headrace.archive.embedders.open_embedders import read_settings
+from headrace.archive.model.archive_toml import ArchiveConfig
+from headrace.archive.model.contents import content_of, table_column
 from headrace.base.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from headrace.archive.embedders.image_fetching import ImageFetcher
-    from headrace.archive.model.archive_toml import ArchiveConfig
+from headrace.net.deadline_connection import Connector, system_addresses
 
 Image = bytes | str | None
 """Bytes of an image file, its URL, or None if there is no image."""
@@ -155,8 +157,6 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
     Raises:
         ConfigError: The embedder's settings are wrong.
     """
-    from headrace.archive.model.contents import content_of, table_column  # noqa: PLC0415 - not needed to list the verbs
-
     template = config.spaces[space].content
     contents = _contents(config, base, space)
 
@@ -177,14 +177,6 @@ def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Ima
 
 
 def _contents(config: ArchiveConfig, base: Path, space: str) -> ImageFetcher | None:
-    from headrace.archive.embedders.embedder import ImageSettings  # noqa: PLC0415 - as above
-    from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher  # noqa: PLC0415
-    from headrace.archive.embedders.open_embedders import read_settings  # noqa: PLC0415 - as above
-    from headrace.net.deadline_connection import (  # noqa: PLC0415 - not needed to list the verbs
-        Connector,
-        system_addresses,
-    )
-
     name = config.spaces[space].embedder
     settings = read_settings(name, config.embedders.get(name)) if name else None
     if not isinstance(settings, ImageSettings):

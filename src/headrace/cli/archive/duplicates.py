@@ -13,7 +13,6 @@ from headrace.base.files import saying
 from headrace.base.terminal import counted, table
 from headrace.cli import common, number_types
 from headrace.cli.archive import archive_options, whole_space
-from headrace.cli.archive.contact_sheet import Tile, contact_sheet, images
 
 if TYPE_CHECKING:
     from headrace.archive.operations.space_versions import Whole
@@ -196,6 +195,8 @@ def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict
 
 
 def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
+    from headrace.cli.archive.contact_sheet import Tile, contact_sheet, images  # noqa: PLC0415 - as above
+
     groups = [
         [
             Tile(read.keys[row], similar)
