@@ -1,4 +1,4 @@
-"""Common parts of all verbs: the end of their help, their exit codes, and their JSON output.
+"""Common parts of all verbs: their groups, the end of their help, their exit codes, and their JSON output.
 
 CONTRIBUTING.md has the conventions, and ``tests/unit/cli/test_common.py`` checks all verbs against them.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -127,6 +128,20 @@ def add(verbs: argparse._SubParsersAction[argparse.ArgumentParser], verb: Verb) 
     )
     parser.set_defaults(run=verb.run, own_keys=verb.own_keys)
     return parser
+
+
+def add_verbs(parser: argparse.ArgumentParser) -> argparse._SubParsersAction[argparse.ArgumentParser]:
+    """Let a command, such as ``headrace`` or ``headrace stream``, take one of several verbs.
+
+    Without a verb, it prints its help and exits with 2.
+    """
+
+    def run(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return WRONG
+
+    parser.set_defaults(run=run)
+    return parser.add_subparsers(title="verbs", metavar="VERB")
 
 
 def all_verbs(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import Conflict, InvalidRequest, NotFound, instead
 from headrace.base.files import saying, whole_file
 from headrace.base.terminal import table
-from headrace.cli import auditing, command_groups, common, number_types
+from headrace.cli import auditing, common, number_types
 from headrace.config import checks
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    below = command_groups.add_words(parser, "verbs", "VERB")
+    below = common.add_verbs(parser)
     _add_new(below)
     _add(
         below,

@@ -11,7 +11,7 @@ from importlib import import_module
 
 from headrace import __version__
 from headrace.base.errors import FailedPrecondition, HeadraceError
-from headrace.cli import command_groups, common, settings
+from headrace.cli import common, settings
 
 _VERBS = (
     "serve",
@@ -104,7 +104,7 @@ def build_parser(names: Sequence[str] = _VERBS) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"headrace {__version__}")
-    words = command_groups.add_words(parser, "verbs", "VERB")
+    words = common.add_verbs(parser)
     for name in names:
         import_module(f"headrace.cli.{name.replace('-', '_')}").add_to(words)
     for made in common.all_verbs(parser):

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import fitted
-from headrace.cli import common, status
-from headrace.cli.live_view import as_json, as_text, watched
+from headrace.cli import common
 from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
+from headrace.cli.status import as_json, as_text, look, watched
 
 _EXAMPLES = """examples:
   headrace top http://127.0.0.1:8501
@@ -49,9 +49,9 @@ def run(options: argparse.Namespace) -> int:
     asked = source(options)
     before = asked.scrape()
     if options.json:
-        common.print_json(as_json(status.look(asked, options.interval_seconds, before)))
+        common.print_json(as_json(look(asked, options.interval_seconds, before)))
     elif not sys.stdout.isatty():
-        print(as_text(status.look(asked, options.interval_seconds, before)))
+        print(as_text(look(asked, options.interval_seconds, before)))
     else:
         try:
             with _screen():

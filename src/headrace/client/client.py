@@ -25,8 +25,15 @@ from headrace.base.errors import (
 )
 from headrace.base.status_codes import CODES
 from headrace.base.tensors import BY_DTYPE, Array
-from headrace.client.binary_tensors import Input, answered, message, packed
-from headrace.client.oip_rest import LARGEST_METADATA_BYTES, model_path, read_metadata
+from headrace.client.oip_rest import (
+    LARGEST_METADATA_BYTES,
+    Input,
+    answered,
+    message,
+    model_path,
+    packed,
+    read_metadata,
+)
 from headrace.client.rest import Reply, RestClient, TimedOut, read_address, token_of, wait_seconds
 from headrace.model.casting import typed
 from headrace.model.data_frames import Inputs, named_inputs

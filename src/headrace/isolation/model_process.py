@@ -7,6 +7,9 @@ use.
 
 When the process has ended, the keeper writes ``DIED`` into the pipe of each waiting call. Calling threads
 therefore need no timeouts and never wait for an answer that cannot come.
+
+The process leads a process group, which programs that it starts belong to as well. It is reaped last: until
+then no other group can get its id.
 """
 
 from __future__ import annotations
@@ -33,7 +36,6 @@ from headrace.base import cpus
 from headrace.base.errors import HeadraceError, ModelDied, ModelError, Unavailable
 from headrace.base.tensors import Tensors
 from headrace.config import IsolationPolicy
-from headrace.isolation import process_group
 from headrace.isolation.call_slot import Limit, Slot
 from headrace.isolation.messages import (
     CLOSE,
@@ -69,6 +71,8 @@ GARBAGE = (ValueError, TypeError, KeyError, OverflowError, BufferError, msgspec.
 
 ResultT = TypeVar("ResultT")
 Ask = Callable[[str, Tensors], Tensors]
+
+_POLL_SECONDS = 0.01
 
 
 class Retired(Exception):
@@ -157,7 +161,7 @@ class ModelProcess:
         with self._lock:
             self._killed_for = self._killed_for or ending
             if self._process is not None:
-                process_group.kill(self._process)  # its keeper then ends the programs that it has started
+                _kill(self._process)  # its keeper then ends the programs that it has started
 
     def retire(self, most_seconds: float) -> None:
         """Take no more calls, wait for those that run, and close the process.
@@ -334,15 +338,15 @@ class ModelProcess:
         for fd in (control.fileno(), *outputs):
             poll.register(fd, select.POLLIN)
         tick = self._tick_seconds()
-        while not process_group.has_ended(process):
+        while not _has_ended(process):
             for fd, _ in poll.poll(tick * 1000):
                 if fd == control.fileno():  # it never sends anything here, so it is ending
-                    process_group.wait_for_end(process, _DYING_SECONDS)
-                    process_group.kill(process)
+                    _wait_for_end(process, _DYING_SECONDS)
+                    _kill(process)
                 elif not outputs[fd].read():
                     poll.unregister(fd)
             self._look(time.monotonic())
-        process_group.signal_group(process, signal.SIGTERM)
+        _signal_group(process, signal.SIGTERM)
         _read_rest(outputs)
 
     def _tick_seconds(self) -> float:
@@ -370,8 +374,8 @@ class ModelProcess:
         process = self._process
         if process is None:
             raise RuntimeError("nothing was started")
-        process_group.signal_group(process, signal.SIGKILL)
-        process_group.wait_for_end(process, math.inf)
+        _signal_group(process, signal.SIGKILL)
+        _wait_for_end(process, math.inf)
         with self._lock:  # no thread may signal the group once its id can be reused
             code = process.wait()
         for pipe in (process.stdout, process.stderr):
@@ -423,3 +427,34 @@ def _asked(area: Area, note: Note, ask: Ask | None) -> Note:
         if not isinstance(error, HeadraceError):
             _log.error("the call of another model raised an unexpected error", exc_info=error)
         return write_bytes(area, floor, Kind.FAILURE, failure_of(error))
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Return whether a process has ended; unlike ``poll``, do not reap it."""
+    if process.returncode is not None:
+        return True
+    try:
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:  # the system reaps it: SIGCHLD is ignored
+        return True
+
+
+def _wait_for_end(process: subprocess.Popen[bytes], most_seconds: float) -> None:
+    """Wait at most so many seconds until a process has ended, without reaping it."""
+    until = time.monotonic() + most_seconds
+    while not _has_ended(process) and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process unless it was reaped; unlike its own ``kill``, do not reap it."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """Send a signal to a process and the programs that it has started, unless it was reaped."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):  # all that are left run as other users
+            os.killpg(process.pid, number)

@@ -126,7 +126,7 @@ def test_what_may_be_repeated_is_a_list_with_commas_and_an_option_replaces_it() 
 def test_a_server_of_an_archive_takes_all_tables_of_its_file_and_paths_from_where_it_lies(
     tmp_path: Path,
 ) -> None:
-    from headrace.cli.archiving.serve import _config
+    from headrace.cli.archive.serve import _config
 
     file = tmp_path / "server.toml"
     file.write_text(

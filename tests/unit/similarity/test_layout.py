@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, InvalidRequest
-from headrace.cli.archiving.drawing import Picture, draw, to_name
+from headrace.cli.archive.drawing import Picture, draw, to_name
 from headrace.similarity.layout import Layout, clusters, layout
 from headrace.similarity.neighbours import neighbours
 from headrace.similarity.stored_rows import Rows

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.cli.stream_report import as_json, as_text
+from headrace.cli.stream import inspection_json, inspection_text
 from headrace.stream.click_generator import GeneratorSettings, arrow_schema, generate_batches, schema_of
 from headrace.stream.inspection import Inspection, inspect
 from headrace.stream.schema import METADATA_KEY, Field, Schema
@@ -72,7 +72,7 @@ def test_distinct_values_are_estimated_through_collisions(keys: str) -> None:
     found = look(stream(schema, pa.record_batch({"label": np.zeros(20_000), "c": values, "m": lists})))
     assert found.fields[1].distinct == pytest.approx(3000, rel=0.05)
     assert found.fields[2].distinct == pytest.approx(101, rel=0.02)
-    assert as_text(found).count(" about ") == 2
+    assert inspection_text(found).count(" about ") == 2
 
 
 def test_missing_values_are_counted_and_not_learnt_as_values() -> None:
@@ -158,7 +158,7 @@ def test_a_cut_stream_is_a_problem(generated: bytes, share: float) -> None:
 
 def test_text_and_json_say_the_same(generated: bytes) -> None:
     found = look(generated)
-    text, said = as_text(found), json.loads(as_json(found))
+    text, said = inspection_text(found), json.loads(inspection_json(found))
     assert said["rows"] == 20_000
     assert said["schema"]["generator"]["seed"] == 1.0
     assert [field["name"] for field in said["fields"]] == [field.name for field in schema_of(SETTINGS).fields]
@@ -173,5 +173,5 @@ def test_nothing_is_shown_of_what_is_no_stream() -> None:
     found = look(b"label,a\n1,2\n")
     assert found.problem is not None
     assert "encode" in found.problem.message
-    assert as_text(found).count("\n") == 0
-    assert json.loads(as_json(found))["schema"] is None
+    assert inspection_text(found).count("\n") == 0
+    assert json.loads(inspection_json(found))["schema"] is None

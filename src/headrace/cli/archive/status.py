@@ -11,7 +11,7 @@ import msgspec
 
 from headrace.base.terminal import counted, table
 from headrace.cli import common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.operations.status import SpaceStatus, Status

@@ -7,7 +7,7 @@ import argparse
 from headrace.base.errors import NotFound, shown
 from headrace.base.terminal import table
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options, whole_space
+from headrace.cli.archive import archive_options, whole_space
 
 
 def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

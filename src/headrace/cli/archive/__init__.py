@@ -1,34 +1,30 @@
-"""``headrace archive VERB``: manage vectors by key. Each verb is a module of ``cli/archiving``."""
+"""``headrace archive VERB``: manage vectors by key. Most verbs are a module each."""
 
 from __future__ import annotations
 
 import argparse
 from importlib import import_module
 
-from headrace.cli import command_groups
+from headrace.cli import common
 
-_VERBS = (
+_MODULES = (
     "serve",
     "check",
-    "fill",
+    "fill_and_backfill",
     "status",
     "lookup",
     "put",
     "load",
     "feed",
     "join",
-    "invalidate",
-    "forget",
+    "forget_and_invalidate",
     "versions",
-    "default",
-    "backfill",
-    "drop",
     "dead_letters",
     "neighbours",
     "duplicates",
     "plot",
 )
-"""The verbs in the order of the help; each is the module of its name in ``cli/archiving``."""
+"""The modules of the verbs, in the order of the help; ``versions`` also has ``default`` and ``drop``."""
 
 _EXAMPLES = """examples:
   headrace archive serve                   answer lookups over REST and gRPC
@@ -52,6 +48,6 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    verbs = command_groups.add_words(parser, "verbs", "VERB")
-    for name in _VERBS:
-        import_module(f"headrace.cli.archiving.{name}").add_to(verbs)
+    verbs = common.add_verbs(parser)
+    for name in _MODULES:
+        import_module(f"{__name__}.{name}").add_to(verbs)

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.archive.windows.feed import Batches, Feed
-from headrace.cli.archiving.feed_run import FeedRun
+from headrace.cli.archive.feed_run import FeedRun
 from headrace.training.running.checkpoint import load_checkpoint
 from headrace.training.running.loop import Interruptions
 from tests.unit.archive.filling_parts import open_parts

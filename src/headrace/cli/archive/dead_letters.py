@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headrace.base.terminal import table
-from headrace.cli import auditing, command_groups, common
-from headrace.cli.archiving import archive_options
+from headrace.cli import auditing, common
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
@@ -38,7 +38,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    tools = command_groups.add_words(parser, "verbs", "VERB")
+    tools = common.add_verbs(parser)
     _add(
         tools, "list", "show keys and reasons", "Show the keys that could not be embedded, and why.", run_list
     )

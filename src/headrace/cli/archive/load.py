@@ -13,7 +13,7 @@ from headrace.base.errors import InvalidRequest
 from headrace.base.stop_signals import StopSignals
 from headrace.base.terminal import Line, counted
 from headrace.cli import auditing, common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

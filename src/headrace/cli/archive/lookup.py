@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.terminal import table
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 from headrace.config.checks import MINUTE
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""A contact sheet: groups of images as one self-contained HTML page."""
+"""A contact sheet: groups of images as one self-contained HTML page, and the images of keys for it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Literal
+
+from headrace.archive.embedders.embedder import ImageSettings
+from headrace.archive.embedders.image_fetching import DownloadLimits, ImageFetcher
+from headrace.archive.model.archive_toml import ArchiveConfig, content_of, table_column
+from headrace.archive.operations.open_archive import embedder_settings
+from headrace.base.errors import HeadraceError
+from headrace.net.deadline_connection import Connector, system_addresses
 
 Image = bytes | str | None
 """Bytes of an image file, its URL, or None if there is no image."""
@@ -133,3 +141,45 @@ def _figure(tile: Tile, source: str, measure: str) -> str:
         f'<figure{"" if measure else " class=middle"}><div class="frame">{image}</div>'
         f"<figcaption{title}>{escape(key)}{told}</figcaption></figure>"
     )
+
+
+def images(config: ArchiveConfig, base: Path, space: str) -> Callable[[str], Image]:
+    """Return a function from a key to its image: an address, or the bytes of a file the embedder may read.
+
+    Nothing is downloaded here; the reader's browser loads the addresses.
+
+    Args:
+        config: The archive's settings.
+        base: The base directory of relative paths.
+        space: The space.
+
+    Raises:
+        ConfigError: The embedder's settings are wrong.
+    """
+    template = config.spaces[space].content
+    contents = _contents(config, base, space)
+
+    def image(key: str) -> Image:
+        if table_column(template):  # tables are not looked up for a page
+            return None
+        content = content_of(template, key)
+        if content[:8].lower().startswith(tuple(map(str.encode, _ADDRESSES))):
+            return content.decode()
+        if contents is None:
+            return None
+        try:
+            return contents.get(content)
+        except HeadraceError:  # the page shows that there is no image
+            return None
+
+    return image
+
+
+def _contents(config: ArchiveConfig, base: Path, space: str) -> ImageFetcher | None:
+    name = config.spaces[space].embedder
+    settings = embedder_settings(name, config.embedders.get(name)) if name else None
+    if not isinstance(settings, ImageSettings):
+        return None
+    no_hosts = DownloadLimits((), (), settings.max_bytes, settings.timeout_seconds, 0)
+    directory = base / settings.directory if settings.directory else None
+    return ImageFetcher(no_hosts, Connector(system_addresses, (), "", 1), directory)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import InvalidRequest
 from headrace.base.files import saying
 from headrace.cli import common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.base.tensors import Array

@@ -7,7 +7,7 @@ import argparse
 import msgspec
 
 from headrace.cli import common, serve
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 from headrace.config import ServerConfig, server_config, with_flags
 
 _OF_MODELS = {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.base import logs
 from headrace.base.errors import ConfigError
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 from headrace.cli.metrics_port_option import add_metrics, metrics
 from headrace.cli.stream_publish import add_kafka_config
 from headrace.cli.train import message
@@ -21,7 +21,7 @@ from headrace.config import checks
 
 if TYPE_CHECKING:
     from headrace.archive.windows.feed import Batches
-    from headrace.cli.archiving.feed_run import Located
+    from headrace.cli.archive.feed_run import Located
     from headrace.training.running.source import TopicOrigin
 
 _EXAMPLES = """examples:
@@ -99,7 +99,7 @@ class _Asking:
 def run(options: argparse.Namespace) -> int:
     """Count rows until the stream ends, or a signal arrives."""
     from headrace.archive.windows.feed import Feed, after  # noqa: PLC0415 - not needed to list the verbs
-    from headrace.cli.archiving.feed_run import FeedRun  # noqa: PLC0415 - as above
+    from headrace.cli.archive.feed_run import FeedRun  # noqa: PLC0415 - as above
     from headrace.frontends.archive.metrics import FeedMetrics  # noqa: PLC0415 - as above
     from headrace.training.running.checkpoint import (  # noqa: PLC0415 - as above
         find_checkpoint,

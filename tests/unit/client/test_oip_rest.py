@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.base.errors import ModelError
-from headrace.client.binary_tensors import answered, message, packed
+from headrace.client.oip_rest import answered, message, packed
 from headrace.client.rest import Reply
 
 

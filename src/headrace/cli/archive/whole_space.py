@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.base.terminal import Line
 from headrace.cli import number_types
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.operations.space_versions import Whole

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.terminal import counted, table
 from headrace.cli import common
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings, TableColumn

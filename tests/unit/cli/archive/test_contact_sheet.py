@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
-from headrace.cli.archiving.contact_sheet import Image, Tile, contact_sheet
+from headrace.archive.model.archive_toml import archive_config
+from headrace.cli.archive.contact_sheet import Image, Tile, contact_sheet, images
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"x" * 10
 
@@ -75,5 +77,21 @@ def test_large_groups_and_long_keys_are_cut() -> None:
 
 
 def test_a_page_holds_only_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.cli.archiving.contact_sheet.MOST_EMBEDDED_BYTES", 2 * len(PNG))
+    monkeypatch.setattr("headrace.cli.archive.contact_sheet.MOST_EMBEDDED_BYTES", 2 * len(PNG))
     assert len(seen({"a": PNG, "b": PNG, "c": PNG}).sources) == 2
+
+
+def test_files_that_the_embedder_may_read_are_part_of_a_sheet(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images/a.gif").write_bytes(b"GIF89a" + b"x" * 30)
+    (tmp_path / "secret.gif").write_bytes(b"GIF89a" + b"y" * 30)
+    table = {"kind": "image", "model": "none.onnx", "directory": "images", "max_bytes": 100}
+    spaces = {"files": {"embedder": "eye", "content": "{key}"}, "titles": {"embedder": "minilm"}}
+    config = archive_config({"embedders": {"eye": table}, "spaces": spaces}, "archive.toml", tmp_path)
+    image = images(config, tmp_path, "files")
+    assert image("a.gif") == b"GIF89a" + b"x" * 30
+    assert image("https://example/a.gif") == "https://example/a.gif"
+    assert image("data:image/gif;base64,R0lGODlh") == b"GIF89a"
+    for none in ("b.gif", "../secret.gif", "/etc/passwd", "ftp://example/a.gif", "\0"):
+        assert image(none) is None
+    assert images(config, tmp_path, "titles")("Heat") is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,6 @@ from headrace.base.errors import ConfigError
 from headrace.cli import common, number_types
 
 if TYPE_CHECKING:
-    from headrace.archive.filling.embedder_outages import PooledEmbedder
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.model.archive_toml import ArchiveConfig
 
@@ -83,55 +81,6 @@ def open_archive_of(options: argparse.Namespace) -> Archive:
     from headrace.archive.operations.open_archive import open_archive  # noqa: PLC0415 - not needed to list the verbs
 
     return open_archive(settings_of(options), base_of(options))
-
-
-def open_embedders(
-    options: argparse.Namespace, archive: Archive, held: ExitStack, needed: str = ""
-) -> dict[str, list[PooledEmbedder]]:
-    """Open the embedders of an archive's spaces; a remote one that is down is opened later.
-
-    Args:
-        options: The verb's options.
-        archive: The archive whose settings name them.
-        held: Closes the embedders.
-        needed: A space whose embedder must be open; "" for none.
-
-    Returns:
-        The embedders by space; spaces without one are left out.
-
-    Raises:
-        ConfigError: An embedder cannot be opened with these settings, or there is none.
-        LoadError: A model cannot be loaded.
-        Unavailable: The needed embedder does not answer.
-    """
-    from headrace.archive.operations.open_archive import open_suppliers, suppliers_of  # noqa: PLC0415 - not needed to list the verbs
-
-    config = archive.config
-    known = suppliers_of(config, base_of(options))
-    for supplier in known.values():
-        held.callback(supplier.close)
-    by_space = {
-        name: [known[settings.embedder]] for name, settings in config.spaces.items() if settings.embedder
-    }
-    if not by_space:
-        raise ConfigError(_no_embedder(archive, needed))
-    for supplier in by_space.get(needed, ()):
-        supplier.lend(None)
-    open_suppliers(config, known.values())
-    return by_space
-
-
-def _no_embedder(archive: Archive, space: str) -> str:
-    """Return the error message for an archive in which nothing can be embedded, with the fix."""
-    tables = [name for name, one in archive.config.spaces.items() if one.is_table]
-    if space in tables or (not space and len(tables) == len(archive.config.spaces)):
-        what = f"{space!r} is a feature table" if space else "the archive has feature tables only"
-        return f"{what}; feature tables are not embedded: headrace archive load fills them from files"
-    which = f"the space {space!r} has" if space else "the spaces have"
-    return (
-        f'{which} no embedder; set one, as in embedder = "minilm", or store your own vectors with headrace '
-        "archive put"
-    )
 
 
 def _file_of(options: argparse.Namespace) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.cli.live_view import as_json, as_text, cause, watched
 from headrace.cli.main import build_parser
 from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, parsed
+from headrace.cli.status import as_json, as_text, cause, watched
 from headrace.config import ServerConfig
 
 BEFORE = """

@@ -16,7 +16,7 @@ from headrace.base.errors import ConfigError, HeadraceError
 from headrace.base.files import saying
 from headrace.base.terminal import table
 from headrace.cli import common, models
-from headrace.cli.archiving import archive_options
+from headrace.cli.archive import archive_options
 
 if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive

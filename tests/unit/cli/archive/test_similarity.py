@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.model.archive_toml import archive_config
-from headrace.cli.archiving.pictures import images
 from headrace.cli.main import main
 from tests.unit.similarity.spaces import digits
 
@@ -84,22 +82,6 @@ def test_duplicates_as_a_table_as_json_and_as_a_sheet(archive: Path, capsys: Sai
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 + 1 + 3 + 1
     assert lines[-1] == "  … 7 more groups; --json --groups 10 lists them"
-
-
-def test_files_that_the_embedder_may_read_are_part_of_a_sheet(tmp_path: Path) -> None:
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images/a.gif").write_bytes(b"GIF89a" + b"x" * 30)
-    (tmp_path / "secret.gif").write_bytes(b"GIF89a" + b"y" * 30)
-    table = {"kind": "image", "model": "none.onnx", "directory": "images", "max_bytes": 100}
-    spaces = {"files": {"embedder": "eye", "content": "{key}"}, "titles": {"embedder": "minilm"}}
-    config = archive_config({"embedders": {"eye": table}, "spaces": spaces}, "archive.toml", tmp_path)
-    image = images(config, tmp_path, "files")
-    assert image("a.gif") == b"GIF89a" + b"x" * 30
-    assert image("https://example/a.gif") == "https://example/a.gif"
-    assert image("data:image/gif;base64,R0lGODlh") == b"GIF89a"
-    for none in ("b.gif", "../secret.gif", "/etc/passwd", "ftp://example/a.gif", "\0"):
-        assert image(none) is None
-    assert images(config, tmp_path, "titles")("Heat") is None
 
 
 def test_duplicates_by_distance_chain_until_most_are_one_group(archive: Path, capsys: Said) -> None:

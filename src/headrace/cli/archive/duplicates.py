@@ -12,8 +12,7 @@ from headrace.base.errors import ConfigError
 from headrace.base.files import saying
 from headrace.base.terminal import counted, table
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options, whole_space
-from headrace.cli.archiving.pictures import images
+from headrace.cli.archive import archive_options, whole_space
 
 if TYPE_CHECKING:
     from headrace.archive.operations.space_versions import Whole
@@ -196,7 +195,7 @@ def _object(options: argparse.Namespace, read: Whole, found: Duplicates) -> dict
 
 
 def _write_sheet(options: argparse.Namespace, read: Whole, found: Duplicates) -> None:
-    from headrace.cli.archiving.contact_sheet import Tile, contact_sheet  # noqa: PLC0415 - as above
+    from headrace.cli.archive.contact_sheet import Tile, contact_sheet, images  # noqa: PLC0415 - as above
 
     groups = [
         [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import ConfigError
 from headrace.base.files import saying
 from headrace.cli import common, number_types
-from headrace.cli.archiving import archive_options, whole_space
+from headrace.cli.archive import archive_options, whole_space
 
 if TYPE_CHECKING:
     from headrace.archive.operations.space_versions import Whole
@@ -87,7 +87,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Draw the space, and write the picture."""
-    from headrace.cli.archiving import drawing  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.cli.archive import drawing  # noqa: PLC0415 - not needed to list the verbs
     from headrace.similarity.layout import layout  # noqa: PLC0415 - as above
 
     out: Path = options.out or Path(f"{options.space}.png")

@@ -1,1 +1,0 @@
-"""The verbs of ``headrace archive``, one module each."""
