@@ -364,7 +364,7 @@ class Signature:
         missing = [name for name in self.input_names if name not in given]
         unknown = list(islice((name for name in inputs if name not in known), _NAMES_TOLD))
         said = [f"missing input {listed(map(shown, missing))}"] if missing else []
-        said += [f"unknown input {listed(map(shown, unknown), _NAMES_TOLD)}"] if unknown else []
+        said += [f"unknown input {listed(map(shown, map(str, unknown)), _NAMES_TOLD)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
 

@@ -33,6 +33,12 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
 
 def _as_numbers(spec: Input, value: object) -> Array:
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and np.ma.is_masked(value):  # its bytes hold other numbers there
+            raise InvalidRequest(
+                f"expected {spec}, got a masked array with missing values; pass values.tolist(), in which "
+                "they are None",
+                field=spec.name,
+            )
         return value
     try:
         array = np.asarray(value)
