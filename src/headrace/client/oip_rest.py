@@ -59,7 +59,7 @@ def read_metadata(body: bytes) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]
 def model_path(model: str, version: int | None) -> str:
     """Return the path of a model, or of one of its versions."""
     path = f"/v2/models/{quote(model, safe='', errors='replace')}"
-    return path if version is None else f"{path}/versions/{version}"
+    return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
 class RemoteServed:

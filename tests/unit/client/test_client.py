@@ -162,8 +162,8 @@ def test_a_wrong_input_is_an_error_that_names_it(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
-def test_a_timeout_is_a_number_of_seconds(function: LocalServer, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), "5"])
+def test_a_timeout_is_a_number_of_seconds(function: LocalServer, seconds: Any) -> None:
     with pytest.raises(InvalidRequest, match="timeout_seconds: expected seconds above 0"):
         headrace.Client(function.url, timeout_seconds=seconds)
     with headrace.Client(function.url) as client, pytest.raises(InvalidRequest, match="timeout_seconds"):
@@ -228,9 +228,11 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status = int(self.path.rpartition("/")[2])
-        body = b"gone" if status == 410 else b'{"error":"because"}'
+        body = b"gone" if status in (308, 410) else b'{"error":"because"}'
         self.send_response(status)
         self.send_header("Retry-After", "7")
+        if status == 308:
+            self.send_header("Location", "https://other.example/")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -281,3 +283,13 @@ def test_a_refusal_of_something_else_on_the_way_is_repeated(refusing: str) -> No
         pytest.raises(FailedPrecondition, match=r"answered 410: 'gone'"),
     ):
         client.predict("410", {"x": [1]})
+
+
+def test_a_redirect_is_an_error_that_tells_where_to(refusing: str) -> None:
+    with (
+        headrace.Client(refusing) as client,
+        pytest.raises(
+            FailedPrecondition, match=r"no redirects: give it the url of 'https://other\.example/'"
+        ),
+    ):
+        client.predict("308", {"x": [1]})
