@@ -27,6 +27,13 @@ _HEADERS = (
 )
 
 
+_LEFT = "the client disconnected before its answer was complete"
+_STALLED = "client stopped reading responses"
+
+STALL_SECONDS = 60.0
+"""Longest time in seconds in which a client reads nothing, as over HTTP/2: its stream has a place of few."""
+
+
 class _Application(Protocol):
     """The parts of an ``Application`` that streams of events need."""
 
@@ -139,7 +146,7 @@ class _Response:
         self.has_begun = False
         self.size = 0
         self._answers = answers
-        self._send = send
+        self._send_it = send
 
     async def begin(self, headers: Pairs) -> None:
         """Send the status and the headers."""
@@ -150,7 +157,7 @@ class _Response:
         """Send an event, and wait until the server has accepted it.
 
         Raises:
-            Cancelled: It was cancelled to make room for the answers to others.
+            Cancelled: The client reads nothing, or it was cancelled to make room for the answers to others.
             Overloaded: There is no room for it beside answers that are being read.
         """
         framed = _framed(said)
@@ -161,9 +168,18 @@ class _Response:
         self._answers.begin(len(framed))
         try:
             if not await self._answers.send(self._send, slices(framed), more=True):
-                raise Cancelled("client stopped reading responses")
+                raise Cancelled(_STALLED)
         finally:
             self._answers.end()
+
+    async def _send(self, event: Event) -> None:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._send_it(event)
+        except TimeoutError:
+            raise Cancelled(_STALLED) from None
+        except OSError:  # as ASGI prescribes; the server may know it before ``receive`` tells
+            raise Cancelled(_LEFT) from None
 
 
 def _framed(said: bytes) -> bytes:
@@ -197,7 +213,7 @@ async def _while_connected(receive: Receive) -> AsyncIterator[None]:
     finally:
         is_over = True
         watch.cancel()
-    raise Cancelled("the client disconnected before its answer was complete")
+    raise Cancelled(_LEFT)
 
 
 async def _until_disconnected(receive: Receive) -> None:
