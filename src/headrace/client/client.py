@@ -28,7 +28,7 @@ from headrace.base.tensors import BY_DTYPE, Array
 from headrace.client.binary_tensors import Input, answered, message, packed
 from headrace.client.oip_rest import LARGEST_METADATA_BYTES, model_path, read_metadata
 from headrace.client.rest import Reply, RestClient, TimedOut, read_address, token_of, wait_seconds
-from headrace.model.data_frames import Inputs, named_inputs
+from headrace.model.data_frames import Inputs, named_inputs, with_nones
 from headrace.model.servable import Signature, TensorSpec
 from headrace.model.typed_inputs import typed
 
@@ -180,6 +180,7 @@ def _sent(spec: TensorSpec, value: object) -> Input:
     try:
         return packed(spec.name, typed(spec, value))
     except InvalidRequest:
+        value = with_nones(value)
         if not isinstance(value, list | tuple) or not value:
             raise
     described = {

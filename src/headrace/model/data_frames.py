@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, shown
-from headrace.base.tensors import Array
+from headrace.base.tensors import STRING, Array
 
 
 class DataFrame(Protocol):
@@ -69,10 +69,10 @@ def named_inputs(inputs: Inputs, wanted: Sequence[Input]) -> Mapping[str, object
         twice = next(name for name in texts if texts.count(name) > 1)
         raise InvalidRequest("two columns of the data frame have this name", field=shown(twice))
     if len(wanted) == 1 and whole.name not in found and whole.shape == (len(names),):
-        return {whole.name: _joined([_values(inputs[name]) for name in names])}
+        return {whole.name: _joined([values_of(inputs[name]) for name in names])}
     if all(one.name in found for one in wanted):
-        return {one.name: _values(inputs[found[one.name]]) for one in wanted}
-    return {name: _values(inputs[column]) for name, column in found.items()}
+        return {one.name: values_of(inputs[found[one.name]]) for one in wanted}
+    return {name: values_of(inputs[column]) for name, column in found.items()}
 
 
 def _is_table(inputs: object) -> bool:
@@ -97,15 +97,29 @@ def _way_out(inputs: object, wanted: Sequence[Input]) -> str:
     return f"; pass {{{wanted[0].name!r}: values}}" if len(wanted) == 1 else ""
 
 
-def _values(column: Any) -> Array | list[object]:
+def values_of(column: Any) -> Array | list[object]:
+    """Return a column as an array if it has only numbers, else as a list in which missing values are None."""
     values: Array = np.asarray(column)
-    if values.dtype.kind not in "OUST" and not _has_nulls(column):
+    if values.dtype.kind not in "OUST" and not has_nulls(column):
         return values
     is_missing = column.isna() if hasattr(column, "isna") else column.is_null()
     return [None if missing else value for value, missing in zip(column.to_list(), is_missing, strict=True)]
 
 
-def _has_nulls(column: Any) -> bool:
+def with_nones(rows: object) -> object:
+    """Return an array or a column in which values are missing as a list with None; others as they are."""
+    if isinstance(rows, np.ndarray):
+        is_missing = np.ma.is_masked(rows) or (rows.dtype == STRING and any(one is None for one in rows.flat))
+        return rows.tolist() if is_missing else rows
+    return values_of(rows) if is_column(rows) else rows
+
+
+def is_column(values: object) -> bool:
+    """Return whether it is a column of pandas or polars by itself."""
+    return hasattr(values, "to_list") and hasattr(values, "dtype")
+
+
+def has_nulls(column: Any) -> bool:
     """Return whether a column has missing values, which NumPy would turn into NaN, and integers into floats.
 
     A NaN in a column of NumPy's floats is a number.

@@ -13,7 +13,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, held_bytes
-from headrace.model.data_frames import Inputs, named_inputs
+from headrace.model.data_frames import Inputs, named_inputs, with_nones
 from headrace.model.misfits import misfit
 from headrace.model.missing_values import Expansion, complete, fitted
 from headrace.model.typed_inputs import typed
@@ -418,7 +418,7 @@ def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | No
     try:
         array = typed(spec, value, exact=exact)
     except InvalidRequest:
-        completed = complete(spec, value, budget or Expanded())
+        completed = complete(spec, with_nones(value), budget or Expanded())
         if completed is value:
             raise
         array = typed(spec, completed, exact=exact)

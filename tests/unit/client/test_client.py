@@ -57,6 +57,11 @@ FRAMES: dict[str, Any] = {
     "lists_of_numpy": {"age": [np.float64(31), None, np.int64(27)], "city": [b"oslo", None, np.str_("rome")]},
     "lists_of_other_types": {"age": [31, 45, 27], "city": ("oslo", "rome", "")},
     "arrays": {"age": np.array([31, 45], ">i2"), "city": np.array(["oslo", "rome"])},
+    "arrays_with_missing_values": {
+        "age": np.ma.masked_array([31.0, 99.0, 27.0], [False, True, False]),
+        "city": np.array(MISSING_CITIES, object),
+    },
+    "columns": {"age": pl.Series([31, None, 27]), "city": pd.Series(MISSING_CITIES)},
 }
 MATRICES: dict[str, Any] = {
     "pandas": pd.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 1.5]}),

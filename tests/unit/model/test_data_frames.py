@@ -94,6 +94,23 @@ def test_a_null_among_numbers_is_missing_and_others_stay_exact(frame: Any) -> No
 
 
 @pytest.mark.parametrize(
+    "scores",
+    [
+        pl.Series(SCORES),
+        pd.Series(pd.arrays.ArrowExtensionArray(pa.array(SCORES))),
+        np.ma.masked_array([0.5, 7.0, np.nan], [False, True, False]),
+        np.array(SCORES, object),
+    ],
+)
+def test_a_value_missing_in_an_array_or_a_column_is_replaced(scores: object) -> None:
+    score = np.asarray(DEFAULTED.check({"score": scores, "count": [1, 2, 3], "is_new": FLAGS}).columns[0])
+    np.testing.assert_array_equal(score, [0.5, -1.0, np.nan])
+    strict = Signature("serving_default", (TensorSpec("score", FP64, ()),), ())
+    with pytest.raises(InvalidRequest, match="row 1: got null"):
+        strict.check({"score": scores})
+
+
+@pytest.mark.parametrize(
     "frame", [pl.DataFrame({"age": [1.0, None]}), pd.DataFrame({"age": pd.array([1.0, None], "Float64")})]
 )
 def test_a_null_is_refused_where_no_value_may_be_missing(frame: Any) -> None:
@@ -138,10 +155,6 @@ def test_texts_of_several_columns_are_one_input() -> None:
         (pd.DataFrame([[1.0, 2.0]], columns=["age", "age"]), "have this name"),
         (pd.DataFrame({0: [1.0], "0": [2.0]}), "have this name"),
         ({"age": [1.0], "country": ["de"], "visits": [1], 5: [1]}, "unknown input '5'"),
-        (
-            {"age": np.ma.masked_equal([1.0, 9.0], 9.0), "country": ["de"] * 2, "visits": [1, 1]},
-            "got a masked array with missing values; pass values.tolist()",
-        ),
         (pl.DataFrame({"age": [1.0], "country": [5], "visits": [1]}), "country"),
         ([[1.0, "de", 1]], "got list"),
         ([{"age": 1.0, "country": "de", "visits": 1}], "got list; pass pandas.DataFrame(rows)"),
