@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from contextvars import Context
@@ -144,7 +145,7 @@ class TaskSteps:
         self._ending: asyncio.Task[None] | None = None  # a loop holds its tasks weakly
         self._asked: asyncio.Queue[Settle] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self._early: list[Step] = []  # a step that nobody has asked for: its end by a timeout or a task group
+        self._early: deque[Step] = deque()  # steps that nobody has asked for: ends by timeouts or task groups
         self._ends = False
 
     def next(self, settle: Settle) -> None:
@@ -171,6 +172,7 @@ class TaskSteps:
         try:
             await self._cancelling.end(task)
         finally:
+            self._task = None  # its CancelledError refers to this object, and to the last part
             _soon(self._clock, closed)
 
     async def _run(self) -> None:
@@ -180,7 +182,7 @@ class TaskSteps:
                 settle = await self._next_asked(parts)
                 try:
                     parts = parts or self._begin()
-                    step: Step = self._early.pop() if self._early else await anext(parts, None)
+                    step: Step = self._early.popleft() if self._early else await anext(parts, None)
                 except BaseException as error:  # noqa: BLE001 - the boundary to a model's own code
                     step = error
                 _soon(self._clock, settle, step)

@@ -16,7 +16,8 @@ import asyncio
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import partial
-from typing import Any, cast
+from typing import Any, Protocol, cast
+from weakref import WeakSet
 
 from headrace.base import logs
 from headrace.base.clock import Clock, Timer
@@ -44,6 +45,13 @@ from headrace.model.servable import DEADLINE, CheckedInputs, Signature
 from headrace.model.streaming_servable import Parts, StreamingServable
 
 _UNLOADED = "the model version was unloaded before its answer was complete; try again"
+
+
+class Held(Protocol):
+    """A hold on the version, by a request whose turn may come long after."""
+
+    def release(self) -> None:
+        """Release the version; idempotent."""
 
 
 class PartStreams:
@@ -81,6 +89,7 @@ class PartStreams:
         self._cancelling = Cancelling(origin)
         self._pool: Threads[Work] = Threads(f"{origin.model}/{origin.version}", instances(policy), _run)
         self._open: set[PartStream] = set()
+        self._held: WeakSet[Held] = WeakSet()
         self._ending: Timer | None = None
         self._has_drained = False
 
@@ -129,6 +138,10 @@ class PartStreams:
         self._open.add(stream)
         stream.expire_at(deadline)
         return stream
+
+    def hold(self, held: Held) -> None:
+        """Release a hold when the open streams are ended, if it still exists."""
+        self._held.add(held)
 
     def _begin(self, inputs: CheckedInputs) -> Parts:
         layout, columns, rows = inputs
@@ -182,6 +195,8 @@ class PartStreams:
         self._has_drained = True
         for stream in [*self._open]:
             stream.fail(Unavailable(_UNLOADED))
+        for held in [*self._held]:
+            held.release()
 
     def stop(self) -> None:
         """Make the threads end; no stream is open any more. Any thread may call this."""

@@ -36,7 +36,7 @@ from headrace.client.oip_rest import (
 )
 from headrace.client.rest import Reply, RestClient, TimedOut, read_address, token_of, wait_seconds
 from headrace.model.casting import typed
-from headrace.model.data_frames import Inputs, named_inputs
+from headrace.model.data_frames import Inputs, named_inputs, with_nones
 from headrace.model.servable import Signature, TensorSpec
 
 _MOST_ANSWER_BYTES = 2**30
@@ -170,7 +170,11 @@ class Client:
 
 
 def _checked_seconds(seconds: float) -> float:
-    if not 0 < seconds <= _LONGEST_SECONDS:  # NaN is no number of seconds either
+    try:
+        is_valid = 0 < seconds <= _LONGEST_SECONDS  # not for NaN
+    except TypeError:
+        is_valid = False
+    if not is_valid:
         raise InvalidRequest(
             f"expected seconds above 0, at most {_LONGEST_SECONDS:g}, got {seconds!r:.40}",
             field="timeout_seconds",
@@ -183,6 +187,7 @@ def _sent(spec: TensorSpec, value: object) -> Input:
     try:
         return packed(spec.name, typed(spec, value))
     except InvalidRequest:
+        value = with_nones(value)
         if not isinstance(value, list | tuple) or not value:
             raise
     described = {
@@ -234,6 +239,8 @@ def _refusal(status: int, headers: http.client.HTTPMessage, body: bytes) -> Head
         said: str = msgspec.json.decode(body, type=dict[str, str])["error"]
     except (msgspec.MsgspecError, UnicodeDecodeError, KeyError):
         said = f"the server answered {status}: {shown(body.decode(errors='replace'))}"
+        if "Location" in headers:
+            said += f"; the client follows no redirects: give it the url of {shown(headers['Location'])}"
     kind = _KINDS.get(status) or (FailedPrecondition if status < _NO_SERVER_ERROR else ModelError)
     if issubclass(kind, Refused):
         return kind(said, retry_after_seconds=wait_seconds(headers))

@@ -26,6 +26,8 @@ _LARGEST_ROW_BYTES = 65_536 * 8  # the longest vector supported, in float64
 _HEADER = "Inference-Header-Content-Length"
 _LENGTH = struct.Struct("<I")
 _MOST_DIMENSIONS = 32
+_MOST_DIGITS = 19
+_MOST_VALUES = 2**59
 
 
 class _Tensor(msgspec.Struct):
@@ -130,8 +132,9 @@ def answered(reply: Reply) -> tuple[int | None, dict[str, Array]]:
     Raises:
         ModelError: The answer is not of the protocol, or contains an output that is not in binary form.
     """
-    told = reply.headers.get(_HEADER, "")
-    size = int(told) if told.isdecimal() else len(reply.body)
+    size = _number(reply.headers.get(_HEADER, ""))
+    if size is None:
+        size = len(reply.body)
     answer: _Answer = _decoded(reply.body[:size], _Answer)
     raw, found, start = bytearray(memoryview(reply.body)[size:]), {}, 0
     for one in answer.outputs:
@@ -140,8 +143,11 @@ def answered(reply: Reply) -> tuple[int | None, dict[str, Array]]:
         start = stop
     if start != len(raw):
         raise ModelError(f"expected {start} bytes of binary data, got {len(raw)}")
-    version = answer.model_version
-    return int(version) if version.isdecimal() else None, found
+    return _number(answer.model_version), found
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _size_of(output: _Tensor, left: int) -> int:
@@ -161,6 +167,8 @@ def _unpacked(output: _Tensor, raw: memoryview) -> Array:
     if len(output.shape) > _MOST_DIMENSIONS or any(size < 0 for size in output.shape):
         raise ModelError(f"the output {shown(output.name)}: expected sizes, got {output.shape[:8]}")
     count = math.prod(output.shape)
+    if not count and math.prod(filter(None, output.shape)) > _MOST_VALUES:  # NumPy refuses such arrays
+        raise ModelError(f"the output {shown(output.name)}: expected smaller sizes, got {output.shape[:8]}")
     if known.dtype == STRING:
         return _texts(output, raw, count).reshape(output.shape)
     if len(raw) != count * known.dtype.itemsize:
@@ -216,7 +224,7 @@ def read_metadata(body: bytes) -> tuple[tuple[TensorSpec, ...], tuple[str, ...]]
 def model_path(model: str, version: int | None) -> str:
     """Return the path of a model, or of one of its versions."""
     path = f"/v2/models/{quote(model, safe='', errors='replace')}"
-    return path if version is None else f"{path}/versions/{version}"
+    return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
 class RemoteServed:

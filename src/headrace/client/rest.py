@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import math
+import select
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -39,6 +41,7 @@ _LONGEST_WAIT_SECONDS = 300.0
 _MOST_IDLE = 8
 _MOST_LOOKUPS = 16
 _OK, _NO_SERVER_ERROR = 200, 500
+_CUT_OFF = (ConnectionError, ssl.SSLEOFError)
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -223,8 +226,14 @@ class RestClient:
         return "\r\n".join([*lines, "", ""]).encode("ascii") + body
 
     def _kept(self) -> socket.socket | None:
-        with self._lock:
-            return self._idle.pop() if self._idle else None
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                kept = self._idle.pop()
+            if not _has_news(kept):
+                return kept
+            kept.close()
 
     def _connected(self, deadline: float) -> socket.socket:
         host, port = self._address.host, self._address.port
@@ -241,9 +250,8 @@ class RestClient:
         response = http.client.HTTPResponse(cast("socket.socket", connection))
         try:
             try:
-                connection.send(request)
-                response.begin()
-            except (ConnectionError, http.client.RemoteDisconnected) as error:
+                _begin(connection, request, response)
+            except _CUT_OFF as error:
                 if is_kept:  # the server may have closed the idle connection before the request arrived
                     raise _BrokenOff from error
                 raise
@@ -261,6 +269,29 @@ class RestClient:
                     self._idle.append(connected)
             if not stays:
                 connected.close()
+
+
+def _has_news(idle: socket.socket) -> bool:
+    """Return whether an idle connection has been closed, or has data that answers no request."""
+    poll = select.poll()
+    poll.register(idle, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _begin(connection: Connection, request: bytes, response: http.client.HTTPResponse) -> None:
+    """Send a request, and read the head of its response.
+
+    A server that refuses a large body answers before it has read it, and closes the connection.
+    """
+    cut_off: OSError | None = None
+    try:
+        connection.send(request)
+    except _CUT_OFF as error:
+        cut_off = error
+    try:
+        response.begin()
+    except _CUT_OFF as error:
+        raise cut_off or error from None
 
 
 def _read(response: http.client.HTTPResponse, most_bytes: int, *, cut: bool = False) -> bytes:

@@ -42,7 +42,7 @@ class Lease(Generic[LoadedT]):
         loaded: The version.
     """
 
-    __slots__ = ("_held", "loaded")
+    __slots__ = ("__weakref__", "_held", "loaded")
 
     def __init__(self, loaded: LoadedT) -> None:
         """Hold a version that was obtained in this turn of the event loop."""

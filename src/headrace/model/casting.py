@@ -8,6 +8,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
+from headrace.model.data_frames import has_nulls, is_column
 from headrace.model.misfits import Input, misfit, position, ragged, said
 
 
@@ -89,7 +90,11 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
 
 def _as_numbers(spec: Input, value: object) -> Array:
     if isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and np.ma.is_masked(value):  # its bytes hold other numbers there
+            raise _with_missing(spec)
         return value
+    if type(value) is not list and is_column(value) and has_nulls(value):
+        raise _with_missing(spec)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
@@ -97,6 +102,10 @@ def _as_numbers(spec: Input, value: object) -> Array:
     if array.dtype == STRING:
         raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
     return array
+
+
+def _with_missing(spec: Input) -> InvalidRequest:
+    return InvalidRequest(f"expected {spec}, got an array with missing values", field=spec.name)
 
 
 def _as_strings(spec: Input, value: object) -> Array:

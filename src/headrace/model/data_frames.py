@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, shown
-from headrace.base.tensors import Array
+from headrace.base.tensors import STRING, Array
 
 
 class DataFrame(Protocol):
@@ -56,22 +56,33 @@ def named_inputs(inputs: Inputs, wanted: Sequence[Input]) -> Mapping[str, object
     """
     if isinstance(inputs, Mapping):
         return inputs
-    if not hasattr(inputs, "columns"):
+    if _is_table(inputs) or _is_query(inputs) or not hasattr(inputs, "columns"):
         raise InvalidRequest(
             f"expected arrays by input name or a data frame, got {type(inputs).__name__}"
             f"{_way_out(inputs, wanted)}",
             field="inputs",
         )
     names = list(inputs.columns)
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest("two columns of the data frame have this name", field=shown(str(twice)))
     found, whole = {str(name): name for name in names}, wanted[0]
+    if len(found) != len(names):
+        texts = list(map(str, names))
+        twice = next(name for name in texts if texts.count(name) > 1)
+        raise InvalidRequest("two columns of the data frame have this name", field=shown(twice))
     if len(wanted) == 1 and whole.name not in found and whole.shape == (len(names),):
-        return {whole.name: _joined([_values(inputs[name]) for name in names])}
+        return {whole.name: _joined([values_of(inputs[name]) for name in names])}
     if all(one.name in found for one in wanted):
-        return {one.name: _values(inputs[found[one.name]]) for one in wanted}
-    return {name: _values(inputs[column]) for name, column in found.items()}
+        return {one.name: values_of(inputs[found[one.name]]) for one in wanted}
+    return {name: values_of(inputs[column]) for name, column in found.items()}
+
+
+def _is_table(inputs: object) -> bool:
+    """Return whether it is a table of Arrow, whose ``columns`` are no names."""
+    return hasattr(type(inputs), "column_names")
+
+
+def _is_query(inputs: object) -> bool:
+    """Return whether it is a lazy frame, which has no values yet."""
+    return hasattr(type(inputs), "collect")
 
 
 def _way_out(inputs: object, wanted: Sequence[Input]) -> str:
@@ -79,21 +90,47 @@ def _way_out(inputs: object, wanted: Sequence[Input]) -> str:
         return "; pass pandas.DataFrame(rows)"
     if hasattr(inputs, "to_frame"):  # a series: one row of a data frame, or one column
         return "; pass pandas.DataFrame([row]) for one row, or column.to_frame() for a column"
+    if _is_table(inputs):
+        return "; pass table.to_pandas()"
+    if _is_query(inputs):
+        return "; pass frame.collect()"
     return f"; pass {{{wanted[0].name!r}: values}}" if len(wanted) == 1 else ""
 
 
-def _values(column: Any) -> Array | list[object]:
+def values_of(column: Any) -> Array | list[object]:
+    """Return a column as an array if it has only numbers, else as a list in which missing values are None."""
     values: Array = np.asarray(column)
-    if values.dtype.kind not in "OUST":
+    if values.dtype.kind not in "OUST" and not has_nulls(column):
         return values
     is_missing = column.isna() if hasattr(column, "isna") else column.is_null()
-    return [
-        None if missing else value for value, missing in zip(values.tolist(), list(is_missing), strict=True)
-    ]
+    return [None if missing else value for value, missing in zip(column.to_list(), is_missing, strict=True)]
+
+
+def with_nones(rows: object) -> object:
+    """Return an array or a column in which values are missing as a list with None; others as they are."""
+    if isinstance(rows, np.ndarray):
+        is_missing = np.ma.is_masked(rows) or (rows.dtype == STRING and any(one is None for one in rows.flat))
+        return rows.tolist() if is_missing else rows
+    return values_of(rows) if is_column(rows) else rows
+
+
+def is_column(values: object) -> bool:
+    """Return whether it is a column of pandas or polars by itself."""
+    return hasattr(values, "to_list") and hasattr(values, "dtype")
+
+
+def has_nulls(column: Any) -> bool:
+    """Return whether a column has missing values, which NumPy would turn into NaN, and integers into floats.
+
+    A NaN in a column of NumPy's floats is a number.
+    """
+    if hasattr(column, "null_count"):  # polars
+        return bool(column.null_count())
+    return not isinstance(column.dtype, np.dtype) and bool(column.isna().any())
 
 
 def _joined(columns: Sequence[object]) -> object:
-    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    arrays = [column for column in columns if isinstance(column, np.ndarray) and column.dtype.kind in "biuf"]
     if len(arrays) == len(columns):
         return np.stack(arrays, axis=1)
     return [list(row) for row in zip(*columns, strict=True)]

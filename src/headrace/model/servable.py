@@ -16,7 +16,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge, listed, shown
 from headrace.base.tensors import BY_DTYPE, STRING, Array, Buffer, Tensors, held_bytes
 from headrace.model.casting import typed
-from headrace.model.data_frames import Inputs, named_inputs
+from headrace.model.data_frames import Inputs, named_inputs, with_nones
 from headrace.model.misfits import misfit
 from headrace.model.missing_values import Expansion, complete, fitted
 
@@ -383,7 +383,7 @@ class Signature:
         missing = [name for name in self.input_names if name not in given]
         unknown = list(islice((name for name in inputs if name not in known), _NAMES_TOLD))
         said = [f"missing input {listed(map(shown, missing))}"] if missing else []
-        said += [f"unknown input {listed(map(shown, unknown), _NAMES_TOLD)}"] if unknown else []
+        said += [f"unknown input {listed(map(shown, map(str, unknown)), _NAMES_TOLD)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
 
@@ -440,7 +440,7 @@ def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | No
     try:
         array = typed(spec, value, exact=exact)
     except InvalidRequest:
-        completed = complete(spec, value, budget or Expanded())
+        completed = complete(spec, with_nones(value), budget or Expanded())
         if completed is value:
             raise
         array = typed(spec, completed, exact=exact)

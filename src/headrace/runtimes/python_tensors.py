@@ -74,6 +74,11 @@ def checked(specs: tuple[TensorSpec, ...], answer: object) -> Tensors:
             "predict returned a coroutine: mark the method (and its decorators' functions) `async def`, or "
             "return the awaited value"
         )
+    if inspect.isgenerator(answer):
+        raise ModelError(
+            "predict returned a generator: a decorator hides that it yields; decorate it with a generator "
+            "function (`yield from`), or without a decorator"
+        )
     if not isinstance(answer, Mapping) or answer.keys() != {spec.name for spec in specs}:
         got = ", ".join(map(str, answer)) if isinstance(answer, Mapping) else "no mapping"
         declared = ", ".join(spec.name for spec in specs)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
@@ -137,6 +139,59 @@ def test_a_timeout_that_passes_while_the_reader_rests_ends_the_stream() -> None:
             await anext(stream)
 
     run(ScriptedInLoop(script), scenario)
+
+
+def test_what_two_timeouts_bring_while_the_reader_rests_comes_in_their_order() -> None:
+    ended = threading.Event()
+
+    async def script() -> AsyncGenerator[Part, None]:
+        try:
+            async with asyncio.timeout(None) as outer:
+                try:
+                    async with asyncio.timeout(0):
+                        yield part(0)
+                except TimeoutError:
+                    outer.reschedule(0)
+                    yield part(1)
+        finally:
+            ended.set()
+
+    async def scenario(engine: Engine) -> None:
+        ended.clear()
+        stream = engine.stream("m", X)
+        await anext(stream)
+        await until_in_loop(ended.is_set)
+        assert (await anext(stream))["y"][0, 0] == 1
+        with pytest.raises(ModelError, match="TimeoutError"):
+            await anext(stream)
+
+    run(ScriptedInLoop(script), scenario)
+
+
+def test_a_stream_that_is_left_leaves_nothing_to_the_garbage_collector() -> None:
+    """It comes rarely, and a part may be large."""
+    parts: list[weakref.ref[Array]] = []
+
+    async def script() -> AsyncGenerator[Part, None]:
+        while True:
+            made = part(0)
+            parts.append(weakref.ref(made["y"]))
+            yield made
+
+    async def scenario(engine: Engine) -> None:
+        stream = engine.stream("m", X)
+        await anext(stream)
+        await stream.aclose()
+        await until_in_loop(lambda: not engine.loaded("m").outstanding)
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(ScriptedInLoop(script), scenario)
+        assert parts
+        assert all(one() is None for one in parts)
+    finally:
+        gc.enable()
 
 
 def test_a_finally_may_await() -> None:

@@ -57,6 +57,11 @@ FRAMES: dict[str, Any] = {
     "lists_of_numpy": {"age": [np.float64(31), None, np.int64(27)], "city": [b"oslo", None, np.str_("rome")]},
     "lists_of_other_types": {"age": [31, 45, 27], "city": ("oslo", "rome", "")},
     "arrays": {"age": np.array([31, 45], ">i2"), "city": np.array(["oslo", "rome"])},
+    "arrays_with_missing_values": {
+        "age": np.ma.masked_array([31.0, 99.0, 27.0], [False, True, False]),
+        "city": np.array(MISSING_CITIES, object),
+    },
+    "columns": {"age": pl.Series([31, None, 27]), "city": pd.Series(MISSING_CITIES)},
 }
 MATRICES: dict[str, Any] = {
     "pandas": pd.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 1.5]}),
@@ -162,8 +167,8 @@ def test_a_wrong_input_is_an_error_that_names_it(
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
-def test_a_timeout_is_a_number_of_seconds(function: LocalServer, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), "5"])
+def test_a_timeout_is_a_number_of_seconds(function: LocalServer, seconds: Any) -> None:
     with pytest.raises(InvalidRequest, match="timeout_seconds: expected seconds above 0"):
         headrace.Client(function.url, timeout_seconds=seconds)
     with headrace.Client(function.url) as client, pytest.raises(InvalidRequest, match="timeout_seconds"):
@@ -228,9 +233,11 @@ class Refusing(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status = int(self.path.rpartition("/")[2])
-        body = b"gone" if status == 410 else b'{"error":"because"}'
+        body = b"gone" if status in (308, 410) else b'{"error":"because"}'
         self.send_response(status)
         self.send_header("Retry-After", "7")
+        if status == 308:
+            self.send_header("Location", "https://other.example/")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -281,3 +288,13 @@ def test_a_refusal_of_something_else_on_the_way_is_repeated(refusing: str) -> No
         pytest.raises(FailedPrecondition, match=r"answered 410: 'gone'"),
     ):
         client.predict("410", {"x": [1]})
+
+
+def test_a_redirect_is_an_error_that_tells_where_to(refusing: str) -> None:
+    with (
+        headrace.Client(refusing) as client,
+        pytest.raises(
+            FailedPrecondition, match=r"no redirects: give it the url of 'https://other\.example/'"
+        ),
+    ):
+        client.predict("308", {"x": [1]})

@@ -47,6 +47,14 @@ def test_a_server_need_not_name_its_version() -> None:
     assert answered(reply(b"", version="")) == (None, {})
 
 
+def test_numbers_of_thousands_of_digits_are_none() -> None:
+    """Python refuses to convert them."""
+    answer = reply(b"", version="9" * 5000)
+    del answer.headers["Inference-Header-Content-Length"]
+    answer.headers["Inference-Header-Content-Length"] = "9" * 5000
+    assert answered(answer) == (None, {})
+
+
 @pytest.mark.parametrize(
     ("raw", "described", "said"),
     [
@@ -57,6 +65,8 @@ def test_a_server_need_not_name_its_version() -> None:
         (b"12345", output("x", "FP32", [1], 4), "expected 4 bytes of binary data, got 5"),
         (b"1234", output("x", "FP32", [-1], 4), "expected sizes"),
         (b"1234", output("x", "FP32", [1] * 100, 4), "expected sizes"),
+        (b"", output("x", "FP32", [0, 2**62, 4], 0), "expected smaller sizes"),
+        (b"", output("x", "BYTES", [0, 2**64], 0), "expected smaller sizes"),
         (b"12", output("x", "BF16", [1], 2), "has the datatype 'BF16'"),
         (b"\x05\x00\x00\x00abc", output("x", "BYTES", [1], 7), "expected 1 texts in 7 bytes"),
         (b"\x01\x00\x00\x00ab", output("x", "BYTES", [1], 6), "expected 1 texts in 6 bytes"),

@@ -6,11 +6,12 @@ import http.server
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 
-from headrace.base.errors import ConfigError, Unavailable
+from headrace.base.errors import ConfigError, TooLarge, Unavailable
 from headrace.client import rest
 from headrace.client.rest import Address, RestClient, read_address
 from headrace.net import deadline_connection
@@ -125,6 +126,48 @@ def test_a_call_does_not_wait_for_a_resolver_that_hangs(monkeypatch: pytest.Monk
             RestClient(read_address("http://lost.example"), "", "").ask("/", b"", {}, 0.1, 1000)
     finally:
         ended.set()
+
+
+def test_a_refusal_that_comes_before_the_body_has_been_sent_is_read() -> None:
+    """By a balancer, which closes the connection without reading the rest."""
+    body, requests = b"x" * 32 * 2**20, list[bytes]()
+
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            for _ in range(2):
+                requests.append(connection.recv(1000))
+                is_small = b"Content-Length" not in requests[-1]
+                status = b"200 OK" if is_small else b"413 Content Too Large"
+                connection.sendall(b"HTTP/1.1 %b\r\nContent-Length: 5\r\n\r\nlarge" % status)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = threading.Thread(target=serve, args=(listening,))
+        server.start()
+        client = RestClient(read_address(f"http://127.0.0.1:{listening.getsockname()[1]}"), "", "")
+        assert client.ask("/", b"", {}, 30.0, 1000).body == b"large"
+        with pytest.raises(TooLarge, match="the server answered 413: 'large'"):
+            client.ask("/", body, {}, 30.0, 1000)
+        client.close()
+        server.join()
+    assert len(requests) == 2
+
+
+def test_a_kept_connection_with_unasked_data_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A balancer that closes an idle connection may say so with a response of its own."""
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n%d"
+    pairs = [socket.socketpair() for _ in range(2)]
+    with ExitStack() as stack:
+        for one in (end for pair in pairs for end in pair):
+            stack.enter_context(one)
+        client = RestClient(read_address("http://host"), "", "")
+        connections = iter([ours for ours, _ in pairs])
+        monkeypatch.setattr(client, "_connected", lambda _: next(connections))
+        for index, (_, theirs) in enumerate(pairs):
+            theirs.sendall(answer % index)
+            assert client.ask("/", b"", {}, 30.0, 1000).body == b"%d" % index
+            theirs.sendall(b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n")
+        client.close()
 
 
 def test_a_call_that_ends_after_close_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:

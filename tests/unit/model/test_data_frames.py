@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from headrace.base.errors import InvalidRequest
@@ -59,6 +60,83 @@ def test_the_only_input_gets_all_columns(frame: Any) -> None:
     np.testing.assert_array_equal(np.asarray(checked.columns[0]), [[1, 0.5], [2, np.nan], [3, 1.5]])
 
 
+DEFAULTED = Signature(
+    "serving_default",
+    (
+        TensorSpec("score", FP64, (), absent=-1.0),
+        TensorSpec("count", np.dtype(np.int64), (), absent=-1),
+        TensorSpec("is_new", np.dtype(np.bool_), ()),
+    ),
+    (),
+)
+BIG = 2**53 + 1
+SCORES, COUNTS, FLAGS = [0.5, None, float("nan")], [BIG, None, 3], [True, False, True]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pl.DataFrame({"score": SCORES, "count": COUNTS, "is_new": FLAGS}),
+        pd.DataFrame(
+            {
+                "score": pd.arrays.ArrowExtensionArray(pa.array(SCORES)),
+                "count": pd.array(COUNTS, "Int64"),
+                "is_new": FLAGS,
+            }
+        ),
+    ],
+)
+def test_a_null_among_numbers_is_missing_and_others_stay_exact(frame: Any) -> None:
+    score, count, is_new = (np.asarray(column) for column in DEFAULTED.check(frame).columns)
+    np.testing.assert_array_equal(score, [0.5, -1.0, np.nan])
+    assert count.tolist() == [BIG, -1, 3]
+    assert is_new.tolist() == FLAGS
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [
+        pl.Series(SCORES),
+        pd.Series(pd.arrays.ArrowExtensionArray(pa.array(SCORES))),
+        np.ma.masked_array([0.5, 7.0, np.nan], [False, True, False]),
+        np.array(SCORES, object),
+    ],
+)
+def test_a_value_missing_in_an_array_or_a_column_is_replaced(scores: object) -> None:
+    score = np.asarray(DEFAULTED.check({"score": scores, "count": [1, 2, 3], "is_new": FLAGS}).columns[0])
+    np.testing.assert_array_equal(score, [0.5, -1.0, np.nan])
+    strict = Signature("serving_default", (TensorSpec("score", FP64, ()),), ())
+    with pytest.raises(InvalidRequest, match="row 1: got null"):
+        strict.check({"score": scores})
+
+
+@pytest.mark.parametrize(
+    "frame", [pl.DataFrame({"age": [1.0, None]}), pd.DataFrame({"age": pd.array([1.0, None], "Float64")})]
+)
+def test_a_null_is_refused_where_no_value_may_be_missing(frame: Any) -> None:
+    signature = Signature("serving_default", (TensorSpec("age", FP64, ()),), ())
+    with pytest.raises(InvalidRequest, match="row 1: got null"):
+        signature.check(frame)
+
+
+def test_a_date_among_all_columns_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match="a mix of types"):
+        MATRIX.check(pd.DataFrame({"a": [1.0], "b": pd.to_datetime(["2026-01-01"])}))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (pa.table({"a": [1.0], "b": [2.0]}), "got Table; pass table.to_pandas()"),
+        (pl.LazyFrame({"a": [1.0], "b": [2.0]}), "got LazyFrame; pass frame.collect()"),
+    ],
+)
+def test_a_table_that_is_no_data_frame_is_an_error_with_the_way_out(table: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest) as raised:
+        MATRIX.check(table)
+    assert raised.value.message.endswith(said)
+
+
 def test_texts_of_several_columns_are_one_input() -> None:
     signature = Signature("serving_default", (TensorSpec("features", STRING, (2,)),), ())
     checked = signature.check(pd.DataFrame({"a": ["x", "y"], "b": ["z", "w"]}))
@@ -75,6 +153,8 @@ def test_texts_of_several_columns_are_one_input() -> None:
         (pd.DataFrame({"age": pd.to_datetime(["2026-01-01"]), "country": ["de"], "visits": [1]}), "age"),
         (FRAMES["pandas"][:0], "at least one row"),
         (pd.DataFrame([[1.0, 2.0]], columns=["age", "age"]), "have this name"),
+        (pd.DataFrame({0: [1.0], "0": [2.0]}), "have this name"),
+        ({"age": [1.0], "country": ["de"], "visits": [1], 5: [1]}, "unknown input '5'"),
         (pl.DataFrame({"age": [1.0], "country": [5], "visits": [1]}), "country"),
         ([[1.0, "de", 1]], "got list"),
         ([{"age": 1.0, "country": "de", "visits": 1}], "got list; pass pandas.DataFrame(rows)"),

@@ -52,6 +52,12 @@ class Model:
             self.closed.set()
             (self.path / "closed").write_text(threading.current_thread().name)
 """
+HIDDEN = """
+    generated = predict
+
+    def predict(self, inputs):
+        return self.generated(inputs)
+"""
 COLD = "[warm_up]\nenabled = false\n"
 KINDS = pytest.mark.parametrize("kind", ["def", "async def"])
 COUNT = {"count": [3]}
@@ -188,6 +194,18 @@ def test_a_part_that_is_not_as_declared_ends_the_stream(
     async def scenario() -> None:
         async with engine(tmp_path) as serving:
             with pytest.raises(ModelError, match=said):
+                await all_of(serving.stream("m", COUNT))
+
+    run(scenario())
+
+
+def test_a_decorator_that_hides_a_generator_is_named(tmp_path: Path) -> None:
+    path = publish(tmp_path, "m", "def")
+    (path / "model.py").write_text((path / "model.py").read_text() + HIDDEN)
+
+    async def scenario() -> None:
+        async with engine(tmp_path) as serving:
+            with pytest.raises(ModelError, match="returned a generator: a decorator hides that it yields"):
                 await all_of(serving.stream("m", COUNT))
 
     run(scenario())

@@ -111,6 +111,7 @@ def _inferring_new_in_stream(service: Service, decoder: InferDecoder) -> _InferN
             if found.loaded.streams is None:
                 return predict(found.loaded, found.inputs, found.deadline, call)
             lease = Lease(found.loaded)  # until the request's turn in the stream comes
+            found.loaded.streams.hold(lease)
             return _nothing()
 
         try:

@@ -472,6 +472,7 @@ def json_values(spec: TensorSpec, values: list[Any]) -> list[Any]:
         return [value.decode() for value in values]
     except UnicodeDecodeError as error:
         raise InvalidRequest(
-            "the output is not UTF-8 text, so JSON cannot represent it; request it with binary_data",
+            "the output is not UTF-8 text, so JSON cannot represent it; request it with binary_data of "
+            "…/infer, or over gRPC",
             field=spec.name,
         ) from error

@@ -83,7 +83,8 @@ def _size(column: Buffer) -> int:
 class Parts(Streamed):
     """A request that is answered in parts, once its turn in the stream comes.
 
-    It holds its version until then; ``drop`` releases it. The request's call ends with the last response.
+    It holds its version until its last response, or until the version's streams are ended; ``drop`` releases
+    the version. The request's call ends with the last response.
     """
 
     def __init__(

@@ -50,6 +50,7 @@ from headrace.frontends.transport.orca_load_reports import ReportedLoad, trailin
 from headrace.frontends.transport.responses import (
     COUNTED_ANSWER_BYTES,
     INTERNAL,
+    LEFT,
     Answers,
     EventResponse,
     Send,
@@ -276,12 +277,10 @@ class Application:
             async for reply in handler(messages, call):
                 if unanswered and type(reply) is not Following:
                     self.bodies.release(unanswered.popleft().held)
-                if not started:
-                    await send(_GRPC_START)
-                    started = True
-                if not await self._send_part(reply, send):
+                if not await self._send_part(reply, send, is_first=not started):
                     self.outcomes.failed(call, Cancelled("client stopped reading responses"))
                     return
+                started = True
         except HeadraceError as error:
             failed = error.with_traceback(None)
         except Exception:  # noqa: BLE001 - network boundary, as above
@@ -304,16 +303,23 @@ class Application:
         await send(_NO_BODY)
         await send(ending)
 
-    async def _send_part(self, reply: bytes | Pieces, send: Send) -> bool:
-        """Send one response of a stream; return False if it was cancelled to make room for others."""
-        if len(reply) < COUNTED_ANSWER_BYTES:
+    async def _send_part(self, reply: bytes | Pieces, send: Send, *, is_first: bool) -> bool:
+        """Send one response of a stream; return False if the client left or keeps others waiting."""
+        is_counted = len(reply) >= COUNTED_ANSWER_BYTES
+        if is_counted:
+            self.answers.begin(len(reply))
+        try:
+            if is_first:
+                await send(_GRPC_START)
+            if is_counted:
+                return await self.answers.send(send, framed(reply), more=True)
             await send({"type": "http.response.body", "body": frame(joined(reply)), "more_body": True})
             return True
-        self.answers.begin(len(reply))
-        try:
-            return await self.answers.send(send, framed(reply), more=True)
+        except OSError:  # as ASGI prescribes; the server may know that the client left before `receive` tells
+            return False
         finally:
-            self.answers.end()
+            if is_counted:
+                self.answers.end()
 
     async def _messages(
         self, receive: Receive, encoding: bytes, unanswered: deque[Account]
@@ -615,7 +621,7 @@ async def _while_connected(receive: Receive) -> AsyncIterator[None]:
     finally:
         is_over = True
         watch.cancel()
-    raise Cancelled("the client disconnected before its answer was complete")
+    raise Cancelled(LEFT)
 
 
 async def _until_disconnected(receive: Receive) -> None:

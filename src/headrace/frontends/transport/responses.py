@@ -30,6 +30,12 @@ _EVENT_HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # NGINX would hold events back
 )
+LEFT = "the client disconnected before its answer was complete"
+_STALLED = "client stopped reading responses"
+
+STALL_SECONDS = 60.0
+"""Longest time in seconds in which a client reads nothing of a stream of events: its place is one of few."""
+
 COUNTED_ANSWER_BYTES = 2048
 """Responses below this size are covered by what the server keeps per stream."""
 
@@ -245,7 +251,7 @@ class EventResponse:
         self.has_begun = False
         self.size = 0
         self._answers = answers
-        self._send = send
+        self._send_it = send
 
     async def begin(self, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         """Send the status, and the headers beside those of events."""
@@ -258,7 +264,7 @@ class EventResponse:
         """Send an event, and wait until the server has accepted it.
 
         Raises:
-            Cancelled: It was cancelled to make room for the answers to others.
+            Cancelled: The client reads nothing, or it was cancelled to make room for the answers to others.
             Overloaded: There is no room for it beside answers that are being read.
         """
         sent = _as_event(said)
@@ -269,7 +275,7 @@ class EventResponse:
         self._answers.begin(len(sent))
         try:
             if not await self._answers.send(self._send, slices(sent), more=True):
-                raise Cancelled("client stopped reading responses")
+                raise Cancelled(_STALLED)
         finally:
             self._answers.end()
 
@@ -277,6 +283,15 @@ class EventResponse:
         """End the response, with a last event unless it is None."""
         body = b"" if last is None else _as_event(last)
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _send(self, event: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(STALL_SECONDS):
+                await self._send_it(event)
+        except TimeoutError:
+            raise Cancelled(_STALLED) from None
+        except OSError:  # as ASGI prescribes; the server may know it before ``receive`` tells
+            raise Cancelled(LEFT) from None
 
 
 def _as_event(said: bytes) -> bytes:

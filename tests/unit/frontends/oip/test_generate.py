@@ -56,11 +56,11 @@ class Wide:
 
 
 def answers(
-    tmp_path: Path, *asked: tuple[str, object], limits: dict[str, int] | None = None
+    tmp_path: Path, *asked: tuple[str, object], limits: dict[str, int] | None = None, source: str = WORDS
 ) -> list[Response]:
     """What a server answers to these paths and bodies, one after the other."""
     (tmp_path / "words/1").mkdir(parents=True)
-    (tmp_path / "words/1/model.py").write_text(WORDS)
+    (tmp_path / "words/1/model.py").write_text(source)
     (tmp_path / "words/headrace.toml").write_text("[warm_up]\nenabled = false\n")
 
     async def scenario() -> list[Response]:
@@ -144,6 +144,13 @@ def test_a_long_prompt_is_read_in_slices(tmp_path: Path) -> None:
     text = "wort " * 100_000
     (response,) = answers(tmp_path, ("/v2/models/words/generate_stream", ASKED | {"text_input": text}))
     assert [event["text_output"] for event in events(response)] == ["wort", "wort"]
+
+
+def test_a_part_that_is_no_text_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    source = WORDS.replace("[[words[index]]]", "[[b'\\xff']]")
+    (response,) = answers(tmp_path, ("/v2/models/words/generate_stream", ASKED), source=source)
+    assert response.status == 400
+    assert json.loads(response.body)["error"].endswith("with binary_data of …/infer, or over gRPC")
 
 
 def test_an_error_of_the_model_is_the_last_event(tmp_path: Path) -> None:

@@ -103,19 +103,22 @@ def message(
 
 
 @asynccontextmanager
-async def serving(models: Path) -> AsyncIterator[Server]:
+async def serving(models: Path, drain_seconds: float = 30.0) -> AsyncIterator[Server]:
     (models / "count/1").mkdir(parents=True)
     (models / "count/1/model.py").write_text(COUNT)
     (models / "count/headrace.toml").write_text("[batching]\nmax_streams = 2\n[warm_up]\nenabled = false\n")
     write(models, "plain", 1, affine(2.0, 1.0))
-    async with Engine(models, config=ServerConfig(allow_code=True)) as engine:
+    config = ServerConfig(allow_code=True, drain_seconds=drain_seconds)
+    async with Engine(models, config=config) as engine:
         yield Server(engine)
         await until_in_loop(lambda: not engine.loaded("count").outstanding)
 
 
-def run(models: Path, scenario: Callable[[Server], Coroutine[Any, Any, None]]) -> None:
+def run(
+    models: Path, scenario: Callable[[Server], Coroutine[Any, Any, None]], drain_seconds: float = 30.0
+) -> None:
     async def served() -> None:
-        async with serving(models) as server:
+        async with serving(models, drain_seconds) as server:
             await scenario(server)
 
     asyncio.run(asyncio.wait_for(served(), seconds_left()))
@@ -259,6 +262,32 @@ def test_a_client_that_leaves_closes_the_generator_and_drops_those_behind_it(tmp
         assert server.ended == {"CANCELLED": 3, "OK": 0}
 
     run(tmp_path, scenario)
+
+
+def versions(server: Server, model: str) -> list[int]:
+    return [one.version for one in server.engine.manager.status(model)]
+
+
+def test_a_client_that_reads_no_more_does_not_keep_replaced_versions(tmp_path: Path) -> None:
+    """Neither that of the answer that it reads, nor that of a request behind it."""
+    for name in ("other/1", "new/count", "new/other"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "model.py").write_text(COUNT)
+
+    async def scenario(server: Server) -> None:
+        stream = server.stream(given(message(5, "a"), message(5, "b", "other")))
+        await anext(stream)
+        held = [server.engine.loaded(model) for model in ("count", "other")]
+        await until_in_loop(lambda: all(one.outstanding for one in held))
+        for one in held:
+            (tmp_path / "new" / one.name).rename(tmp_path / one.name / "2")
+        for one in held:
+            await until_in_loop(lambda name=one.name: versions(server, name) == [2], every=0.01)
+        ends = [StreamResponse.FromString(one) async for one in stream]
+        assert [one.infer_response.id for one in ends] == ["a", "b"]
+        assert all("unloaded before its answer was complete" in one.error_message for one in ends)
+
+    run(tmp_path, scenario, drain_seconds=0.2)
 
 
 def test_the_deadline_of_the_call_holds_for_each_answer(tmp_path: Path) -> None:

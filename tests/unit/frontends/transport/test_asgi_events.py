@@ -12,8 +12,10 @@ from headrace.base.errors import HeadraceError, InvalidRequest, ModelError
 from headrace.config import Limits
 from headrace.frontends.calls import HttpCall, HttpRoute, HttpStreamHandler
 from headrace.frontends.transport.asgi import Application
+from headrace.frontends.transport.responses import STALL_SECONDS
 from headrace.telemetry.outcomes import Channel, Outcome
 from tests.unit.frontends.transport.wire import LEFT, Event, Response, Wire, body
+from tests.virtual_loop import run_virtually
 from tests.waiting import seconds_left, until_in_loop
 
 
@@ -118,7 +120,8 @@ def test_a_known_path_names_its_methods() -> None:
 class Endless:
     """Yields for ever, and notes what was asked for, and its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int = 5000) -> None:
+        self.size = size
         self.made = 0
         self.is_closed = False
 
@@ -126,7 +129,7 @@ class Endless:
         try:
             while True:
                 self.made += 1
-                yield b"1" * 5000
+                yield b"1" * self.size
         finally:
             self.is_closed = True
 
@@ -154,6 +157,46 @@ def test_the_next_item_is_made_when_the_server_has_accepted_the_one_before() -> 
         assert app.outcomes.tallies[Channel.REST].failed["499"] == 1
 
     asyncio.run(asyncio.wait_for(scenario(), seconds_left()))
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_a_client_that_reads_nothing_for_long_ends_its_stream(size: int) -> None:
+    endless, wire = Endless(size), Wire(body(b""))
+
+    async def send(event: Event) -> None:
+        if len(wire.sent) == 3:
+            await asyncio.Event().wait()
+        await asyncio.sleep(STALL_SECONDS - 1)  # slow is not silent
+        await wire.send(event)
+
+    async def scenario() -> None:
+        app, began = application(endless.handler), asyncio.get_running_loop().time()
+        await app(scope(), wire.receive, send)
+        assert asyncio.get_running_loop().time() - began == 4 * STALL_SECONDS - 3
+        assert (endless.made, endless.is_closed, len(wire.sent)) == (3, True, 3)
+        assert (app.answers.held_bytes, app.bodies.taken_bytes) == (0, 0)
+        assert app.outcomes.tallies[Channel.REST].failed["499"] == 1
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_where_the_server_cannot_send_the_client_has_left(
+    size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    endless, wire = Endless(size), Wire(body(b""))
+
+    async def send(event: Event) -> None:
+        if len(wire.sent) == 3:
+            raise OSError("the connection is closed")
+        await wire.send(event)
+
+    app = application(endless.handler)
+    asyncio.run(asyncio.wait_for(app(scope(), wire.receive, send), seconds_left()))
+    assert (endless.made, endless.is_closed, len(wire.sent)) == (3, True, 3)
+    assert app.outcomes.tallies[Channel.REST].failed["499"] == 1
+    assert app.answers.held_bytes == 0
+    assert not caplog.records
 
 
 def leave(wire: Wire, task: asyncio.Task[None]) -> None:

@@ -15,6 +15,7 @@ from headrace.config import Limits
 from headrace.frontends.calls import SLICE_BYTES, GrpcCall, GrpcMethod
 from headrace.frontends.transport.asgi import Application
 from headrace.frontends.transport.grpc_framing import PREFIX_BYTES
+from headrace.telemetry.outcomes import Channel
 from tests.unit.frontends.transport.wire import (
     GRPC,
     LEFT,
@@ -214,6 +215,23 @@ def test_a_stream_is_answered_message_by_message(server: Server) -> None:
     response = server.grpc(body(stream[:10], stream[10:17], stream[17:]), path="/x.Echo/Stream")
     assert response.grpc == (0, "")
     assert response.messages == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize(("sent", "size"), [(0, 1), (1, 1), (1, 5000)])
+def test_where_the_server_cannot_send_a_part_the_client_has_left(
+    sent: int, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, wire = Server(limits=Limits()), Wire(body(message(b"x" * size)))
+
+    async def send(event: Event) -> None:
+        if len(wire.sent) == sent:
+            raise OSError("the connection is closed")
+        await wire.send(event)
+
+    asyncio.run(server.application(server.scope("POST", "/x.Echo/Stream", GRPC), wire.receive, send))
+    assert server.application.outcomes.tallies[Channel.GRPC].failed["CANCELLED"] == 1
+    assert (server.application.answers.held_bytes, server.held_bytes, len(wire.sent)) == (0, 0, sent)
+    assert not caplog.records
 
 
 def test_a_stream_without_messages_ends_well(server: Server) -> None:
