@@ -30,6 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--drain-runs", type=int, default=1, help="servers stopped for each way to ask")
 
 
+@pytest.fixture(autouse=True)
+def root_level() -> Iterator[None]:
+    """Restore the level of the root logger, which commands that a test runs in this process set."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+
+
 @pytest.fixture
 def caplog(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
     """What is logged, without what threads of Cassandra's driver log that a test before has left."""

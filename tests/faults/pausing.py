@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from headrace.evaluation.windows import Windows
+from headrace.evaluation.progressive_validation import Windows
 from headrace.versions import manifest
 from tests.waiting import seconds_left
 

@@ -20,7 +20,7 @@ from typing import Any
 from headrace.access.gate import Gate
 from headrace.config import Limits, ServerConfig
 from headrace.frontends.access_control import guard
-from headrace.frontends.archive.lifespan import Serving
+from headrace.frontends.archive.served_archive import Serving
 from headrace.frontends.calls import GrpcMethod, HttpRoute
 from headrace.frontends.service import Service
 from headrace.frontends.transport.asgi import Application

@@ -23,7 +23,7 @@ from headrace.base.errors import HeadraceError, TooLarge
 from headrace.config import Limits
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods as oip_methods
-from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.request_messages import InferRequest
 from headrace.frontends.tfserving.grpc import grpc_methods as tfserving_methods
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.texts import join_strings

@@ -19,7 +19,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.tensors import BY_OIP, DATATYPES, STRING, Array
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.frontends.oip.infer_bodies import JsonInference, encode_answer
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.request_messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import json_output, json_text, long_lists
 from headrace.frontends.wire.tensors import WireTensor, as_array

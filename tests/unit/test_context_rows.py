@@ -13,7 +13,7 @@ import pytest
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge
 from headrace.base.tensors import STRING
 from headrace.config import Limits, ModelConfig
-from headrace.frontends.oip.messages import InferDecoder, InferRequest
+from headrace.frontends.oip.request_messages import InferDecoder, InferRequest
 from headrace.frontends.service import Service
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictRequest
 from headrace.model.servable import DEFAULT_SIGNATURE, CheckedInputs, Expanded, Signature, TensorSpec

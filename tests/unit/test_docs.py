@@ -18,7 +18,7 @@ from headrace.frontends.archive.metrics import FEED_METRICS
 from headrace.frontends.archive.metrics import METRICS as ARCHIVE_METRICS
 from headrace.frontends.metrics.disk_space import METRICS as DISK_METRICS
 from headrace.frontends.metrics.engine_metrics import METRICS
-from headrace.frontends.metrics.metric_families import Metric
+from headrace.frontends.metrics.metric_types import Metric
 from headrace.frontends.transport.certificates import METRICS as TLS_METRICS
 from headrace.server.call_observers import METRICS as OBSERVER_METRICS
 from headrace.workers.metrics import GAUGES

@@ -22,7 +22,7 @@ from headrace.base.errors import InvalidRequest, NotFound
 from headrace.batching.part_streams import OnePart, PartStream
 from headrace.batching.request import NO_DEADLINE, Answer
 from headrace.frontends.calls import Call as ReceivedCall
-from headrace.frontends.metrics.metric_families import Metric, family
+from headrace.frontends.metrics.metric_types import Metric, family
 from headrace.telemetry.outcomes import Call
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol
 
 from headrace.base.clock import Clock, Timer
 from headrace.config import ModelConfig
-from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.leases import LoadedT
 from headrace.lifecycle.model_records import ModelRecord, VersionRecord
 
 

@@ -17,8 +17,8 @@ from typing import Generic, Protocol, TypeVar
 
 from headrace.base.clock import Clock, Timer
 from headrace.base.cpus import take_less
-from headrace.lifecycle.handle import LoadedT
 from headrace.lifecycle.idle_time import LOOK_SECONDS, IdleCall, IdleTime, answer
+from headrace.lifecycle.leases import LoadedT
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from headrace.base.clock import Clock
 from headrace.base.errors import HeadraceError, InvalidRequest, LoadError, Unavailable
 from headrace.lifecycle import model_records
 from headrace.lifecycle.desired_state import Wanted
-from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.leases import LoadedT
 from headrace.lifecycle.load_attempts import TOO_MANY_HANG, Attempt, Attempts, Loader, WaitingLoads
 from headrace.lifecycle.loader_threads import NO_THREAD, Closes, Executor
 from headrace.lifecycle.model_records import OVERWRITTEN, ModelRecord, Place, Unsettled, VersionRecord

@@ -23,7 +23,7 @@ from headrace.base.errors import (
 )
 from headrace.config import ModelConfig, VersionPolicy
 from headrace.lifecycle.desired_state import Wanted
-from headrace.lifecycle.handle import LoadedT
+from headrace.lifecycle.leases import LoadedT
 from headrace.lifecycle.policy import (
     TRANSITION_POLICIES,
     Action,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.frontends.calls import GrpcMethod, HttpRoute
-from headrace.frontends.metrics.metric_families import Metric, family
+from headrace.frontends.metrics.metric_types import Metric, family
 from headrace.frontends.service import Service
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.operations.open_archive import Share
     from headrace.frontends.access_control import Access
-    from headrace.frontends.archive.lifespan import Serving
+    from headrace.frontends.archive.served_archive import Serving
     from headrace.frontends.metrics.disk_space import DiskSpace
     from headrace.frontends.transport.admin_listeners import AdminPorts
     from headrace.frontends.transport.certificates import ServedCertificate
@@ -216,7 +216,7 @@ class Server:
         self.engine.awaits_archive = config.archive is not None
         await self.engine.start(wait=False)
         if config.archive is not None:
-            from headrace.frontends.archive.lifespan import Serving  # noqa: PLC0415 - only with an archive
+            from headrace.frontends.archive.served_archive import Serving  # noqa: PLC0415 - only with an archive
 
             self._archive = await Serving.open(config.archive, self.engine, self._archive_share)
             self.engine.use_archive(self._archive.archive)

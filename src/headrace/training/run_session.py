@@ -20,7 +20,7 @@ from headrace.base.errors import ConfigError, FailedPrecondition, HeadraceError,
 from headrace.ctr import factory
 from headrace.ctr.click_model import LearningModel
 from headrace.ctr.model_settings import ModelSettings
-from headrace.evaluation.windows import Windows
+from headrace.evaluation.progressive_validation import Windows
 from headrace.stream.block import Features
 from headrace.stream.schema import Schema
 from headrace.training.options import TrainOptions, settings_of
@@ -314,7 +314,7 @@ def telemetry(host: str, port: int | None, errors: TextIO, *, publishes: bool) -
         yield []
         return
     from headrace.telemetry.metrics_port import answering  # noqa: PLC0415 - only when asked for
-    from headrace.training.reporting.telemetry import Telemetry  # noqa: PLC0415 - as above
+    from headrace.training.reporting.run_metrics import Telemetry  # noqa: PLC0415 - as above
 
     numbers = Telemetry(publishes=publishes)
     with answering(numbers, host, port, errors):

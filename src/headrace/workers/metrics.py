@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from headrace.frontends.metrics.metric_families import Metric
+from headrace.frontends.metrics.metric_types import Metric
 from headrace.workers.messages import ModelTold, Scrape, Scraped
 
 Number = int | float

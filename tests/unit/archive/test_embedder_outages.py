@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling import embedder_outages, retries_and_dead_letters
-from headrace.archive.filling.embedder_outages import PooledEmbedder
+from headrace.archive.filling import pooled_embedder, retries_and_dead_letters
 from headrace.archive.filling.filler import Filler
+from headrace.archive.filling.pooled_embedder import PooledEmbedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.base.errors import ConfigError, Unavailable
@@ -190,8 +190,8 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
 def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
     archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(embedder_outages, "_TOLD_EVERY_SECONDS", 0.5)
-    monkeypatch.setattr(embedder_outages, "_LONG_SECONDS", 0.5)
+    monkeypatch.setattr(pooled_embedder, "_TOLD_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(pooled_embedder, "_LONG_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
     if kind == "down":
         ill.busy.set()
@@ -223,7 +223,7 @@ class Choosy(LengthEmbedder):
 def test_a_content_that_an_embedder_refuses_holds_up_no_others_for_good(
     archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedder_outages, "_FIRST_PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(pooled_embedder, "_FIRST_PAUSE_SECONDS", 0.05)
     ill = Choosy("ill")
     archive.want("texts", [*TEXTS[:100], "it kills", *TEXTS[100:]])
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": ill}):

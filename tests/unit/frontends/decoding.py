@@ -9,7 +9,7 @@ from headrace.config import Limits
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import infer_bodies
 from headrace.frontends.oip.infer_bodies import JsonInference, json_bytes_of
-from headrace.frontends.oip.messages import InferDecoder, Inference
+from headrace.frontends.oip.request_messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import run

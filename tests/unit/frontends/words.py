@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from headrace.base.tensors import BY_OIP, STRING, Array
-from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.request_messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
 from headrace.frontends.wire.texts import join_strings
 from headrace.model.servable import Signature, TensorSpec

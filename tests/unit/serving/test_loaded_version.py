@@ -10,7 +10,7 @@ import pytest
 from headrace.base import cpus
 from headrace.batching.request import Request, Settlement
 from headrace.config import ModelConfig, ServerConfig
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.serving.engine import Engine
 from headrace.serving.loaded_version import LoadedVersion
 from tests.model_directories import SLOW, affine, write

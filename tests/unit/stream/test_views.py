@@ -13,8 +13,8 @@ import pytest
 from headrace.base.errors import ConfigError, StreamError
 from headrace.ctr.factory import create
 from headrace.ctr.model_settings import Kind, ModelSettings, Optimizer
+from headrace.evaluation.progressive_validation import Window, Windows
 from headrace.evaluation.tallies import Scored
-from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block, Features, Slice
 from headrace.stream.block_joining import Joiner
 from headrace.stream.encode import EncodeSettings, encode

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from headrace.cli import train
-from headrace.training.reporting.telemetry import METRICS
+from headrace.training.reporting.run_metrics import METRICS
 
 GUIDE = (Path(__file__).resolve().parents[3] / "docs/training.md").read_text("utf-8")
 

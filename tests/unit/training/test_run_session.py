@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from numba.core import event
 
+from headrace.evaluation.progressive_validation import Window
 from headrace.evaluation.tallies import Score
-from headrace.evaluation.windows import Window
 from headrace.training.options import TrainOptions, settings_of
 from headrace.training.reporting.progress import Pace, Progress
 from headrace.training.run_session import Reports, identity_of, make_plot, told_of_compiling

@@ -16,7 +16,8 @@ import numpy as np
 import tenacity
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling.embedder_outages import Away
+from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop, Stopped
+from headrace.archive.filling.pooled_embedder import Away
 from headrace.archive.filling.retries_and_dead_letters import (
     ATTEMPTS,
     FIRST_WAIT_SECONDS,
@@ -29,7 +30,6 @@ from headrace.archive.filling.retries_and_dead_letters import (
     is_poison,
     letter_of,
 )
-from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop, Stopped
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import now
 from headrace.archive.lookup.miss_queue import Wanted, wanted_of

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.filling.embedder_outages import Askable, PooledEmbedder
+from headrace.archive.filling.encoder_calls import Encoder, Filled, Stop, Stopped
 from headrace.archive.filling.fill_batch import BatchFiller
+from headrace.archive.filling.pooled_embedder import Askable, PooledEmbedder
 from headrace.archive.filling.retries_and_dead_letters import Held, Task
-from headrace.archive.filling.space_encoders import Encoder, Filled, Stop, Stopped
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.reports import FillCounts

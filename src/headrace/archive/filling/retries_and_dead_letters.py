@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.archive.filling.embedder_outages import Askable, Away, Call
+from headrace.archive.filling.pooled_embedder import Askable, Away, Call
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.net.content_failures import Failure

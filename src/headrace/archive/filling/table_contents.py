@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from headrace.archive.filling.embedder_outages import Away
+from headrace.archive.filling.pooled_embedder import Away
 from headrace.archive.model.archive_toml import TableColumn
 from headrace.archive.model.catalog import SpaceRecord, partition
 from headrace.archive.model.columns import TEXT, Column, column_values

@@ -16,7 +16,7 @@ from headrace.archive.embedders.embedder import MINILM, Embedder, ImageSettings,
 from headrace.archive.embedders.image_embedder import open_image
 from headrace.archive.embedders.model_embedder import LocalModels, open_model
 from headrace.archive.embedders.text_embedder import open_text
-from headrace.archive.filling.embedder_outages import Borrowed, PooledEmbedder
+from headrace.archive.filling.pooled_embedder import Borrowed, PooledEmbedder
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import ArchiveConfig, read_archive_config
 from headrace.base.errors import ConfigError, LoadError, Unavailable, nearest

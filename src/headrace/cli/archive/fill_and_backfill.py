@@ -20,8 +20,8 @@ from headrace.cli.metrics_port_option import add_metrics, metrics
 
 if TYPE_CHECKING:
     from headrace.archive.filling.backfill import Backfill
-    from headrace.archive.filling.embedder_outages import PooledEmbedder
     from headrace.archive.filling.filler import Filler
+    from headrace.archive.filling.pooled_embedder import PooledEmbedder
     from headrace.archive.lookup.archive import Archive
     from headrace.archive.lookup.reports import FillCounts
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from headrace.base.clock import unix_milliseconds
 from headrace.base.errors import HeadraceError
-from headrace.frontends.metrics.metric_families import Metric, family
+from headrace.frontends.metrics.metric_types import Metric, family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from headrace.config import ServerConfig
 from headrace.config.telemetry import STDOUT
-from headrace.frontends.metrics.metric_families import Metric, family
+from headrace.frontends.metrics.metric_types import Metric, family
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric as Family

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headrace.base.status_codes import OK
 from headrace.batching.statistics import VersionStatistics
-from headrace.frontends.metrics.metric_families import Metric, add_latencies, family
+from headrace.frontends.metrics.metric_types import Metric, add_latencies, family
 from headrace.frontends.metrics.recent_load import Sampler
 from headrace.lifecycle.manager import Manager
 from headrace.serving.engine import Engine

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from headrace.batching.latencies import BOUNDS_SECONDS, FIRST_INDEX, SCHEMA
-from headrace.frontends.metrics.metric_families import LatencySeries, latency_series
+from headrace.frontends.metrics.metric_types import LatencySeries, latency_series
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import varint
 

@@ -29,7 +29,7 @@ from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.json_output import needs_slices
 from headrace.frontends.wire.json_text import Json, parse_at_once, parse_in_slices
 from headrace.frontends.wire.request_budget import RequestBudget, check_name
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.model.misfits import said
 from headrace.model.servable import CheckedInputs, Signature, TensorSpec, signature_named
 

@@ -13,16 +13,16 @@ from headrace.base.errors import NotFound
 from headrace.batching.request import Answer
 from headrace.frontends.calls import GrpcCall, GrpcMethod, StreamHandler, UnaryHandler, answering
 from headrace.frontends.oip import descriptions
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.grpc_streams import FINAL, Parts, in_stream, stream_error
 from headrace.frontends.oip.parameters import version_number
+from headrace.frontends.oip.request_messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.response_messages import AnswerWriter, origin_field
-from headrace.frontends.oip.stream_responses import FINAL, Parts, in_stream, stream_error
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_cost import decode_and_ask, form_of
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.tensor_templates import Serialized
 from headrace.frontends.wire.time_slicer import in_steps
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.telemetry.outcomes import Outcomes
 
 if TYPE_CHECKING:

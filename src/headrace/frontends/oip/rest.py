@@ -28,7 +28,7 @@ from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import in_steps
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 
 if TYPE_CHECKING:
     from headrace.frontends.service import Service

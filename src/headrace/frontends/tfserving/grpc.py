@@ -11,7 +11,7 @@ from headrace.base.errors import InvalidRequest, Unsupported, shown
 from headrace.batching.request import Answer
 from headrace.frontends.calls import GrpcCall, GrpcMethod, UnaryHandler
 from headrace.frontends.metrics.tensorflow_names import model_name
-from headrace.frontends.tfserving import descriptions, inference
+from headrace.frontends.tfserving import classify_and_regress, descriptions
 from headrace.frontends.tfserving.messages import AnswerWriter, PredictDecoder, Prediction, PredictRequest
 from headrace.frontends.tfserving.model_specs import answered, choice, find
 from headrace.frontends.wire import protos
@@ -58,14 +58,20 @@ def _measured(service: Service, api: str, handler_of: Callable[[Service], UnaryH
 
 
 def _one_task(name: str, method: str, service: Service) -> UnaryHandler:
-    return inference.inferring(
-        service, f"{name}Request", inference.one_task(method), inference.one_response(f"{name}Response")
+    return classify_and_regress.inferring(
+        service,
+        f"{name}Request",
+        classify_and_regress.one_task(method),
+        classify_and_regress.one_response(f"{name}Response"),
     )
 
 
 def _several_tasks(service: Service) -> UnaryHandler:
-    return inference.inferring(
-        service, "MultiInferenceRequest", inference.tasks_of, inference.response_of_tasks
+    return classify_and_regress.inferring(
+        service,
+        "MultiInferenceRequest",
+        classify_and_regress.tasks_of,
+        classify_and_regress.response_of_tasks,
     )
 
 
@@ -161,8 +167,8 @@ async def _reload_config(service: Service, request: _Message) -> _Message:
 
 _METHODS: dict[str, tuple[Callable[[Service], UnaryHandler], int]] = {
     f"{_PREDICTION}Predict": (_predicting, PREDICT),
-    f"{_PREDICTION}Classify": (partial(_one_task, "Classification", inference.CLASSIFY), PREDICT),
-    f"{_PREDICTION}Regress": (partial(_one_task, "Regression", inference.REGRESS), PREDICT),
+    f"{_PREDICTION}Classify": (partial(_one_task, "Classification", classify_and_regress.CLASSIFY), PREDICT),
+    f"{_PREDICTION}Regress": (partial(_one_task, "Regression", classify_and_regress.REGRESS), PREDICT),
     f"{_PREDICTION}MultiInference": (_several_tasks, PREDICT),
     f"{_PREDICTION}GetModelMetadata": (partial(_parsing, "GetModelMetadataRequest", _get_metadata), DESCRIBE),
     f"{_MODELS}GetModelStatus": (partial(_parsing, "GetModelStatusRequest", _get_status), DESCRIBE),

@@ -35,7 +35,7 @@ from headrace.frontends.wire.tensors import (
 )
 from headrace.frontends.wire.text_templates import Found
 from headrace.frontends.wire.time_slicer import Steps, joined
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.model.servable import CheckedInputs, Shape, Signature
 
 if TYPE_CHECKING:

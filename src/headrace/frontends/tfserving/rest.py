@@ -23,7 +23,7 @@ from headrace.frontends.wire.json_text import Json, parse_in_slices
 from headrace.frontends.wire.long_lists import given_back
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import Steps, TimeSlicer, at_once, in_steps, run
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.model.servable import EXPLAIN_SIGNATURE, NO_EXPLANATION, CheckedInputs, Signature, takes_packed
 
 if TYPE_CHECKING:

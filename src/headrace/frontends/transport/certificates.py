@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from headrace.base.errors import ConfigError, HeadraceError, needs_extra
 from headrace.base.files import FileState, file_state, open_file
 from headrace.config import Tls
-from headrace.frontends.metrics.metric_families import Metric, family
+from headrace.frontends.metrics.metric_types import Metric, family
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.base.errors import ConfigError, FailedPrecondition, needs_extra
+from headrace.evaluation.progressive_validation import Window
 from headrace.evaluation.tallies import Score
-from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
 

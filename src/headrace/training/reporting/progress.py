@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol, TextIO
 
 from headrace.base.terminal import Line
+from headrace.evaluation.progressive_validation import Trend, Window
 from headrace.evaluation.tallies import Score
-from headrace.evaluation.windows import Trend, Window
 from headrace.training.releasing.publishing import Publication
 
 

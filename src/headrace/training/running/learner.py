@@ -19,8 +19,8 @@ import numpy as np
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.base.tensors import Array
+from headrace.evaluation.progressive_validation import Window, Windows
 from headrace.evaluation.tallies import Scored
-from headrace.evaluation.windows import Window, Windows
 from headrace.stream.block import Block
 
 _MICROSECONDS = 1_000_000

@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from headrace.base.errors import ConfigError, HeadraceError, ModelError
-from headrace.evaluation.windows import Window
+from headrace.evaluation.progressive_validation import Window
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Release, Training
 from headrace.training.reporting.progress import Observer, Pace, Progress, described, summary

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.archive.filling.encoder_calls import Filled, Stop
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.filler import Filler
 from headrace.archive.filling.retries_and_dead_letters import ATTEMPTS
-from headrace.archive.filling.space_encoders import Filled, Stop
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.dead_letter_records import PARTITION, DeadLetter, now
 from headrace.archive.lookup.reports import FillCounts

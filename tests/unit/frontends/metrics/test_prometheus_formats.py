@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, core, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.batching.latencies import Latencies
-from headrace.frontends.metrics.metric_families import add_latencies, latency_series
+from headrace.frontends.metrics.metric_types import add_latencies, latency_series
 from headrace.frontends.metrics.prometheus_formats import prefers_protobuf, protobuf_pieces, text_pieces
 from headrace.frontends.metrics.tensorflow_names import TensorFlowMetrics
 from headrace.frontends.service import Service

@@ -14,7 +14,7 @@ from headrace.base.tensors import BY_OIP
 from headrace.batching.request import NO_DEADLINE, Answer, Call
 from headrace.frontends.calls import GrpcCall, GrpcMethod
 from headrace.frontends.oip.grpc import grpc_methods
-from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.request_messages import InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
 from headrace.model.servable import CheckedInputs, Signature

@@ -15,7 +15,7 @@ from headrace.base.errors import FailedPrecondition
 from headrace.config import Limits, ServerConfig
 from headrace.frontends.calls import Following, GrpcCall
 from headrace.frontends.oip.grpc import grpc_methods
-from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.request_messages import InferRequest
 from headrace.frontends.service import Service
 from headrace.frontends.transport.bodies import Bodies
 from headrace.frontends.wire import protos

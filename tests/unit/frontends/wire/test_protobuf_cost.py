@@ -11,7 +11,7 @@ import pytest
 
 from headrace.base.errors import InvalidRequest, TooLarge
 from headrace.config import Limits
-from headrace.frontends.oip.messages import InferRequest
+from headrace.frontends.oip.request_messages import InferRequest
 from headrace.frontends.tfserving.messages import PredictRequest
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_cost import charge, counted, form_of

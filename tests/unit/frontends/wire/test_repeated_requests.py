@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.frontends.oip.messages import InferDecoder, InferRequest
+from headrace.frontends.oip.request_messages import InferDecoder, InferRequest
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.model.servable import Signature
 from tests.unit.frontends import decoding

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headrace.batching.request import NO_DEADLINE
-from headrace.frontends.oip.messages import InferDecoder, Inference
+from headrace.frontends.oip.request_messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder
 from headrace.frontends.wire import text_templates
 from headrace.frontends.wire.tensors import SPREAD_BYTES

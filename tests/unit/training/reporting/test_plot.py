@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition
+from headrace.evaluation.progressive_validation import Window
 from headrace.evaluation.tallies import Score
-from headrace.evaluation.windows import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.plot import Plot
 from headrace.training.reporting.progress import Pace, Progress

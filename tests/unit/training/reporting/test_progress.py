@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from headrace.base.errors import ConfigError
+from headrace.evaluation.progressive_validation import Window
 from headrace.evaluation.tallies import Score
-from headrace.evaluation.windows import Window
 from headrace.telemetry.metrics_port import listen
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import JsonReport, Pace, Progress, TerminalReport, Warnings, summary
-from headrace.training.reporting.telemetry import METRICS, Telemetry
+from headrace.training.reporting.run_metrics import METRICS, Telemetry
 
 SCORE = Score(rows=100, logloss=0.5, auc=0.75, auc_error=0.0, calibration=1.01, click_rate=0.2)
 WINDOW = Window(number=3, last_row=300, score=SCORE, slices={"site": {"x": SCORE}})

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, ModelError
 from headrace.base.tensors import Array
-from headrace.evaluation.windows import Window, Windows
+from headrace.evaluation.progressive_validation import Window, Windows
 from headrace.stream.block import Block
 from headrace.training.running.learner import Learner, Pending
 from tests.unit.training.running.small_models import DivergingModel, RateModel, make_block, make_blocks

@@ -16,7 +16,7 @@ import pytest
 
 from headrace.base.errors import ConfigError, FailedPrecondition, StreamError
 from headrace.base.tensors import Array
-from headrace.evaluation.windows import Window, Windows
+from headrace.evaluation.progressive_validation import Window, Windows
 from headrace.stream.block import Block
 from headrace.training.releasing.publishing import Publication, Training
 from headrace.training.reporting.progress import JsonReport, Observer, Pace, Progress

@@ -11,8 +11,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.evaluation.progressive_validation import REMEMBERED, Trend, Window, Windows, trend_of
 from headrace.evaluation.tallies import Scored, exact_areas
-from headrace.evaluation.windows import REMEMBERED, Trend, Window, Windows, trend_of
 from headrace.stream.block import Slice
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from headrace.evaluation.windows import Window
+from headrace.evaluation.progressive_validation import Window
 from headrace.training.releasing.publishing import Publication
 from headrace.training.reporting.progress import Pace, Progress
 

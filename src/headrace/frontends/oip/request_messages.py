@@ -38,7 +38,7 @@ from headrace.frontends.wire.tensors import (
 from headrace.frontends.wire.text_templates import Found
 from headrace.frontends.wire.texts import TEXT_BYTES, gathering
 from headrace.frontends.wire.time_slicer import Steps
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.model.servable import (
     CheckedInputs,
     Signature,

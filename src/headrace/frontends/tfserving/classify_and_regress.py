@@ -18,7 +18,7 @@ from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 from headrace.frontends.wire.protobuf_fields import length_prefix
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.frontends.wire.time_slicer import Steps, in_steps, run
-from headrace.lifecycle.handle import Lease
+from headrace.lifecycle.leases import Lease
 from headrace.model.servable import CheckedInputs, Signature
 
 if TYPE_CHECKING:

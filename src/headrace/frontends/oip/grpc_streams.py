@@ -12,7 +12,7 @@ from headrace.base.errors import HeadraceError
 from headrace.base.tensors import Buffer, held_bytes
 from headrace.batching.request import Answer
 from headrace.frontends.calls import Following, GrpcCall, Streamed, told
-from headrace.frontends.oip.messages import REQUEST_ID
+from headrace.frontends.oip.request_messages import REQUEST_ID
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.protobuf_fields import LENGTH_DELIMITED, fields, length_prefix
@@ -21,9 +21,9 @@ from headrace.frontends.wire.tensor_templates import MOST_FIELDS
 from headrace.telemetry.outcomes import LEFT
 
 if TYPE_CHECKING:
-    from headrace.frontends.oip.messages import Inference
+    from headrace.frontends.oip.request_messages import Inference
     from headrace.frontends.service import Service
-    from headrace.lifecycle.handle import Lease
+    from headrace.lifecycle.leases import Lease
     from headrace.serving.loaded_version import LoadedVersion
 
 _INFER_RESPONSE = 2  # ModelStreamInferResponse.infer_response

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.archive.filling.embedder_outages import Away, Call, PooledEmbedder, Where
-from headrace.archive.filling.space_encoders import Encoder, EncoderCalls, Filled, Stop
+from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop
+from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
 from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
 from tests.waiting import until
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
-from headrace.archive.filling.embedder_outages import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.net.content_failures import Failure
 

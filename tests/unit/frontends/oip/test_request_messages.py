@@ -15,7 +15,7 @@ from headrace.base.tensors import Array
 from headrace.batching.request import NO_DEADLINE, Answer, BatchOutputs, Timings
 from headrace.config import Limits
 from headrace.frontends.calls import Account
-from headrace.frontends.oip.messages import InferDecoder, Inference, InferRequest
+from headrace.frontends.oip.request_messages import InferDecoder, Inference, InferRequest
 from headrace.frontends.oip.response_messages import InferResponse
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.request_budget import RequestBudget
