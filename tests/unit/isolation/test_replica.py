@@ -78,8 +78,13 @@ class Bench:
         self.replica.start()
 
     def awaits(self, number: int) -> Told:
-        """Wait until a process serves, and return it."""
-        until(lambda: len(self.made) > number and self.replica.process is self.made[number])
+        """Wait until a process serves, and the time since then is counted; return it."""
+
+        def serves() -> bool:
+            with self.replica._lock:
+                return len(self.made) > number and self.replica.process is self.made[number]
+
+        until(serves)
         return self.made[number]
 
 
@@ -119,8 +124,9 @@ def test_a_leak_is_replaced_each_time_without_a_pause(bench: Bench) -> None:
     """The pauses of crashes would add up to more than the test waits."""
     bench.replica.serve()
     for number in range(6):
+        process = bench.awaits(number)
         bench.clock.advance(STEADY_SECONDS)
-        bench.awaits(number).grow()
+        process.grow()
     bench.awaits(6)
     assert bench.restarts.counts == {"memory": 6}
     assert bench.restarts.lately == 0
