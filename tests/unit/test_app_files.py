@@ -137,15 +137,26 @@ def price(age: float) -> float:
 """
 
 
-def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("raise RuntimeError('broken')\n", r"app\.py:\d+: RuntimeError: broken"),
+        ("", "no endpoints"),
+        (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
+        (CHECKED.format("@checked\n@headrace.endpoint"), "price wraps endpoint price"),
+    ],
+)
+def test_a_file_that_fails_leaves_the_modules_of_the_version_before(
+    tmp_path: Path, app: str, said: str
+) -> None:
     file = written(tmp_path, LATE)
-    (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
+    (tmp_path / "late_helper.py").write_text("factor = 3\n")
     made = model_of(str(file), str(file), "price")()
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     own = sys.modules["app"]
     (tmp_path / "late_helper.py").write_text("factor = 1000\n")
-    (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
-    with pytest.raises(ConfigError, match=r"app\.py:\d+: RuntimeError: broken"):
+    (tmp_path / ".2.py").write_text(f"import late_helper\n{app}")
+    with pytest.raises(ConfigError, match=said):
         endpoints_of(tmp_path / ".2.py", file)
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     assert sys.modules["app"] is own
