@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import threading
 import traceback
 import typing
 import uuid
@@ -48,6 +49,7 @@ _OUTPUT = "output"
 _ITERATORS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _APPS_KEPT = 2
 _apps: dict[Path, ModuleType] = {}
+_importing = threading.RLock()
 _given: dict[str, Endpoint] = {}
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -218,16 +220,19 @@ def _place_of(error: BaseException, file: Path) -> str:
 def restoring_modules(file: Path) -> Iterator[None]:
     """Restore the modules of an ``app.py`` if the block fails; functions of the version before import them.
 
+    One thread at a time executes such a block: others would import the file twice, or restore modules of its.
+
     Args:
         file: The file; its modules are its own, and those beside it.
     """
-    before = _modules_of(file)
-    try:
-        yield
-    except BaseException:
-        _forget(_modules_of(file))
-        sys.modules.update(before)
-        raise
+    with _importing:
+        before = _modules_of(file)
+        try:
+            yield
+        except BaseException:
+            _forget(_modules_of(file))
+            sys.modules.update(before)
+            raise
 
 
 def _modules_of(file: Path) -> dict[str, ModuleType]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -163,3 +166,32 @@ def test_a_file_that_fails_leaves_the_modules_of_the_version_before(
     (tmp_path / ".3.py").write_text(LATE)
     endpoints_of(tmp_path / ".3.py", file)
     assert made.predict({"age": np.array([2.0])}) == {"output": [2000.0]}
+
+
+MEETING = """
+import headrace
+import meeting
+
+try:
+    meeting.both.wait(timeout=0.5)
+except meeting.Alone:
+    pass
+
+@headrace.endpoint
+def price(age: float) -> float:
+    return age
+"""
+
+
+def test_threads_that_load_models_of_one_file_import_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two imports at the same time would meet; one waits for the other half a second, and goes on."""
+    meeting = ModuleType("meeting")
+    vars(meeting).update(both=threading.Barrier(2), Alone=threading.BrokenBarrierError)
+    monkeypatch.setitem(sys.modules, "meeting", meeting)
+    file = written(tmp_path, MEETING)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(endpoints_of, [file, file], [file, file])
+    assert first["price"] is second["price"]
+    assert vars(meeting)["both"].broken
