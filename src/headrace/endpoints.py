@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+import threading
 import traceback
 import typing
 import uuid
@@ -32,6 +33,7 @@ from collections.abc import (
     Iterable,
     Iterator,
 )
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -47,6 +49,7 @@ _OUTPUT = "output"
 _ITERATORS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _APPS_KEPT = 2
 _apps: dict[Path, ModuleType] = {}
+_importing = threading.RLock()
 _given: dict[str, Endpoint] = {}
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -139,8 +142,14 @@ def endpoints_of(source: Path, file: Path, *, as_guest: bool = False) -> dict[st
         ConfigError: The file cannot be imported, has no endpoints, two with the same name, or one that
             another decorator wraps.
     """
+    with restoring_modules(file):
+        module = _imported(source, file, as_guest)
+        return _marked_in(module, file)
+
+
+def _marked_in(module: ModuleType, file: Path) -> dict[str, Endpoint]:
     found = dict[str, Endpoint]()
-    for variable, value in vars(_imported(source, file, as_guest)).items():
+    for variable, value in vars(module).items():
         marked: Endpoint | None = getattr(value, "__dict__", {}).get(_MARK)
         if marked is None:
             continue
@@ -179,7 +188,8 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
             f"{file.name}: has the name of Python's module {file.stem}, which it would replace; "
             "rename the file"
         )
-    before = _forget_modules(file)
+    before = _modules_of(file)
+    _forget(before)
     if str(file.parent) not in sys.path:
         sys.path.insert(0, str(file.parent))
     module = ModuleType(file.stem)
@@ -188,8 +198,6 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
     try:
         exec(compile(source.read_bytes(), file, "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
-        _forget_modules(file)
-        sys.modules.update(before)  # the version before may import them in its functions
         if isinstance(error, HeadraceError | KeyboardInterrupt):
             raise
         raise ConfigError(f"{_place_of(error, file)}: {type(error).__name__}: {error}") from error
@@ -208,19 +216,40 @@ def _place_of(error: BaseException, file: Path) -> str:
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else f"{file.name} fails"
 
 
-def _forget_modules(file: Path) -> dict[str, ModuleType]:
-    """Have a file's modules imported again: its own, and those beside it, which may have changed with it.
+@contextmanager
+def restoring_modules(file: Path) -> Iterator[None]:
+    """Restore the modules of an ``app.py`` if the block fails; functions of the version before import them.
 
-    Returns:
-        The modules, by name.
+    One thread at a time executes such a block: others would import the file twice, or restore modules of its.
+
+    Args:
+        file: The file; its modules are its own, and those beside it.
     """
-    forgotten = {}
+    with _importing:
+        before = _modules_of(file)
+        try:
+            yield
+        except BaseException:
+            _forget(_modules_of(file))
+            sys.modules.update(before)
+            raise
+
+
+def _modules_of(file: Path) -> dict[str, ModuleType]:
+    """Return a file's modules by name: its own, and those beside it, which may have changed with it."""
+    found = {}
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
         is_beside = place is not None and Path(place).parent == file.parent
         if name != "__main__" and (is_beside or name == file.stem):
-            forgotten[name] = sys.modules.pop(name)
-    return forgotten
+            found[name] = module
+    return found
+
+
+def _forget(modules: Iterable[str]) -> None:
+    """Have modules imported again."""
+    for name in modules:
+        sys.modules.pop(name, None)
 
 
 # ---- functions and classes of this process ----

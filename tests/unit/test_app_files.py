@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -137,18 +140,58 @@ def price(age: float) -> float:
 """
 
 
-def test_a_file_that_fails_leaves_the_modules_of_the_version_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("raise RuntimeError('broken')\n", r"app\.py:\d+: RuntimeError: broken"),
+        ("", "no endpoints"),
+        (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
+        (CHECKED.format("@checked\n@headrace.endpoint"), "price wraps endpoint price"),
+    ],
+)
+def test_a_file_that_fails_leaves_the_modules_of_the_version_before(
+    tmp_path: Path, app: str, said: str
+) -> None:
     file = written(tmp_path, LATE)
-    (tmp_path / "helper.py").rename(tmp_path / "late_helper.py")
+    (tmp_path / "late_helper.py").write_text("factor = 3\n")
     made = model_of(str(file), str(file), "price")()
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     own = sys.modules["app"]
     (tmp_path / "late_helper.py").write_text("factor = 1000\n")
-    (tmp_path / ".2.py").write_text("import late_helper\nraise RuntimeError('broken')\n")
-    with pytest.raises(ConfigError, match=r"app\.py:\d+: RuntimeError: broken"):
+    (tmp_path / ".2.py").write_text(f"import late_helper\n{app}")
+    with pytest.raises(ConfigError, match=said):
         endpoints_of(tmp_path / ".2.py", file)
     assert made.predict({"age": np.array([2.0])}) == {"output": [6.0]}
     assert sys.modules["app"] is own
     (tmp_path / ".3.py").write_text(LATE)
     endpoints_of(tmp_path / ".3.py", file)
     assert made.predict({"age": np.array([2.0])}) == {"output": [2000.0]}
+
+
+MEETING = """
+import headrace
+import meeting
+
+try:
+    meeting.both.wait(timeout=0.5)
+except meeting.Alone:
+    pass
+
+@headrace.endpoint
+def price(age: float) -> float:
+    return age
+"""
+
+
+def test_threads_that_load_models_of_one_file_import_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two imports at the same time would meet; one waits for the other half a second, and goes on."""
+    meeting = ModuleType("meeting")
+    vars(meeting).update(both=threading.Barrier(2), Alone=threading.BrokenBarrierError)
+    monkeypatch.setitem(sys.modules, "meeting", meeting)
+    file = written(tmp_path, MEETING)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(endpoints_of, [file, file], [file, file])
+    assert first["price"] is second["price"]
+    assert vars(meeting)["both"].broken

@@ -62,6 +62,13 @@ def test_what_is_released_as_source_imports_nothing_that_it_lacks() -> None:
     assert [(file, name) for file, name in imported if name.partition(".")[0] in lacking] == []
 
 
+def test_no_left_over_file_of_a_patch_or_merge_is_committed() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("the released source has no history")
+    command = ["git", "-C", ROOT, "ls-files", "*.orig", "*.rej"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == ""
+
+
 def test_the_page_of_the_architecture_has_the_layers_that_are_checked() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"][
         "contracts"

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, HeadraceError
-from headrace.endpoints import endpoints_of
+from headrace.endpoints import endpoints_of, restoring_modules
 
 _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.5
@@ -81,9 +81,10 @@ def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: boo
     source = directory / f".{number}.py"
     try:
         shutil.copyfile(file, source)
-        names = endpoints_of(source, file, as_guest=as_guest).keys()
         code = partial(_MODEL.format, source=str(source), file=str(file), as_guest=as_guest)
-        _write(directory, number, {name: code(name=name) for name in names})
+        with restoring_modules(file):
+            names = endpoints_of(source, file, as_guest=as_guest).keys()
+            _write(directory, number, {name: code(name=name) for name in names})
         for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
             shutil.rmtree(gone)
     except OSError as error:

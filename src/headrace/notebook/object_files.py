@@ -205,8 +205,10 @@ def _save_keras(model: Any, file: Path) -> _Settings:
 def _save_onnx(model: Any, file: Path) -> _Settings:
     import onnx  # noqa: PLC0415 - imported already by the caller, who has such an object
 
-    is_large = model.ByteSize() > _LARGE_ONNX_BYTES
-    onnx.save(model, str(file), save_as_external_data=is_large, location="model.data")
+    weights = sum(len(one.raw_data) for one in model.graph.initializer)  # ByteSize() fails above 2 GiB
+    saved = onnx.ModelProto()
+    saved.CopyFrom(model)  # onnx moves weights that it saves beside the file out of the object
+    onnx.save(saved, str(file), save_as_external_data=weights > _LARGE_ONNX_BYTES)
     return ()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.cli.app_models import directory_of
+from headrace.cli.app_models import directory_of, publish_endpoints
 from tests.waiting import until
 
 
@@ -87,6 +87,20 @@ def test_a_version_that_cannot_be_written_does_not_end_reloads(
         (drafts / "second").mkdir(parents=True)  # the remains of an attempt
         written(tmp_path, APP + "# 3\n")
         until(lambda: models_in(directory) == ["1.py/1", "1.py/3", "second/1", "second/3"])
+
+
+def test_a_version_that_cannot_be_written_leaves_the_modules_of_the_one_before(tmp_path: Path) -> None:
+    directory = tmp_path / "models"
+    directory.mkdir()
+    publish_endpoints(written(tmp_path), directory, 1)
+    own = sys.modules["app"]
+    (directory / ".drafts").write_text("in the way")
+    with pytest.raises(ConfigError, match=r"\.drafts"):
+        publish_endpoints(tmp_path / "app.py", directory, 2)
+    assert sys.modules["app"] is own
+    (directory / ".drafts").unlink()
+    publish_endpoints(tmp_path / "app.py", directory, 3)
+    assert sys.modules["app"] is not own
 
 
 def test_old_versions_are_removed(tmp_path: Path) -> None:

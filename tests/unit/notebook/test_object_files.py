@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import catboost
@@ -12,12 +14,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
+from onnx.external_data_helper import convert_model_to_external_data
 from sklearn.linear_model import LogisticRegression
 
 import headrace
 from headrace.base.errors import HeadraceError
 from headrace.base.tensors import Array
+from headrace.notebook import object_files
 from headrace.notebook.local_server import LocalServer
+from tests.conformance.onnx_models import network
 
 TEXTS = {2: ["leaves", "stays"], 3: ["ja\x7f", "nein", "weiß 😀"]}
 """Names of classes, with characters that TOML has to escape, sorted as by the estimators."""
@@ -160,6 +165,32 @@ def test_a_column_with_the_name_of_the_scores_is_explained() -> None:
         given = {"instances": data[:1].to_dict("records")}
         (row,) = posted(server, "/v1/models/model:explain", given)["predictions"]
     assert list(row) == ["age", "prediction", "expected_value"]
+
+
+def test_a_large_onnx_model_stays_whole_and_can_be_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_files, "_LARGE_ONNX_BYTES", 1000)  # the weights get a file of their own
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.data").write_bytes(b"another model's")
+    model = network()
+    before, rows = model.SerializeToString(), {"x": np.ones((2, 64), np.float32)}
+    with headrace.serve(model) as server:
+        first = server.predict(rows)["p"]
+    assert model.SerializeToString() == before
+    with headrace.serve(model) as server:
+        np.testing.assert_array_equal(server.predict(rows)["p"], first)
+    assert [one.name for one in tmp_path.iterdir()] == ["model.data"]
+
+
+def test_weights_that_the_caller_marked_for_a_file_stay_in_the_object(tmp_path: Path) -> None:
+    model = network()
+    convert_model_to_external_data(model, location="weights.bin")
+    before = model.SerializeToString()
+    with ExitStack() as undo:
+        object_files.find(model, "", tmp_path, undo)
+    assert model.SerializeToString() == before
+    assert (tmp_path / "model/1/weights.bin").stat().st_size == 64 * 10 * 4
 
 
 def test_a_model_that_is_not_fitted_is_refused_with_the_librarys_reason() -> None:

@@ -170,6 +170,8 @@ def too_large(tensor: InferInput, error: msgspec.ValidationError) -> InvalidRequ
         error: The refusal.
     """
     place, sent = place_of(error), _as_sent(tensor)
+    if not place:  # the number is not in a list
+        return no_list(tensor, math.inf, place)
     where = position(place) if len(place) > 1 else position_in(sent, place[0])
     wanted = described(sent.dtype) + limits(sent.dtype)
     return InvalidRequest(f"{where}expected {wanted}, got one beyond", field=tensor.name)

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -280,9 +281,10 @@ class EventResponse:
             self._answers.end()
 
     async def end(self, last: bytes | None) -> None:
-        """End the response, with a last event unless it is None."""
+        """End the response, with a last event unless it is None; the client may have left by then."""
         body = b"" if last is None else _as_event(last)
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        with suppress(Cancelled):
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def _send(self, event: MutableMapping[str, Any]) -> None:
         try:

@@ -163,6 +163,10 @@ def test_wrong_values_are_refused_with_the_reason(
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
             r"^x: row 0: expected a number \(FP32\) from -3\.4028e\+38 to 3\.4028e\+38, got one beyond$",
         ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":1e999}]}',
+            r"^x: expected a list of values, got inf; send them flat, or nested like the shape \[1\]$",
+        ),
         (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', "body|data"),
         (b'{"inputs":[{"name":"\xff","datatype":"BYTES","shape":[1],"data":["a"]}]}', "body: "),
         (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\\ud800"]}]}', "body: "),

@@ -199,6 +199,43 @@ def test_where_the_server_cannot_send_the_client_has_left(
     assert not caplog.records
 
 
+def never() -> asyncio.Future[None]:
+    """Return what a server awaits whose client stopped reading."""
+    return asyncio.get_running_loop().create_future()
+
+
+def closed() -> asyncio.Future[None]:
+    raise OSError("the connection is closed")
+
+
+@pytest.mark.parametrize("blocked", [never, closed])
+@pytest.mark.parametrize(
+    ("handler", "answered", "failed"),
+    [(counting, 1, 0), (failing(ModelError("the model broke"), after=3), 0, 1)],
+)
+def test_a_client_lost_at_the_end_of_a_stream_is_no_error_of_the_server(
+    blocked: Callable[[], asyncio.Future[None]],
+    handler: HttpStreamHandler,
+    answered: int,
+    failed: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The call was counted before: as answered, or as failed for its own reason."""
+    wire, app = Wire(body(b"")), application(handler)
+
+    async def send(event: Event) -> None:
+        if event.get("more_body") is False:
+            await blocked()
+        await wire.send(event)
+
+    run_virtually(app(scope(), wire.receive, send))
+    assert len(wire.sent) == 4
+    tally = app.outcomes.tallies[Channel.REST]
+    assert (tally.answered, tally.failed["500"], tally.failed["499"]) == (answered, failed, 0)
+    assert (app.answers.held_bytes, app.bodies.taken_bytes) == (0, 0)
+    assert not caplog.records
+
+
 def leave(wire: Wire, task: asyncio.Task[None]) -> None:
     wire.more.put_nowait(LEFT)
 
