@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, ModelError, listed, shown
-from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array, describe
+from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array, describe, is_masked
 from headrace.model.casting import may_cast
 
 _SCALARS: dict[type, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -106,6 +106,8 @@ class Column(NamedTuple):
             ModelError: A value is not of the declared kind.
             ValueError: The rows have different shapes.
         """
+        if is_masked(rows, len(self.shape) + (self.read is _array)):
+            self._expect_fit(rows, where)
         try:
             array = np.stack(rows) if self.read is _array and isinstance(rows, list) and rows else rows
             array = self._as_array(array)
@@ -132,6 +134,8 @@ class Column(NamedTuple):
 
     def _fits(self, value: Any) -> bool:
         """Return whether a row's value may become this output; integers also if they are too large for it."""
+        if is_masked(value, len(self.shape)):
+            return False
         try:
             array = self._as_array(value)
             objects = np.asarray(value, STRING)
@@ -166,6 +170,8 @@ def kind_of(value: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    if is_masked(value, 1):
+        return "with masked values"
     try:
         return describe(np.asarray(value))
     except ValueError:
