@@ -10,6 +10,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,60 @@ def test_a_value_that_may_be_missing_must_be_sent() -> None:
         assert "missing 'city'" in answer["error"]
         answer = asked(server, "/v1/models/m:predict", {"instances": [{"age": 3, "city": None}]})
         assert answer == {"predictions": ["None"]}
+
+
+# ---- rows that the classes of parameters refuse ----
+
+
+@dataclass
+class Visits:
+    """Data of a request, checked by itself."""
+
+    visits: int
+
+    def __post_init__(self) -> None:
+        if self.visits < 0:
+            raise ValueError(f"expected 0 or more visits, got {self.visits}")
+
+
+@dataclass
+class Age:
+    """Data of a request, checked by itself."""
+
+    age: float
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            raise ValueError(f"expected an age of 0 or more, got {self.age:g}")
+
+
+def never(age: Age, visits: Visits) -> float:
+    raise AssertionError
+
+
+async def never_later(age: Age, visits: Visits) -> float:
+    raise AssertionError
+
+
+def never_in_parts(age: Age, visits: Visits) -> Iterator[float]:
+    raise AssertionError
+    yield
+
+
+def test_rows_are_checked_before_the_first_call() -> None:
+    inputs = {"age": np.array([1.0, -1.0, 2.0]), "visits": np.array([1, 1, -5])}
+    for asks in (lambda: model(never).predict(inputs), lambda: awaited(never_later, inputs)):
+        with pytest.raises(InvalidRows) as caught:
+            asks()
+        assert caught.value.rows == {
+            1: ("", ": expected an age of 0 or more, got -1"),
+            2: ("", ": expected 0 or more visits, got -5"),
+        }
+
+
+def test_a_refused_row_of_a_function_that_yields_is_named() -> None:
+    with pytest.raises(InvalidRows, match=r"^row 0: expected an age of 0 or more, got -1$"):
+        next(model(never_in_parts).predict({"age": np.array([-1.0]), "visits": np.array([1])}))
 
 
 # ---- coroutines ----

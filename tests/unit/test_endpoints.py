@@ -334,8 +334,8 @@ def test_rows_that_are_refused_are_named_and_others_are_not() -> None:
         return person.age
 
     with pytest.raises(InvalidRows) as caught:
-        model(check).predict(people(1, -1, 50, 101))
-    assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "", 3: "age"}
+        model(check).predict(people(1, 102, 50, 101))
+    assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "age", 3: "age"}
     assert caught.value.within(3, 4) is not None
     assert "age: row 0: expected an age of up to 100, got 101" in str(caught.value.within(3, 4))
 
