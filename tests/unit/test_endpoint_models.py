@@ -343,6 +343,27 @@ def test_a_part_that_is_not_as_declared_is_named() -> None:
         next(model(wrong).predict({"most": np.array([1])}))
 
 
+# ---- decorators ----
+
+
+def test_a_function_with_a_decorator_above_its_mark_keeps_batch_and_name() -> None:
+    def plus_one(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**arguments: Any) -> Any:
+            return [one + 1 for one in function(**arguments)]
+
+        return call
+
+    @plus_one
+    @headrace.endpoint(batch=True, name="p")
+    def doubled(x: list[float]) -> list[float]:
+        return [2 * one for one in x]
+
+    for name, served in (("", "p"), ("other", "other")):
+        with headrace.serve(doubled, name=name) as server:
+            assert server.predict({"x": [1.0, 2.0]}, model=served)["output"].tolist() == [3.0, 5.0]
+
+
 # ---- classes ----
 
 APP = """

@@ -188,6 +188,13 @@ def any_array(image: NDArray[Any]) -> float:
     raise AssertionError
 
 
+class WithoutCall:
+    """A class that is not called through its objects."""
+
+    def predict(self, age: float) -> float:
+        raise AssertionError
+
+
 def names_nothing(age: float, person: Nobody) -> float:  # type: ignore[name-defined]  # noqa: F821
     raise AssertionError
 
@@ -225,6 +232,11 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
         (abstract, False, "parameter image: expected .*floating"),
         (abstract_number, False, "parameter image: expected .*floating"),
         (any_array, False, "parameter image: expected .*Any"),
+        (
+            WithoutCall,
+            False,
+            "^endpoint f: the class WithoutCall has no __call__; define it, or serve an object of the class",
+        ),
         (
             names_nothing,
             False,
