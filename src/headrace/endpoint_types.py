@@ -103,8 +103,7 @@ class Column(NamedTuple):
             where: The result's place, for error messages.
 
         Raises:
-            ModelError: A value is not of the declared kind.
-            ValueError: The rows have different shapes.
+            ModelError: A value is not of the declared kind, or the rows have different shapes.
         """
         if is_masked(rows, len(self.shape) + (self.read is _array)):
             self._expect_fit(rows, where)
@@ -113,13 +112,19 @@ class Column(NamedTuple):
             array = self._as_array(array)
         except ValueError:
             self._expect_fit(rows, where)
-            raise
+            raise self._of_different_shapes(where) from None
         if not array.size:
             return rows
         if array.ndim and self._takes(array, array.shape[1:]):
             return array
         self._expect_fit(rows, where)
+        if self.datatype == "BYTES":  # NumPy makes objects of lists of different lengths
+            raise self._of_different_shapes(where)
         return rows  # integers that are too large, which have their own error
+
+    def _of_different_shapes(self, where: str) -> ModelError:
+        kinds = "arrays of different shapes" if self.read is _array else "lists of different lengths"
+        return ModelError(f"{where}: the rows have {kinds}; return the same for all, padded if need be")
 
     def _expect_fit(self, rows: Any, where: str) -> None:
         if not isinstance(rows, list):
@@ -141,7 +146,9 @@ class Column(NamedTuple):
             objects = np.asarray(value, STRING)
         except ValueError:  # lists of different lengths
             return False
-        if not array.size or self._takes(array, array.shape):
+        if not array.size:
+            return bool(self.shape)
+        if self._takes(array, array.shape):
             return True
         are_integers = all(isinstance(one, int) for one in objects.flat)
         return are_integers and self.datatype in ("INT64", "FP64") and objects.ndim == len(self.shape)

@@ -12,10 +12,11 @@ import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import headrace
 from headrace.base.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, InvalidRows, ModelError
@@ -341,6 +342,55 @@ def test_a_part_that_is_not_as_declared_is_named() -> None:
 
     with pytest.raises(ModelError, match=r"endpoint f: the result: expected int, but .* returned str"):
         next(model(wrong).predict({"most": np.array([1])}))
+
+
+# ---- rows of different lengths ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_batch", "rows", "said"),
+    [
+        (list[float], list[list[float]], [[1.0], [1.0, 2.0], []], "lists of different lengths"),
+        (list[int], list[list[int]], [[1], [2**63, 2], []], "lists of different lengths"),
+        (list[str], list[list[str]], [["a"], ["a", "b"], []], "lists of different lengths"),
+        (
+            NDArray[np.float32],
+            Annotated[NDArray[np.float32], (None,)],
+            [np.zeros(size, np.float32) for size in (1, 2, 0)],
+            "arrays of different shapes",
+        ),
+    ],
+)
+def test_rows_of_different_lengths_are_named(kind: Any, of_batch: Any, rows: list[Any], said: str) -> None:
+    async def later(x: float) -> Any:
+        return rows[int(x) - 1]
+
+    def now(x: float) -> Any:
+        return rows[int(x) - 1]
+
+    def batch(x: list[float]) -> Any:
+        return rows
+
+    later.__annotations__["return"] = now.__annotations__["return"] = kind
+    batch.__annotations__["return"] = of_batch
+    for answer in (
+        lambda: model(now).predict(THREE),
+        lambda: awaited(later, THREE),
+        lambda: model(batch, batch=True).predict(THREE),
+    ):
+        with pytest.raises(
+            ModelError, match=f"^endpoint f: the result: the rows have {said}; return the same"
+        ):
+            answer()
+
+
+def test_an_empty_list_among_numbers_is_named() -> None:
+    def number(x: float) -> Any:
+        return [] if x == 2 else x
+
+    number.__annotations__["return"] = float
+    with pytest.raises(ModelError, match=r"expected float, but the function returned list \(FP64 \[0\]\)$"):
+        model(number).predict(THREE)
 
 
 # ---- decorators ----
