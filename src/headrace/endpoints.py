@@ -76,8 +76,8 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     where = f"endpoint {name}"
     if isinstance(target, type) and not any("__call__" in vars(one) for one in target.__mro__):
         raise ConfigError(
-            f"{where}: the class {target.__name__} has no __call__; define it, or serve an object of the class "
-            "if that is an estimator"
+            f"{where}: the class {target.__name__} has no __call__; define it, or serve an object of the "
+            "class if that is an estimator"
         )
     function = target.__call__ if isinstance(target, type) else target
     if not MODEL_NAME.fullmatch(name) or name.isdecimal():  # a directory with a number is a version
