@@ -71,23 +71,33 @@ class BoundEndpoint:
                     setattr(self, name, getattr(self._call, name))
 
     def _batch(self, inputs: Tensors) -> dict[str, Any]:
-        """Return the arguments of one call for a whole batch.
+        """Return the arguments for a whole batch: those of one call, or of each row's call in lists.
 
         Raises:
             InvalidRows: These rows have text that is not UTF-8, or the class of a parameter refuses them.
             InvalidRequest: The class of an object of columns refuses the batch.
         """
-        columns = self._values(inputs)
-        rows = range(_rows(inputs))
-        return {part.name: part.of_batch(columns, rows) for part in self._endpoint.parameters}
+        columns, rows = self._values(inputs), range(_rows(inputs))
+        arguments, wrong = dict[str, Any](), dict[int, tuple[str, str]]()
+        for part in self._endpoint.parameters:
+            try:
+                arguments[part.name] = part.of_batch(columns, rows)
+            except InvalidRows as error:
+                wrong = {**error.rows, **wrong}
+        if wrong:
+            raise InvalidRows.of(wrong)
+        return arguments
 
-    def _row(self, columns: Mapping[str, Any], row: int) -> dict[str, Any]:
-        """Return the arguments of the call for one row.
+    def _each_row(self, inputs: Tensors) -> list[dict[str, Any]]:
+        """Return the arguments of the call for each row.
+
+        They are made before the first call: if a row is refused, the others are called again without it.
 
         Raises:
-            InvalidRequest: The class of a parameter refuses the row.
+            InvalidRows: As for ``_batch``.
         """
-        return {part.name: part.of_row(columns, row) for part in self._endpoint.parameters}
+        arguments = self._batch(inputs)
+        return [{name: column[row] for name, column in arguments.items()} for row in range(_rows(inputs))]
 
     def _values(self, inputs: Tensors) -> dict[str, Any]:
         """Return the rows' values of each input.
@@ -137,11 +147,10 @@ class EndpointModel(BoundEndpoint):
         """
         if self._endpoint.batch:
             return self._outputs(self._call(**self._batch(inputs)))
-        columns, results = self._values(inputs), []
-        wrong = dict[int, tuple[str, str]]()
-        for row in range(_rows(inputs)):
+        results, wrong = [], dict[int, tuple[str, str]]()
+        for row, arguments in enumerate(self._each_row(inputs)):
             try:
-                results.append(self._call(**self._row(columns, row)))
+                results.append(self._call(**arguments))
             except InvalidRequest as error:
                 wrong[row] = told(error)
         if wrong:
@@ -156,15 +165,15 @@ class AsyncEndpointModel(BoundEndpoint):
         """Call the function for each row, or once for the batch; the errors are those of EndpointModel."""
         if self._endpoint.batch:
             return self._outputs(await self._call(**self._batch(inputs)))
-        columns, wrong = self._values(inputs), dict[int, tuple[str, str]]()
+        wrong = dict[int, tuple[str, str]]()
 
-        async def answer(row: int) -> Any:
+        async def answer(row: int, arguments: dict[str, Any]) -> Any:
             try:
-                return await self._call(**self._row(columns, row))
+                return await self._call(**arguments)
             except InvalidRequest as error:
                 wrong[row] = told(error)
 
-        results = await _together([answer(row) for row in range(_rows(inputs))])
+        results = await _together([answer(*one) for one in enumerate(self._each_row(inputs))])
         if wrong:
             raise InvalidRows.of(wrong)
         return self._outputs(results)
@@ -202,7 +211,7 @@ class _InParts(BoundEndpoint):
                 "send a request for each row",
                 field=self.inputs[0][0],
             )
-        return self._row(self._values(inputs), 0)
+        return self._each_row(inputs)[0]
 
     def _part(self, part: Any) -> dict[str, object]:
         return self._outputs(part if self._endpoint.batch else [part])

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from headrace.base.errors import ConfigError, InvalidRequest, InvalidRows, ModelError, listed, shown
-from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array, describe
+from headrace.base.tensors import BY_DTYPE, BY_OIP, STRING, Array, describe, is_masked
 from headrace.model.casting import may_cast
 
 _SCALARS: dict[type, str] = {float: "FP64", int: "INT64", bool: "BOOL", str: "BYTES", bytes: "BYTES"}
@@ -31,9 +31,11 @@ _NO_NONE = (
 )
 _NONE_IN_INPUTS = "only float, int, str and bytes may be None, also in a list: list[float | None]"
 _NAMES = {datatype: kind.__name__ for kind, datatype in _SCALARS.items()}
-_CHECKING = ("annotated_types", "msgspec", "pydantic")
+_PYDANTIC = ("annotated_types", "pydantic")
+_CHECKING = (*_PYDANTIC, "msgspec")
 """Packages whose metadata are conditions on a value, which only their own classes check."""
-
+_OF_META = ("gt", "ge", "lt", "le", "multiple_of", "pattern", "min_length", "max_length", "tz")
+"""The conditions of ``msgspec.Meta``; its other attributes describe a value."""
 
 MISSING_INTEGER = -(2**63)
 """The integer that stands for a missing one: NumPy's dates have it for NaT, too."""
@@ -103,21 +105,28 @@ class Column(NamedTuple):
             where: The result's place, for error messages.
 
         Raises:
-            ModelError: A value is not of the declared kind.
-            ValueError: The rows have different shapes.
+            ModelError: A value is not of the declared kind, or the rows have different shapes.
         """
+        if is_masked(rows, len(self.shape) + (self.read is _array)):
+            self._expect_fit(rows, where)
         try:
             array = np.stack(rows) if self.read is _array and isinstance(rows, list) and rows else rows
             array = self._as_array(array)
         except ValueError:
             self._expect_fit(rows, where)
-            raise
+            raise self._of_different_shapes(where) from None
         if not array.size:
             return rows
         if array.ndim and self._takes(array, array.shape[1:]):
             return array
         self._expect_fit(rows, where)
+        if self.datatype == "BYTES":  # NumPy makes objects of lists of different lengths
+            raise self._of_different_shapes(where)
         return rows  # integers that are too large, which have their own error
+
+    def _of_different_shapes(self, where: str) -> ModelError:
+        kinds = "arrays of different shapes" if self.read is _array else "lists of different lengths"
+        return ModelError(f"{where}: the rows have {kinds}; return the same for all, padded if need be")
 
     def _expect_fit(self, rows: Any, where: str) -> None:
         if not isinstance(rows, list):
@@ -132,12 +141,16 @@ class Column(NamedTuple):
 
     def _fits(self, value: Any) -> bool:
         """Return whether a row's value may become this output; integers also if they are too large for it."""
+        if is_masked(value, len(self.shape)):
+            return False
         try:
             array = self._as_array(value)
             objects = np.asarray(value, STRING)
         except ValueError:  # lists of different lengths
             return False
-        if not array.size or self._takes(array, array.shape):
+        if not array.size:
+            return bool(self.shape)
+        if self._takes(array, array.shape):
             return True
         are_integers = all(isinstance(one, int) for one in objects.flat)
         return are_integers and self.datatype in ("INT64", "FP64") and objects.ndim == len(self.shape)
@@ -166,6 +179,8 @@ def kind_of(value: Any) -> str:
 
 
 def _described(value: Any) -> str:
+    if is_masked(value, 1):
+        return "with masked values"
     try:
         return describe(np.asarray(value))
     except ValueError:
@@ -284,13 +299,12 @@ def part_of(where: str, name: str, hints: Mapping[str, Any], *, batch: bool) -> 
         columns = tuple(_column(f"{where}.{one}", one, inner[one], batch=not in_rows) for one in fields)
         if given:
             _expect_made(where, made, fields)
-            if not hasattr(made, "__pydantic_validator__") and not (in_rows and _is_struct(made)):
-                for one in fields:
-                    _expect_no_conditions(f"{where}.{one}", inner[one])
+        checked = _checked_by(made, is_converted=given and in_rows)
+        for one in fields:
+            _expect_no_conditions(f"{where}.{one}", inner[one], checked)
         part = Part(name, columns, _maker(made) if in_rows else made, in_rows)
     else:
-        if given:
-            _expect_no_conditions(where, kind)
+        _expect_no_conditions(where, kind)
         part = Part(name, (_column(where, name, kind, batch=batch),))
     if not given:
         _expect_no_none(where, part)
@@ -361,16 +375,30 @@ def _expect_made(where: str, made: Any, fields: tuple[str, ...]) -> None:
             )
 
 
-def _expect_no_conditions(where: str, kind: Any) -> None:
-    """Check that an annotation has no conditions, such as ``Field(ge=0)``, where nothing checks them."""
+def _checked_by(made: Any, *, is_converted: bool) -> tuple[str, ...]:
+    """Return the packages whose conditions are checked when an object of a class is made."""
+    if hasattr(made, "__pydantic_validator__"):
+        return _PYDANTIC
+    return ("msgspec",) if is_converted and _is_struct(made) else ()
+
+
+def _expect_no_conditions(where: str, kind: Any, checked: tuple[str, ...] = ()) -> None:
+    """Check that an annotation has no conditions, such as ``Field(ge=0)``, but those that are checked."""
     for one in typing.get_args(kind):
         package = type(one).__module__.partition(".")[0]
-        if package in _CHECKING and getattr(one, "metadata", True):  # a FieldInfo may only describe
+        if package in _CHECKING and package not in checked and _is_condition(one):
+            way_out = f"use conditions of {checked[-1]}" if checked else "put it into a pydantic model"
             raise ConfigError(
-                f"{where}: nothing would check {one!r} here; put it into a pydantic model, or check the "
-                "value in the function"
+                f"{where}: nothing would check {one!r} here; {way_out}, or check the value in the function"
             )
-        _expect_no_conditions(where, one)
+        _expect_no_conditions(where, one, checked)
+
+
+def _is_condition(metadata: Any) -> bool:
+    """Return whether metadata of a package that checks values do more than describe one."""
+    if isinstance(metadata, msgspec.Meta):
+        return any(getattr(metadata, name) is not None for name in _OF_META)
+    return bool(getattr(metadata, "metadata", True))  # a FieldInfo may only describe
 
 
 def _without_metadata(kind: Any) -> tuple[Any, tuple[int | None, ...] | None]:

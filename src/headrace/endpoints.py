@@ -76,8 +76,13 @@ def endpoint(target: Target | None = None, /, *, batch: bool = False, name: str 
 
 def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     """Return the endpoint of a function or class; the arguments and errors are those of ``endpoint``."""
-    function = target.__call__ if isinstance(target, type) else target
     where = f"endpoint {name}"
+    if isinstance(target, type) and not any("__call__" in vars(one) for one in target.__mro__):
+        raise ConfigError(
+            f"{where}: the class {target.__name__} has no __call__; define it, or serve an object of the "
+            "class if that is an estimator"
+        )
+    function = target.__call__ if isinstance(target, type) else target
     if not MODEL_NAME.fullmatch(name) or name.isdecimal():  # a directory with a number is a version
         raise ConfigError(
             f"{where}: expected {A_MODEL_NAME}, and not only digits; set it with @headrace.endpoint(name=…)"
@@ -269,8 +274,10 @@ def give(target: Callable[..., Any], name: str) -> tuple[Endpoint, str]:
         ConfigError: As for ``endpoint``.
     """
     marked: Endpoint | None = getattr(target, "__dict__", {}).get(_MARK)
-    if marked is None or marked.target is not target:  # a decorator above has copied the mark
+    if marked is None:
         marked = describe(target, batch=False, name=name or target.__name__)
+    elif marked.target is not target:  # a decorator above has copied the mark
+        marked = describe(target, batch=marked.batch, name=name or marked.name)
     served = dataclasses.replace(marked, name=name or marked.name)
     key = uuid.uuid4().hex
     _given[key] = served

@@ -10,11 +10,13 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import headrace
 from headrace.base.errors import DeadlineExceeded, FailedPrecondition, InvalidRequest, InvalidRows, ModelError
@@ -102,6 +104,60 @@ def test_a_value_that_may_be_missing_must_be_sent() -> None:
         assert "missing 'city'" in answer["error"]
         answer = asked(server, "/v1/models/m:predict", {"instances": [{"age": 3, "city": None}]})
         assert answer == {"predictions": ["None"]}
+
+
+# ---- rows that the classes of parameters refuse ----
+
+
+@dataclass
+class Visits:
+    """Data of a request, checked by itself."""
+
+    visits: int
+
+    def __post_init__(self) -> None:
+        if self.visits < 0:
+            raise ValueError(f"expected 0 or more visits, got {self.visits}")
+
+
+@dataclass
+class Age:
+    """Data of a request, checked by itself."""
+
+    age: float
+
+    def __post_init__(self) -> None:
+        if self.age < 0:
+            raise ValueError(f"expected an age of 0 or more, got {self.age:g}")
+
+
+def never(age: Age, visits: Visits) -> float:
+    raise AssertionError
+
+
+async def never_later(age: Age, visits: Visits) -> float:
+    raise AssertionError
+
+
+def never_in_parts(age: Age, visits: Visits) -> Iterator[float]:
+    raise AssertionError
+    yield
+
+
+def test_rows_are_checked_before_the_first_call() -> None:
+    inputs = {"age": np.array([1.0, -1.0, 2.0]), "visits": np.array([1, 1, -5])}
+    for asks in (lambda: model(never).predict(inputs), lambda: awaited(never_later, inputs)):
+        with pytest.raises(InvalidRows) as caught:
+            asks()
+        assert caught.value.rows == {
+            1: ("", ": expected an age of 0 or more, got -1"),
+            2: ("", ": expected 0 or more visits, got -5"),
+        }
+
+
+def test_a_refused_row_of_a_function_that_yields_is_named() -> None:
+    with pytest.raises(InvalidRows, match=r"^row 0: expected an age of 0 or more, got -1$"):
+        next(model(never_in_parts).predict({"age": np.array([-1.0]), "visits": np.array([1])}))
 
 
 # ---- coroutines ----
@@ -286,6 +342,76 @@ def test_a_part_that_is_not_as_declared_is_named() -> None:
 
     with pytest.raises(ModelError, match=r"endpoint f: the result: expected int, but .* returned str"):
         next(model(wrong).predict({"most": np.array([1])}))
+
+
+# ---- rows of different lengths ----
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_batch", "rows", "said"),
+    [
+        (list[float], list[list[float]], [[1.0], [1.0, 2.0], []], "lists of different lengths"),
+        (list[int], list[list[int]], [[1], [2**63, 2], []], "lists of different lengths"),
+        (list[str], list[list[str]], [["a"], ["a", "b"], []], "lists of different lengths"),
+        (
+            NDArray[np.float32],
+            Annotated[NDArray[np.float32], (None,)],
+            [np.zeros(size, np.float32) for size in (1, 2, 0)],
+            "arrays of different shapes",
+        ),
+    ],
+)
+def test_rows_of_different_lengths_are_named(kind: Any, of_batch: Any, rows: list[Any], said: str) -> None:
+    async def later(x: float) -> Any:
+        return rows[int(x) - 1]
+
+    def now(x: float) -> Any:
+        return rows[int(x) - 1]
+
+    def batch(x: list[float]) -> Any:
+        return rows
+
+    later.__annotations__["return"] = now.__annotations__["return"] = kind
+    batch.__annotations__["return"] = of_batch
+    for answer in (
+        lambda: model(now).predict(THREE),
+        lambda: awaited(later, THREE),
+        lambda: model(batch, batch=True).predict(THREE),
+    ):
+        with pytest.raises(
+            ModelError, match=f"^endpoint f: the result: the rows have {said}; return the same"
+        ):
+            answer()
+
+
+def test_an_empty_list_among_numbers_is_named() -> None:
+    def number(x: float) -> Any:
+        return [] if x == 2 else x
+
+    number.__annotations__["return"] = float
+    with pytest.raises(ModelError, match=r"expected float, but the function returned list \(FP64 \[0\]\)$"):
+        model(number).predict(THREE)
+
+
+# ---- decorators ----
+
+
+def test_a_function_with_a_decorator_above_its_mark_keeps_batch_and_name() -> None:
+    def plus_one(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(**arguments: Any) -> Any:
+            return [one + 1 for one in function(**arguments)]
+
+        return call
+
+    @plus_one
+    @headrace.endpoint(batch=True, name="p")
+    def doubled(x: list[float]) -> list[float]:
+        return [2 * one for one in x]
+
+    for name, served in (("", "p"), ("other", "other")):
+        with headrace.serve(doubled, name=name) as server:
+            assert server.predict({"x": [1.0, 2.0]}, model=served)["output"].tolist() == [3.0, 5.0]
 
 
 # ---- classes ----

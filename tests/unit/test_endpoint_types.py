@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pydantic
 import pytest
@@ -42,6 +43,37 @@ class MaybeOld:
 @dataclass
 class Unchecked:
     """A dataclass with a condition that nothing checks."""
+
+    age: AtLeast0
+
+
+class OfTheOther(msgspec.Struct):
+    """A msgspec Struct with a condition of pydantic, which msgspec does not read."""
+
+    age: AtLeast0
+
+
+class OtherOfTheOther(pydantic.BaseModel):
+    """A pydantic model with a condition of msgspec, which pydantic does not read."""
+
+    age: Annotated[float, msgspec.Meta(ge=0)] | None
+
+
+class WithMeta(msgspec.Struct):
+    """A msgspec Struct with a condition, which is checked when it is converted but not when it is made."""
+
+    age: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Described(msgspec.Struct):
+    """A msgspec Struct whose metadata only describe."""
+
+    age: Annotated[float, msgspec.Meta(title="age", description="in years", examples=[3.0])]
+    height: Annotated[float, pydantic.Field(description="in metres")]
+
+
+class CheckedModel(pydantic.BaseModel):
+    """A pydantic model with a condition, which is checked whenever it is made."""
 
     age: AtLeast0
 
@@ -101,6 +133,30 @@ def conditions_in_a_list(ages: list[AtLeast0]) -> float:
 
 
 def unchecked_field(person: Unchecked) -> float:
+    raise AssertionError
+
+
+def field_of_the_other(person: OfTheOther) -> float:
+    raise AssertionError
+
+
+def other_of_the_other(person: OtherOfTheOther) -> float:
+    raise AssertionError
+
+
+def answers_conditions(city: str) -> AtLeast0:
+    raise AssertionError
+
+
+def answers_conditions_in_a_batch(city: list[str]) -> list[AtLeast0]:
+    raise AssertionError
+
+
+def answers_unchecked(city: str) -> Unchecked:
+    raise AssertionError
+
+
+def answers_with_meta(city: str) -> WithMeta:
     raise AssertionError
 
 
@@ -188,6 +244,13 @@ def any_array(image: NDArray[Any]) -> float:
     raise AssertionError
 
 
+class WithoutCall:
+    """A class that is not called through its objects."""
+
+    def predict(self, age: float) -> float:
+        raise AssertionError
+
+
 def names_nothing(age: float, person: Nobody) -> float:  # type: ignore[name-defined]  # noqa: F821
     raise AssertionError
 
@@ -217,6 +280,20 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
         (conditions, False, "parameter age: nothing would check .*ge=0.* put it into a pydantic model"),
         (conditions_in_a_list, False, "parameter ages: nothing would check .*ge=0"),
         (unchecked_field, False, "parameter person.age: nothing would check .*ge=0"),
+        (
+            field_of_the_other,
+            False,
+            "parameter person.age: nothing would check .*ge=0.* here; use conditions of msgspec, or check",
+        ),
+        (
+            other_of_the_other,
+            False,
+            "parameter person.age: nothing would check .*ge=0.* here; use conditions of pydantic, or check",
+        ),
+        (answers_conditions, False, "the result: nothing would check .*ge=0.* put it into a pydantic model"),
+        (answers_conditions_in_a_batch, True, "the result: nothing would check .*ge=0"),
+        (answers_unchecked, False, "the result.age: nothing would check .*ge=0.* put it into a pydantic"),
+        (answers_with_meta, False, "the result.age: nothing would check .*ge=0.* put it into a pydantic"),
         (aliased, False, "Aliased.age has the alias 'Age', .* set populate_by_name=True"),
         (needs_more, False, r"NeedsMore\(\) takes unit, which is not a field"),
         (takes_other, False, r"TakesOther.age is a field, but TakesOther\(\) does not take it"),
@@ -225,6 +302,11 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
         (abstract, False, "parameter image: expected .*floating"),
         (abstract_number, False, "parameter image: expected .*floating"),
         (any_array, False, "parameter image: expected .*Any"),
+        (
+            WithoutCall,
+            False,
+            "^endpoint f: the class WithoutCall has no __call__; define it, or serve an object of the class",
+        ),
         (
             names_nothing,
             False,
@@ -257,6 +339,17 @@ def names_nothing_in_a_class(person: OfNobody) -> float:
 def test_what_cannot_be_an_endpoint_says_why(function: Callable[..., Any], batch: bool, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         describe(function, batch=batch, name="f")
+
+
+def test_metadata_that_only_describe_and_results_that_check_themselves_are_accepted() -> None:
+    def described(person: Described) -> Described:
+        raise AssertionError
+
+    def checked(person: CheckedModel) -> CheckedModel:
+        raise AssertionError
+
+    assert [name for name, *_ in describe(described, batch=False, name="f").outputs] == ["age", "height"]
+    assert [name for name, *_ in describe(checked, batch=False, name="f").outputs] == ["age"]
 
 
 @pytest.mark.parametrize("name", ["prix_été", "my model", "a/b", "..", "1", ".x", "x" * 129])

@@ -53,6 +53,7 @@ class Columns(TypedDict):
 
 
 AtLeast0 = Annotated[float, pydantic.Field(ge=0)]
+MASKED = np.ma.array([1.0, 99.0], mask=[False, True])
 
 
 class Checked(pydantic.BaseModel):
@@ -333,8 +334,8 @@ def test_rows_that_are_refused_are_named_and_others_are_not() -> None:
         return person.age
 
     with pytest.raises(InvalidRows) as caught:
-        model(check).predict(people(1, -1, 50, 101))
-    assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "", 3: "age"}
+        model(check).predict(people(1, 102, 50, 101))
+    assert {row: field for row, (field, _) in caught.value.rows.items()} == {1: "age", 3: "age"}
     assert caught.value.within(3, 4) is not None
     assert "age: row 0: expected an age of up to 100, got 101" in str(caught.value.within(3, 4))
 
@@ -395,6 +396,16 @@ def test_a_mistake_in_the_function_is_not_the_callers() -> None:
         (Point, None, "expected an object with x, label, but the function returned None"),
         (Point, Point(1.0, None), "label: expected str, but the function returned None"),  # type: ignore[arg-type]
         (Columns, {"label": 3}, "expected an object with double, label, but the function returned dict"),
+        (
+            NDArray[np.float64],
+            MASKED,
+            r"expected an array of FP64 \[any\], .* returned MaskedArray \(with masked values\)",
+        ),
+        (
+            list[list[float]],
+            [MASKED, MASKED],
+            r"expected list\[list\[float\]\], .* returned list \(with masked values\)",
+        ),
     ],
 )
 def test_a_result_that_is_not_as_declared_is_named(declared: object, returned: object, said: str) -> None:
@@ -412,6 +423,17 @@ def test_a_result_that_is_not_as_declared_is_named(declared: object, returned: o
         (list[float], [1.0, None], "expected float, but the function returned None"),
         (NDArray[np.float32], [1.0, "b"], "expected an array of FP32 \\[\\], but the function returned str"),
         (Columns, None, "expected an object with double, label, but the function returned None"),
+        (list[float], MASKED, r"expected float for each row, .* MaskedArray \(with masked values\)"),
+        (
+            NDArray[np.float64],
+            [np.float64(1), np.ma.masked],
+            r"expected an array of FP64 \[\], .* returned MaskedConstant \(with masked values\)",
+        ),
+        (
+            list[list[float]],
+            [MASKED, MASKED],
+            r"expected list\[float\], .* returned MaskedArray \(with masked values\)",
+        ),
     ],
 )
 def test_a_result_of_a_batch_that_is_not_as_declared_is_named(
@@ -435,6 +457,7 @@ def test_a_result_of_a_batch_that_is_not_as_declared_is_named(
         (bytes, "abc", "abc"),
         (list[float], [], []),
         (list[list[int]], [[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+        (NDArray[np.float64], np.ma.array([1.0, 2.0], mask=False), [1.0, 2.0]),
     ],
 )
 def test_values_that_fit_are_answered(declared: object, returned: object, answered: object) -> None:

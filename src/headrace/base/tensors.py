@@ -67,6 +67,18 @@ def held_bytes(array: Array) -> int:
     return array.nbytes + (sum(map(len, array.flat)) if array.dtype == STRING else 0)
 
 
+def is_masked(value: object, depth: int) -> bool:
+    """Return whether an array, or one in lists, has masked values, which ``np.asarray`` would reveal.
+
+    Args:
+        value: An array, or arrays in nested lists.
+        depth: How many levels of lists are searched.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        return bool(np.ma.is_masked(value))
+    return depth > 0 and isinstance(value, list | tuple) and any(is_masked(one, depth - 1) for one in value)
+
+
 def describe(array: Array) -> str:
     """Return an array's datatype and shape as short text, for error messages."""
     datatype = BY_DTYPE.get(array.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.base.errors import LoadError, ModelError
-from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe
+from headrace.base.tensors import BY_OIP, STRING, Array, Tensors, describe, is_masked
 from headrace.model.casting import DoesNotFit, may_cast, name_of
 from headrace.model.casting import cast as cast_array
 from headrace.model.servable import TensorSpec
@@ -111,6 +111,8 @@ def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
 
 
 def _as_declared(spec: TensorSpec, value: object) -> Array:
+    if is_masked(value, len(spec.shape)):
+        raise ModelError(f"the model declares {spec}, but answered with masked values; fill them")
     array = np.asarray(value, dtype=STRING if spec.dtype == STRING else None)
     if not array.size:
         # A list without elements has neither a datatype nor inner axes: NumPy reads it as FP64.

@@ -5,9 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.base.tensors import BY_DTYPE, BY_OIP, BY_TENSORFLOW, DATATYPES, STRING, Datatype, describe
+from headrace.base.tensors import (
+    BY_DTYPE,
+    BY_OIP,
+    BY_TENSORFLOW,
+    DATATYPES,
+    STRING,
+    Datatype,
+    describe,
+    is_masked,
+)
 
 every_datatype = pytest.mark.parametrize("datatype", DATATYPES, ids=lambda datatype: datatype.oip)
+MASKED = np.ma.array([1.0, 99.0], mask=[False, True])
 
 
 @every_datatype
@@ -43,3 +53,22 @@ def test_a_tensor_is_described_by_name_and_shape(datatype: Datatype) -> None:
 
 def test_what_cannot_travel_is_described_all_the_same() -> None:
     assert describe(np.zeros((1,), np.complex64)) == "complex64 [1]"
+
+
+@pytest.mark.parametrize(
+    ("value", "depth", "expected"),
+    [
+        (MASKED, 0, True),
+        (np.ma.masked, 0, True),
+        (np.ma.array([1.0], mask=False), 0, False),
+        (np.array([1.0]), 0, False),
+        ([MASKED], 0, False),
+        ([np.array([1.0, 2.0]), MASKED], 1, True),
+        (([MASKED],), 2, True),
+        (([MASKED],), 1, False),
+        (None, 1, False),
+        ("text", 1, False),
+    ],
+)
+def test_masked_values_are_found_in_lists_of_that_depth(value: object, depth: int, expected: bool) -> None:
+    assert is_masked(value, depth) is expected

@@ -180,6 +180,8 @@ def test_outputs_that_fit_are_cast(tmp_path: Path, datatype: str, given: str, ex
         ("INT64", "[1.5, 2]", "declares y INT64"),
         ("INT64", "[float('nan'), 2]", "declares y INT64"),
         ("BOOL", "[1, 0]", "declares y BOOL"),
+        ("FP64", "np.ma.array([1.0, 99.0], mask=[False, True])", "declares y FP64.* masked values; fill"),
+        ("BYTES", "np.ma.array(['a', 'b'], object, mask=[False, True])", "declares y BYTES.* masked values"),
     ],
 )
 def test_outputs_that_do_not_fit_are_the_models_failure(
@@ -370,6 +372,15 @@ def test_lists_without_elements_are_taken_as_declared(
     servable = loaded(tmp_path, body, head)
     answer = servable.predict(X)["y"]
     assert (answer.shape, answer.dtype) == (expected, servable.signatures[DEFAULT_SIGNATURE].outputs[0].dtype)
+    servable.close()
+
+
+def test_rows_with_masked_values_are_the_models_fault(tmp_path: Path) -> None:
+    head = HEAD.replace('("y", "FP64", [])', '("y", "FP64", [2])')
+    rows = "list(np.ma.array([[1.0, 2.0], [3.0, 99.0]], mask=[[0, 0], [0, 1]]))"
+    servable = loaded(tmp_path, f"    def predict(self, inputs): return {{'y': {rows}}}\n", head=head)
+    with pytest.raises(ModelError, match=r"declares y FP64.* masked values"):
+        servable.predict(X)
     servable.close()
 
 
