@@ -61,6 +61,10 @@ FRAMES: dict[str, Any] = {
         "age": np.ma.masked_array([31.0, 99.0, 27.0], [False, True, False]),
         "city": np.array(MISSING_CITIES, object),
     },
+    "masked_texts": {
+        "age": AGES[:3],
+        "city": np.ma.masked_array(["oslo", "rome", "?"], [False, False, True]),
+    },
     "columns": {"age": pl.Series([31, None, 27]), "city": pd.Series(MISSING_CITIES)},
 }
 MATRICES: dict[str, Any] = {

@@ -110,6 +110,19 @@ def test_a_value_missing_in_an_array_or_a_column_is_replaced(scores: object) -> 
         strict.check({"score": scores})
 
 
+@pytest.mark.parametrize("dtype", [np.str_, np.bytes_, object])
+def test_a_masked_text_is_replaced(dtype: Any) -> None:
+    texts = np.ma.masked_array(np.array(["oslo", "rome"], dtype), [False, True])
+    signature = Signature("serving_default", (TensorSpec("city", STRING, (), absent="?"),), ())
+    assert np.asarray(signature.check({"city": texts}).columns[0]).tolist() == [b"oslo", b"?"]
+    strict = Signature("serving_default", (TensorSpec("city", STRING, ()),), ())
+    with pytest.raises(InvalidRequest, match="row 1: got null"):
+        strict.check({"city": texts})
+    numbers = np.ma.masked_array(np.array([b"oslo", 7], object))
+    with pytest.raises(InvalidRequest, match="row 1: expected text or bytes, got 7"):
+        strict.check({"city": numbers})
+
+
 @pytest.mark.parametrize(
     "frame", [pl.DataFrame({"age": [1.0, None]}), pd.DataFrame({"age": pd.array([1.0, None], "Float64")})]
 )
