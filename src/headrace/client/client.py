@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -41,8 +41,21 @@ from headrace.model.servable import Signature, TensorSpec
 
 _MOST_ANSWER_BYTES = 2**30
 _LONGEST_SECONDS = 86_400.0
-_SIGNATURES_KEPT = 256
+_MODELS_KEPT = 256
+_VERSIONS_KEPT = 8
 _NO_SERVER_ERROR = 500
+
+
+class _Model(NamedTuple):
+    """A model of the server.
+
+    Attributes:
+        signature: Its inputs.
+        versions: The last versions that have answered and have these inputs.
+    """
+
+    signature: Signature
+    versions: tuple[int, ...] = ()
 
 
 class Client:
@@ -66,7 +79,7 @@ class Client:
         self._seconds = _checked_seconds(timeout_seconds)
         token = token_of(token, "token") if token else ""
         self._rest = RestClient(read_address(url), token, ca_file, _refusal)
-        self._signatures: dict[str, Signature] = {}
+        self._models: dict[str, _Model] = {}
         self._is_closed = False
         self._forks = event_loop.forks
 
@@ -81,7 +94,8 @@ class Client:
     ) -> dict[str, Array]:
         """Answer one request.
 
-        The model's inputs are requested before its first prediction, and again if a prediction is refused.
+        The model's inputs are requested before its first prediction, and again if a prediction is refused or
+        another version answers.
 
         Args:
             model: The model's name.
@@ -104,15 +118,24 @@ class Client:
         self._expect_usable()
         seconds = self._seconds if timeout_seconds is None else _checked_seconds(timeout_seconds)
         deadline, path, chosen = time.monotonic() + seconds, model_path(model, version), tuple(outputs)
-        known = self._signatures.get(path)
-        signature = known or self._described(path, deadline)
+        known = self._models.get(path)
+        used = known or self._described(path, deadline)
         try:
-            return self._asked(path, signature, inputs, chosen, deadline)
+            number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
         except InvalidRequest:
             # The default version may have other inputs by now.
-            if known is None or (signature := self._described(path, deadline)) == known:
+            if known is None or (used := self._described(path, deadline)).signature == known.signature:
                 raise
-        return self._asked(path, signature, inputs, chosen, deadline)
+            number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
+        if number is None or number in used.versions:
+            return answer
+        now = self._described(path, deadline) if used.versions else used
+        if now.signature != used.signature:
+            # The inputs were converted to other datatypes than this version has.
+            self._models[path] = _Model(now.signature, (number,))
+            return self._asked(path, now.signature, inputs, chosen, deadline)[1]
+        self._models[path] = _Model(used.signature, (*used.versions, number)[-_VERSIONS_KEPT:])
+        return answer
 
     def close(self) -> None:
         """Close the connections; calls that wait in other threads are still answered."""
@@ -135,18 +158,18 @@ class Client:
         if self._forks != event_loop.forks:  # both processes would use the same connections
             raise FailedPrecondition("the client was made before this process was forked; make one here")
 
-    def _described(self, path: str, deadline: float) -> Signature:
+    def _described(self, path: str, deadline: float) -> _Model:
         inputs, _ = read_metadata(self._ask(path, b"", {}, deadline, LARGEST_METADATA_BYTES).body)
         if not inputs:
             raise ModelError("the server describes a model without inputs")
-        if len(self._signatures) >= _SIGNATURES_KEPT:
-            self._signatures.clear()
-        self._signatures[path] = Signature("", inputs, ())
-        return self._signatures[path]
+        if len(self._models) >= _MODELS_KEPT:
+            self._models.clear()
+        described = self._models[path] = _Model(Signature("", inputs, ()))
+        return described
 
     def _asked(
         self, path: str, signature: Signature, inputs: Inputs, outputs: Sequence[str], deadline: float
-    ) -> dict[str, Array]:
+    ) -> tuple[int | None, dict[str, Array]]:
         named = named_inputs(inputs, signature.inputs)
         signature.check_names(named)
         headers, body = message([_sent(spec, named[spec.name]) for spec in signature.inputs], outputs)
@@ -154,7 +177,7 @@ class Client:
             reply = self._ask(f"{path}/infer", body, headers, deadline, _MOST_ANSWER_BYTES)
         except InvalidRequest as error:
             raise _of_input(error, signature.input_names) from None
-        return answered(reply)[1]
+        return answered(reply)
 
     def _ask(
         self, path: str, body: bytes, headers: Mapping[str, str], deadline: float, most_bytes: int

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -213,6 +214,33 @@ def test_a_server_that_has_another_model_now_is_asked_for_its_inputs_again() -> 
         with pytest.raises(InvalidRequest, match="missing input 'text'"):
             client.predict("m", {"x": [3]})
         client.close()
+
+
+MODEL = """
+class Model:
+    inputs = [("x", "{0}", [])]
+    outputs = [("y", "{0}", [])]
+
+    def predict(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+
+
+def test_numbers_are_sent_as_the_version_that_answers_declares_them(tmp_path: Path) -> None:
+    for number, datatype in enumerate(("FP32", "FP32", "FP64", "FP32"), start=1):
+        version = tmp_path / str(number) / "m" / str(number)
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL.format(datatype))
+    seen, port = [], 0
+    for number in (1, 2, 3, 4):
+        with headrace.serve(tmp_path / str(number), allow_code=True, http_port=port) as server:
+            if not port:
+                port = int(server.url.rpartition(":")[2])
+                client = headrace.Client(server.url)
+            seen.append(client.predict("m", {"x": [0.1]})["y"])
+    client.close()
+    assert [values.item() == 0.1 for values in seen] == [False, False, True, False]
+    assert [str(values.dtype) for values in seen] == ["float32", "float32", "float64", "float32"]
 
 
 def test_a_closed_client_and_one_of_the_parent_process_say_so(
