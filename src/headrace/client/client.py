@@ -210,7 +210,7 @@ def _sent(spec: TensorSpec, value: object) -> Input:
     try:
         return packed(spec.name, typed(spec, value))
     except InvalidRequest:
-        value = with_nones(value)
+        value = with_nones(value, 1 + len(spec.shape))
         if not isinstance(value, list | tuple) or not value:
             raise
     described = {

@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
-from headrace.model.data_frames import has_nulls, is_column
+from headrace.model.data_frames import has_nulls, hides_nulls, is_column
 from headrace.model.misfits import Input, misfit, position, ragged, said
 
 
@@ -81,6 +81,8 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
         InvalidRequest: A value is of another kind, or does not fit in the dtype.
     """
     array = _as_strings(spec, value) if spec.dtype == STRING else _as_numbers(spec, value)
+    if array.ndim > 1 and isinstance(value, list | tuple) and hides_nulls(value, array.ndim):
+        raise _with_missing(spec)
     if array.dtype == spec.dtype:
         return array
     if array.dtype.kind in "US":
