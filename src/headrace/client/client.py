@@ -44,6 +44,7 @@ _LONGEST_SECONDS = 86_400.0
 _MODELS_KEPT = 256
 _VERSIONS_KEPT = 8
 _NO_SERVER_ERROR = 500
+_IN_JSON = frozenset((float, int, str, type(None)))
 
 
 class _Model(NamedTuple):
@@ -122,20 +123,19 @@ class Client:
         used = known or self._described(path, deadline)
         try:
             number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
-        except InvalidRequest:
+        except InvalidRequest as error:
+            if known is None:
+                raise
             # The default version may have other inputs by now.
-            if known is None or (used := self._described(path, deadline)).signature == known.signature:
+            used = self._described_after(error, path, deadline)
+            if used.signature == known.signature:
                 raise
             number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
-        if number is None or number in used.versions:
+        signature = self._signature_of(number, path, used, deadline)
+        if signature == used.signature:
             return answer
-        now = self._described(path, deadline) if used.versions else used
-        if now.signature != used.signature:
-            # The inputs were converted to other datatypes than this version has.
-            self._models[path] = _Model(now.signature, (number,))
-            return self._asked(path, now.signature, inputs, chosen, deadline)[1]
-        self._models[path] = _Model(used.signature, (*used.versions, number)[-_VERSIONS_KEPT:])
-        return answer
+        # The inputs were converted to other datatypes than this version has.
+        return self._asked(path, signature, inputs, chosen, deadline)[1]
 
     def close(self) -> None:
         """Close the connections; calls that wait in other threads are still answered."""
@@ -166,6 +166,22 @@ class Client:
             self._models.clear()
         described = self._models[path] = _Model(Signature("", inputs, ()))
         return described
+
+    def _described_after(self, error: InvalidRequest, path: str, deadline: float) -> _Model:
+        """Describe a model again, or raise the error if the server cannot answer now."""
+        try:
+            return self._described(path, deadline)
+        except (Refused, DeadlineExceeded):
+            raise error from None
+
+    def _signature_of(self, number: int | None, path: str, used: _Model, deadline: float) -> Signature:
+        """Return the signature of the version that has answered; a new version's is requested."""
+        if number is None or number in used.versions:
+            return used.signature
+        signature = self._described(path, deadline).signature if used.versions else used.signature
+        versions = used.versions if signature == used.signature else ()
+        self._models[path] = _Model(signature, (*versions, number)[-_VERSIONS_KEPT:])
+        return signature
 
     def _asked(
         self, path: str, signature: Signature, inputs: Inputs, outputs: Sequence[str], deadline: float
@@ -213,14 +229,17 @@ def _sent(spec: TensorSpec, value: object) -> Input:
         value = with_nones(value, 1 + len(spec.shape))
         if not isinstance(value, list | tuple) or not value:
             raise
-    described = {
-        "name": spec.name,
-        "datatype": BY_DTYPE[spec.dtype].oip,
-        "shape": [len(value), *_row_shape(spec, value[0])],
-        "data": value,
-    }
     try:
-        return Input(json.dumps(described, allow_nan=False, default=_plain).encode(), b"")
+        rows = _plain(spec, value)
+        if not spec.shape:  # a column of lists, as in process
+            rows = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in rows]
+        described = {
+            "name": spec.name,
+            "datatype": BY_DTYPE[spec.dtype].oip,
+            "shape": [len(rows), *_row_shape(spec, rows[0])],
+            "data": rows,
+        }
+        return Input(json.dumps(described, allow_nan=False).encode(), b"")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"expected {spec}: {error}; beside missing values (None) send only texts and finite numbers",
@@ -232,18 +251,24 @@ def _row_shape(spec: TensorSpec, row: Any) -> list[int]:
     """Return the shape of rows in JSON, in which open axes have the sizes of the first row."""
     sizes = []
     for size in spec.shape:
-        is_list = isinstance(row, list | tuple | np.ndarray) and len(row) > 0
+        is_list = isinstance(row, list | tuple) and len(row) > 0
         sizes.append(size if size is not None else len(row) if is_list else 1)
         row = row[0] if is_list else None
     return sizes
 
 
-def _plain(value: Any) -> object:
-    """Return a value as JSON can express it; an error is a TypeError or ValueError."""
+def _plain(spec: TensorSpec, value: Any) -> Any:
+    """Return values as JSON expresses them for an input; an error is a TypeError or ValueError."""
     if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return value if _IN_JSON.issuperset(map(type, value)) else [_plain(spec, one) for one in value]
+    if isinstance(value, bool) and spec.dtype.kind in "iuf":
+        return int(value)
     if isinstance(value, bytes):
         return value.decode()
+    if value is None or isinstance(value, str | int | float):
+        return value
     raise TypeError(f"got {type(value).__name__}")
 
 

@@ -43,6 +43,21 @@ MISSING_AGES, MISSING_CITIES = [31.0, None, 27.0], ["oslo", "rome", None]
 GO = threading.Event()
 GO.set()
 
+PRINTING = """
+class Model:
+    inputs = [
+        ("f", "FP32", [], -1.0),
+        ("i", "INT64", [], -1),
+        ("pair", "FP64", [2], -1.0),
+        ("text", "BYTES", [], "?"),
+        ("flag", "BOOL", []),
+    ]
+    outputs = [("printed", "BYTES", [])]
+
+    def predict(self, inputs):
+        return {"printed": [repr(row) for row in zip(*(column.tolist() for column in inputs.values()))]}
+"""
+
 FRAMES: dict[str, Any] = {
     "pandas": pd.DataFrame({"age": MISSING_AGES, "city": MISSING_CITIES}),
     "pandas_nullable": pd.DataFrame(
@@ -131,6 +146,35 @@ def test_it_answers_as_the_engine_does(pipeline: LocalServer, name: str) -> None
         assert answer[output].dtype == values.dtype
 
 
+ROWS = {"f": [1.0, 2.0], "i": [1, 2], "pair": [[1.0, 2.0]] * 2, "text": ["a", "b"], "flag": [True, False]}
+
+
+@pytest.fixture(scope="module")
+def printing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    version = tmp_path_factory.mktemp("models") / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(PRINTING)
+    with headrace.serve(version.parents[1], allow_code=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"f": [[None], [1.0]], "i": [(2,), (None,)], "text": [["a"], [None]]},
+        {"f": [np.array([None]), np.float32(0.1)], "pair": [None, (1.5, None)]},
+        {"f": [True, None], "i": [None, np.True_], "pair": [[True, None], np.array([False, True])]},
+        {"f": [[True], [None]], "i": [[None], [False]], "text": [b"a", None], "flag": [[False], [True]]},
+    ],
+)
+def test_missing_values_may_stand_beside_booleans_and_in_columns_of_lists(
+    printing: LocalServer, inputs: dict[str, Any]
+) -> None:
+    expected = printing.predict(ROWS | inputs)["printed"]
+    with headrace.Client(printing.url) as client:
+        assert client.predict("m", ROWS | inputs)["printed"].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_only_input_gets_all_columns(name: str) -> None:
     with headrace.serve(matrix(), name="matrix") as server, headrace.Client(server.url) as client:
@@ -161,6 +205,7 @@ def test_texts_numbers_and_booleans_are_returned_and_may_be_changed(function: Lo
         ({"x": [None, float("nan")], "name": ["", ""]}, "x", "only texts and finite numbers"),
         ({"x": [None, object()], "name": ["", ""]}, "x", "got object"),
         ({"x": [None, 1.0], "name": [b"\xff", None]}, "name", "only texts"),
+        ({"x": [1.0, 2.0], "name": [True, None]}, "name", r"row 0: expected text \(BYTES\), got true"),
         ({"x": [[1.0, 2.0]], "name": [""]}, "x", "expected x FP64"),
         ({"x": [], "name": []}, "x", "at least one row"),
         ({"x": 1.0, "name": [""]}, "x", "expected"),
@@ -211,6 +256,8 @@ def test_a_server_that_has_another_model_now_is_asked_for_its_inputs_again() -> 
         assert client.predict("m", {"x": [3]})["output"].tolist() == [1.5]
     with pytest.raises(Unavailable):
         client.predict("m", {"x": [3]})
+    with pytest.raises(InvalidRequest, match="x: expected FP64, got a mix"):  # needs no server
+        client.predict("m", {"x": np.array([3j])})
     port = int(server.url.rpartition(":")[2])
     with headrace.serve(shortened, name="m", http_port=port):
         assert client.predict("m", {"text": ["summer"]})["output"].tolist() == [b"sum"]
