@@ -231,7 +231,7 @@ def _sent(spec: TensorSpec, value: object) -> Input:
             raise
     try:
         rows = _plain(spec, value)
-        if not spec.shape:  # a column of lists, as in process
+        if not spec.shape and rows is not value:  # there may be lists of one value each
             rows = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in rows]
         described = {
             "name": spec.name,
@@ -259,7 +259,8 @@ def _row_shape(spec: TensorSpec, row: Any) -> list[int]:
 
 def _plain(spec: TensorSpec, value: Any) -> Any:
     """Return values as JSON expresses them for an input; an error is a TypeError or ValueError."""
-    if isinstance(value, np.generic | np.ndarray):
+    # tolist() would turn times in nanoseconds into integers.
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind not in "mM":
         value = value.tolist()
     if isinstance(value, list | tuple):
         return value if _IN_JSON.issuperset(map(type, value)) else [_plain(spec, one) for one in value]

@@ -204,6 +204,8 @@ def test_texts_numbers_and_booleans_are_returned_and_may_be_changed(function: Lo
         ({"x": [1.0, None], "name": ["", ""]}, "x", "row 1: got null"),
         ({"x": [None, float("nan")], "name": ["", ""]}, "x", "only texts and finite numbers"),
         ({"x": [None, object()], "name": ["", ""]}, "x", "got object"),
+        ({"x": [None, np.longdouble(1)], "name": ["", ""]}, "x", "got longdouble"),
+        ({"x": [None, np.datetime64(1, "ns")], "name": ["", ""]}, "x", "got datetime64"),
         ({"x": [None, 1.0], "name": [b"\xff", None]}, "name", "only texts"),
         ({"x": [1.0, 2.0], "name": [True, None]}, "name", r"row 0: expected text \(BYTES\), got true"),
         ({"x": [[1.0, 2.0]], "name": [""]}, "x", "expected x FP64"),
