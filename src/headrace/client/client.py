@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -41,8 +41,22 @@ from headrace.model.servable import Signature, TensorSpec
 
 _MOST_ANSWER_BYTES = 2**30
 _LONGEST_SECONDS = 86_400.0
-_SIGNATURES_KEPT = 256
+_MODELS_KEPT = 256
+_VERSIONS_KEPT = 8
 _NO_SERVER_ERROR = 500
+_IN_JSON = frozenset((float, int, str, type(None)))
+
+
+class _Model(NamedTuple):
+    """A model of the server.
+
+    Attributes:
+        signature: Its inputs.
+        versions: The last versions that have answered and have these inputs.
+    """
+
+    signature: Signature
+    versions: tuple[int, ...] = ()
 
 
 class Client:
@@ -66,7 +80,7 @@ class Client:
         self._seconds = _checked_seconds(timeout_seconds)
         token = token_of(token, "token") if token else ""
         self._rest = RestClient(read_address(url), token, ca_file, _refusal)
-        self._signatures: dict[str, Signature] = {}
+        self._models: dict[str, _Model] = {}
         self._is_closed = False
         self._forks = event_loop.forks
 
@@ -81,7 +95,8 @@ class Client:
     ) -> dict[str, Array]:
         """Answer one request.
 
-        The model's inputs are requested before its first prediction, and again if a prediction is refused.
+        The model's inputs are requested before its first prediction, and again if a prediction is refused or
+        another version answers.
 
         Args:
             model: The model's name.
@@ -104,15 +119,23 @@ class Client:
         self._expect_usable()
         seconds = self._seconds if timeout_seconds is None else _checked_seconds(timeout_seconds)
         deadline, path, chosen = time.monotonic() + seconds, model_path(model, version), tuple(outputs)
-        known = self._signatures.get(path)
-        signature = known or self._described(path, deadline)
+        known = self._models.get(path)
+        used = known or self._described(path, deadline)
         try:
-            return self._asked(path, signature, inputs, chosen, deadline)
-        except InvalidRequest:
-            # The default version may have other inputs by now.
-            if known is None or (signature := self._described(path, deadline)) == known:
+            number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
+        except InvalidRequest as error:
+            if known is None:
                 raise
-        return self._asked(path, signature, inputs, chosen, deadline)
+            # The default version may have other inputs by now.
+            used = self._described_after(error, path, deadline)
+            if used.signature == known.signature:
+                raise
+            number, answer = self._asked(path, used.signature, inputs, chosen, deadline)
+        signature = self._signature_of(number, path, used, deadline)
+        if signature == used.signature:
+            return answer
+        # The inputs were converted to other datatypes than this version has.
+        return self._asked(path, signature, inputs, chosen, deadline)[1]
 
     def close(self) -> None:
         """Close the connections; calls that wait in other threads are still answered."""
@@ -135,18 +158,34 @@ class Client:
         if self._forks != event_loop.forks:  # both processes would use the same connections
             raise FailedPrecondition("the client was made before this process was forked; make one here")
 
-    def _described(self, path: str, deadline: float) -> Signature:
+    def _described(self, path: str, deadline: float) -> _Model:
         inputs, _ = read_metadata(self._ask(path, b"", {}, deadline, LARGEST_METADATA_BYTES).body)
         if not inputs:
             raise ModelError("the server describes a model without inputs")
-        if len(self._signatures) >= _SIGNATURES_KEPT:
-            self._signatures.clear()
-        self._signatures[path] = Signature("", inputs, ())
-        return self._signatures[path]
+        if len(self._models) >= _MODELS_KEPT:
+            self._models.clear()
+        described = self._models[path] = _Model(Signature("", inputs, ()))
+        return described
+
+    def _described_after(self, error: InvalidRequest, path: str, deadline: float) -> _Model:
+        """Describe a model again, or raise the error if the server cannot answer now."""
+        try:
+            return self._described(path, deadline)
+        except (Refused, DeadlineExceeded):
+            raise error from None
+
+    def _signature_of(self, number: int | None, path: str, used: _Model, deadline: float) -> Signature:
+        """Return the signature of the version that has answered; a new version's is requested."""
+        if number is None or number in used.versions:
+            return used.signature
+        signature = self._described(path, deadline).signature if used.versions else used.signature
+        versions = used.versions if signature == used.signature else ()
+        self._models[path] = _Model(signature, (*versions, number)[-_VERSIONS_KEPT:])
+        return signature
 
     def _asked(
         self, path: str, signature: Signature, inputs: Inputs, outputs: Sequence[str], deadline: float
-    ) -> dict[str, Array]:
+    ) -> tuple[int | None, dict[str, Array]]:
         named = named_inputs(inputs, signature.inputs)
         signature.check_names(named)
         headers, body = message([_sent(spec, named[spec.name]) for spec in signature.inputs], outputs)
@@ -154,7 +193,7 @@ class Client:
             reply = self._ask(f"{path}/infer", body, headers, deadline, _MOST_ANSWER_BYTES)
         except InvalidRequest as error:
             raise _of_input(error, signature.input_names) from None
-        return answered(reply)[1]
+        return answered(reply)
 
     def _ask(
         self, path: str, body: bytes, headers: Mapping[str, str], deadline: float, most_bytes: int
@@ -187,17 +226,20 @@ def _sent(spec: TensorSpec, value: object) -> Input:
     try:
         return packed(spec.name, typed(spec, value))
     except InvalidRequest:
-        value = with_nones(value)
+        value = with_nones(value, 1 + len(spec.shape))
         if not isinstance(value, list | tuple) or not value:
             raise
-    described = {
-        "name": spec.name,
-        "datatype": BY_DTYPE[spec.dtype].oip,
-        "shape": [len(value), *_row_shape(spec, value[0])],
-        "data": value,
-    }
     try:
-        return Input(json.dumps(described, allow_nan=False, default=_plain).encode(), b"")
+        rows = _plain(spec, value)
+        if not spec.shape and rows is not value:  # there may be lists of one value each
+            rows = [row[0] if isinstance(row, list | tuple) and len(row) == 1 else row for row in rows]
+        described = {
+            "name": spec.name,
+            "datatype": BY_DTYPE[spec.dtype].oip,
+            "shape": [len(rows), *_row_shape(spec, rows[0])],
+            "data": rows,
+        }
+        return Input(json.dumps(described, allow_nan=False).encode(), b"")
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest(
             f"expected {spec}: {error}; beside missing values (None) send only texts and finite numbers",
@@ -209,18 +251,25 @@ def _row_shape(spec: TensorSpec, row: Any) -> list[int]:
     """Return the shape of rows in JSON, in which open axes have the sizes of the first row."""
     sizes = []
     for size in spec.shape:
-        is_list = isinstance(row, list | tuple | np.ndarray) and len(row) > 0
+        is_list = isinstance(row, list | tuple) and len(row) > 0
         sizes.append(size if size is not None else len(row) if is_list else 1)
         row = row[0] if is_list else None
     return sizes
 
 
-def _plain(value: Any) -> object:
-    """Return a value as JSON can express it; an error is a TypeError or ValueError."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+def _plain(spec: TensorSpec, value: Any) -> Any:
+    """Return values as JSON expresses them for an input; an error is a TypeError or ValueError."""
+    # tolist() would turn times in nanoseconds into integers.
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind not in "mM":
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return value if _IN_JSON.issuperset(map(type, value)) else [_plain(spec, one) for one in value]
+    if isinstance(value, bool) and spec.dtype.kind in "iuf":
+        return int(value)
     if isinstance(value, bytes):
         return value.decode()
+    if value is None or isinstance(value, str | int | float):
+        return value
     raise TypeError(f"got {type(value).__name__}")
 
 

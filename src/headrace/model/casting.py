@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
-from headrace.model.data_frames import has_nulls, is_column
+from headrace.model.data_frames import has_nulls, hides_nulls, is_column
 from headrace.model.misfits import Input, misfit, position, ragged, said
 
 
@@ -81,6 +81,8 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
         InvalidRequest: A value is of another kind, or does not fit in the dtype.
     """
     array = _as_strings(spec, value) if spec.dtype == STRING else _as_numbers(spec, value)
+    if array.ndim > 1 and isinstance(value, list | tuple) and hides_nulls(value, array.ndim):
+        raise _with_missing(spec)
     if array.dtype == spec.dtype:
         return array
     if array.dtype.kind in "US":
@@ -90,9 +92,7 @@ def typed(spec: Input, value: object, *, exact: bool = False) -> Array:
 
 def _as_numbers(spec: Input, value: object) -> Array:
     if isinstance(value, np.ndarray):
-        if type(value) is not np.ndarray and np.ma.is_masked(value):  # its bytes hold other numbers there
-            raise _with_missing(spec)
-        return value
+        return _without_mask(spec, value)
     if type(value) is not list and is_column(value) and has_nulls(value):
         raise _with_missing(spec)
     try:
@@ -104,15 +104,25 @@ def _as_numbers(spec: Input, value: object) -> Array:
     return array
 
 
+def _without_mask(spec: Input, value: Array) -> Array:
+    """Return an array as a plain one; the bytes under a mask are other values."""
+    if type(value) is np.ndarray:
+        return value
+    if np.ma.is_masked(value):
+        raise _with_missing(spec)
+    return np.asarray(value)
+
+
 def _with_missing(spec: Input) -> InvalidRequest:
     return InvalidRequest(f"expected {spec}, got an array with missing values", field=spec.name)
 
 
 def _as_strings(spec: Input, value: object) -> Array:
     try:
-        array = np.asarray(value, dtype=object) if not isinstance(value, np.ndarray) else value
+        given = value if isinstance(value, np.ndarray) else np.asarray(value, dtype=object)
     except ValueError as error:
         raise ragged(spec, value) from error
+    array = _without_mask(spec, given)
     if array.dtype.kind in "US":
         array = array.astype(object)
     if array.dtype != STRING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import is_not
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,8 @@ class DataFrame(Protocol):
     def __getitem__(self, name: Any, /) -> Any:
         """Return a column."""
 
+
+_PLAIN_ROWS = frozenset((list, tuple, np.ndarray))
 
 Inputs = Mapping[str, object] | DataFrame
 """Inputs by name, or a data frame whose columns are the inputs."""
@@ -103,20 +106,51 @@ def values_of(column: Any) -> Array | list[object]:
     if values.dtype.kind not in "OUST" and not has_nulls(column):
         return values
     is_missing = column.isna() if hasattr(column, "isna") else column.is_null()
-    return [None if missing else value for value, missing in zip(column.to_list(), is_missing, strict=True)]
+    listed = column.to_list() if hasattr(column, "to_list") else column.tolist()
+    return [None if missing else value for value, missing in zip(listed, is_missing, strict=True)]
 
 
-def with_nones(rows: object) -> object:
-    """Return an array or a column in which values are missing as a list with None; others as they are."""
+def with_nones(rows: object, axes: int) -> object:
+    """Return an array or a column in which values are missing as a list with None; others as they are.
+
+    Args:
+        rows: An array, a column, or lists that may contain such.
+        axes: Number of axes, with that of the rows. The lists of the last axis contain values.
+    """
+    if isinstance(rows, list | tuple):
+        if _are_plain(rows, axes):
+            return rows
+        changed = [with_nones(row, axes - 1) for row in rows]
+        return changed if any(map(is_not, changed, rows)) else rows
     if isinstance(rows, np.ndarray):
         is_missing = np.ma.is_masked(rows) or (rows.dtype == STRING and any(one is None for one in rows.flat))
         return rows.tolist() if is_missing else rows
     return values_of(rows) if is_column(rows) else rows
 
 
+def hides_nulls(rows: object, axes: int) -> bool:
+    """Return whether an array or a column has missing values, or one within nested lists.
+
+    NumPy would turn them into NaN, or into the values under a mask.
+
+    Args:
+        rows: An array, a column, or lists that may contain such.
+        axes: Number of axes, with that of the rows. The lists of the last axis contain values.
+    """
+    if isinstance(rows, list | tuple):
+        return not _are_plain(rows, axes) and any(hides_nulls(row, axes - 1) for row in rows)
+    if isinstance(rows, np.ndarray):
+        return type(rows) is not np.ndarray and bool(np.ma.is_masked(rows))
+    return is_column(rows) and has_nulls(rows)
+
+
+def _are_plain(rows: Sequence[object], axes: int) -> bool:
+    return axes < 2 or (axes == 2 and _PLAIN_ROWS.issuperset(map(type, rows)))
+
+
 def is_column(values: object) -> bool:
-    """Return whether it is a column of pandas or polars by itself."""
-    return hasattr(values, "to_list") and hasattr(values, "dtype")
+    """Return whether it is a column of pandas or polars by itself, or an array of pandas."""
+    return hasattr(values, "dtype") and (hasattr(values, "to_list") or hasattr(values, "isna"))
 
 
 def has_nulls(column: Any) -> bool:
@@ -124,8 +158,8 @@ def has_nulls(column: Any) -> bool:
 
     A NaN in a column of NumPy's floats is a number.
     """
-    if hasattr(column, "null_count"):  # polars
-        return bool(column.null_count())
+    if hasattr(column, "null_count"):  # polars, which does not count those within arrays
+        return bool((column.reshape((-1,)) if hasattr(column.dtype, "shape") else column).null_count())
     return not isinstance(column.dtype, np.dtype) and bool(column.isna().any())
 
 

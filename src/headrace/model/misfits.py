@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, shown
@@ -168,8 +169,8 @@ def remedy(kind: str, value: object) -> str:
     if not isinstance(value, str) or len(value) > len(str(_LARGEST_TOLD)):
         return ""
     try:
-        float(value) if kind == "f" else int(value)
-    except ValueError:
+        msgspec.json.decode(value, type=float if kind == "f" else int)
+    except (msgspec.DecodeError, UnicodeEncodeError):  # Python's "nan" and "1_000" are no numbers in JSON
         return ""
     return "send it without quotes"
 

@@ -440,7 +440,7 @@ def _coerce(spec: TensorSpec, value: object, exact: bool, budget: Expansion | No
     try:
         array = typed(spec, value, exact=exact)
     except InvalidRequest:
-        completed = complete(spec, with_nones(value), budget or Expanded())
+        completed = complete(spec, with_nones(value, 1 + len(spec.shape)), budget or Expanded())
         if completed is value:
             raise
         array = typed(spec, completed, exact=exact)

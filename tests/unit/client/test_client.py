@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,21 @@ MISSING_AGES, MISSING_CITIES = [31.0, None, 27.0], ["oslo", "rome", None]
 GO = threading.Event()
 GO.set()
 
+PRINTING = """
+class Model:
+    inputs = [
+        ("f", "FP32", [], -1.0),
+        ("i", "INT64", [], -1),
+        ("pair", "FP64", [2], -1.0),
+        ("text", "BYTES", [], "?"),
+        ("flag", "BOOL", []),
+    ]
+    outputs = [("printed", "BYTES", [])]
+
+    def predict(self, inputs):
+        return {"printed": [repr(row) for row in zip(*(column.tolist() for column in inputs.values()))]}
+"""
+
 FRAMES: dict[str, Any] = {
     "pandas": pd.DataFrame({"age": MISSING_AGES, "city": MISSING_CITIES}),
     "pandas_nullable": pd.DataFrame(
@@ -61,12 +77,18 @@ FRAMES: dict[str, Any] = {
         "age": np.ma.masked_array([31.0, 99.0, 27.0], [False, True, False]),
         "city": np.array(MISSING_CITIES, object),
     },
+    "masked_texts": {
+        "age": AGES[:3],
+        "city": np.ma.masked_array(["oslo", "rome", "?"], [False, False, True]),
+    },
     "columns": {"age": pl.Series([31, None, 27]), "city": pd.Series(MISSING_CITIES)},
 }
 MATRICES: dict[str, Any] = {
     "pandas": pd.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 1.5]}),
     "polars": pl.DataFrame({"a": [1, 2, 3], "b": [0.5, None, 1.5]}),
     "lists": {"features": [[1, 0.5], [2, None], [3, 1.5]]},
+    "masked_rows": {"features": list(np.ma.masked_equal([[1, 0.5], [2, 99.0], [3, 1.5]], 99.0))},
+    "columns": {"features": [pl.Series([1.0, 0.5]), pl.Series([2.0, None]), [3, 1.5]]},
 }
 
 
@@ -124,10 +146,40 @@ def test_it_answers_as_the_engine_does(pipeline: LocalServer, name: str) -> None
         assert answer[output].dtype == values.dtype
 
 
+ROWS = {"f": [1.0, 2.0], "i": [1, 2], "pair": [[1.0, 2.0]] * 2, "text": ["a", "b"], "flag": [True, False]}
+
+
+@pytest.fixture(scope="module")
+def printing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    version = tmp_path_factory.mktemp("models") / "m" / "1"
+    version.mkdir(parents=True)
+    (version / "model.py").write_text(PRINTING)
+    with headrace.serve(version.parents[1], allow_code=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"f": [[None], [1.0]], "i": [(2,), (None,)], "text": [["a"], [None]]},
+        {"f": [np.array([None]), np.float32(0.1)], "pair": [None, (1.5, None)]},
+        {"f": [True, None], "i": [None, np.True_], "pair": [[True, None], np.array([False, True])]},
+        {"f": [[True], [None]], "i": [[None], [False]], "text": [b"a", None], "flag": [[False], [True]]},
+    ],
+)
+def test_missing_values_may_stand_beside_booleans_and_in_columns_of_lists(
+    printing: LocalServer, inputs: dict[str, Any]
+) -> None:
+    expected = printing.predict(ROWS | inputs)["printed"]
+    with headrace.Client(printing.url) as client:
+        assert client.predict("m", ROWS | inputs)["printed"].tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("name", MATRICES)
 def test_the_only_input_gets_all_columns(name: str) -> None:
     with headrace.serve(matrix(), name="matrix") as server, headrace.Client(server.url) as client:
-        ((output, expected),) = server.predict(MATRICES[name]).items()
+        ((output, expected),) = server.predict(MATRICES["lists"]).items()
+        np.testing.assert_array_equal(server.predict(MATRICES[name])[output], expected)
         np.testing.assert_array_equal(client.predict("matrix", MATRICES[name])[output], expected)
 
 
@@ -152,7 +204,10 @@ def test_texts_numbers_and_booleans_are_returned_and_may_be_changed(function: Lo
         ({"x": [1.0, None], "name": ["", ""]}, "x", "row 1: got null"),
         ({"x": [None, float("nan")], "name": ["", ""]}, "x", "only texts and finite numbers"),
         ({"x": [None, object()], "name": ["", ""]}, "x", "got object"),
+        ({"x": [None, np.longdouble(1)], "name": ["", ""]}, "x", "got longdouble"),
+        ({"x": [None, np.datetime64(1, "ns")], "name": ["", ""]}, "x", "got datetime64"),
         ({"x": [None, 1.0], "name": [b"\xff", None]}, "name", "only texts"),
+        ({"x": [1.0, 2.0], "name": [True, None]}, "name", r"row 0: expected text \(BYTES\), got true"),
         ({"x": [[1.0, 2.0]], "name": [""]}, "x", "expected x FP64"),
         ({"x": [], "name": []}, "x", "at least one row"),
         ({"x": 1.0, "name": [""]}, "x", "expected"),
@@ -203,12 +258,41 @@ def test_a_server_that_has_another_model_now_is_asked_for_its_inputs_again() -> 
         assert client.predict("m", {"x": [3]})["output"].tolist() == [1.5]
     with pytest.raises(Unavailable):
         client.predict("m", {"x": [3]})
+    with pytest.raises(InvalidRequest, match="x: expected FP64, got a mix"):  # needs no server
+        client.predict("m", {"x": np.array([3j])})
     port = int(server.url.rpartition(":")[2])
     with headrace.serve(shortened, name="m", http_port=port):
         assert client.predict("m", {"text": ["summer"]})["output"].tolist() == [b"sum"]
         with pytest.raises(InvalidRequest, match="missing input 'text'"):
             client.predict("m", {"x": [3]})
         client.close()
+
+
+MODEL = """
+class Model:
+    inputs = [("x", "{0}", [])]
+    outputs = [("y", "{0}", [])]
+
+    def predict(self, inputs):
+        return {{"y": inputs["x"]}}
+"""
+
+
+def test_numbers_are_sent_as_the_version_that_answers_declares_them(tmp_path: Path) -> None:
+    for number, datatype in enumerate(("FP32", "FP32", "FP64", "FP32"), start=1):
+        version = tmp_path / str(number) / "m" / str(number)
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(MODEL.format(datatype))
+    seen, port = [], 0
+    for number in (1, 2, 3, 4):
+        with headrace.serve(tmp_path / str(number), allow_code=True, http_port=port) as server:
+            if not port:
+                port = int(server.url.rpartition(":")[2])
+                client = headrace.Client(server.url)
+            seen.append(client.predict("m", {"x": [0.1]})["y"])
+    client.close()
+    assert [values.item() == 0.1 for values in seen] == [False, False, True, False]
+    assert [str(values.dtype) for values in seen] == ["float32", "float32", "float64", "float32"]
 
 
 def test_a_closed_client_and_one_of_the_parent_process_say_so(

@@ -110,6 +110,63 @@ def test_a_value_missing_in_an_array_or_a_column_is_replaced(scores: object) -> 
         strict.check({"score": scores})
 
 
+PAIRS = np.ma.masked_array([[1.0, 99.0], [2.0, np.nan]], [[False, True], [False, False]])
+POLARS_PAIRS = [pl.Series([1.0, None]), pl.Series([2.0, np.nan])]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        list(PAIRS),
+        tuple(PAIRS),
+        [[1.0, None], PAIRS[1]],
+        POLARS_PAIRS,
+        [POLARS_PAIRS[0], [2.0, np.nan]],
+        [pd.Series([1, None], dtype="Int64"), np.array([2.0, np.nan])],
+        [pd.array([1, None], dtype="Int64"), [2.0, np.nan]],
+        pl.Series([[1.0, None], [2.0, np.nan]], dtype=pl.Array(pl.Float64, 2)),
+        pl.Series([[1.0, None], [2.0, np.nan]]),
+    ],
+)
+def test_a_value_missing_within_rows_is_replaced(rows: Any) -> None:
+    signature = Signature("serving_default", (TensorSpec("pairs", FP64, (2,), absent=-1.0),), ())
+    strict = Signature("serving_default", (TensorSpec("pairs", FP64, (2,)),), ())
+    pairs = np.asarray(signature.check({"pairs": rows}).columns[0])
+    np.testing.assert_array_equal(pairs, [[1.0, -1.0], [2.0, np.nan]])
+    with pytest.raises(InvalidRequest, match="row 0: got null"):
+        strict.check({"pairs": rows})
+
+
+def test_a_value_missing_deeper_is_replaced() -> None:
+    spec = TensorSpec("grid", np.dtype(np.int64), (2, 2), absent=-1)
+    signature = Signature("serving_default", (spec,), ())
+    inner = pl.Array(pl.Array(pl.Int64, 2), 2)
+    masked = np.ma.masked_array([[1, 9], [2, 3]], [[False, True], [False, False]])
+    for rows in (pl.Series([[[1, None], [2, 3]]], dtype=inner), [masked], [list(masked)]):
+        assert np.asarray(signature.check({"grid": rows}).columns[0]).tolist() == [[[1, -1], [2, 3]]]
+
+
+def test_a_text_missing_within_rows_is_replaced() -> None:
+    signature = Signature("serving_default", (TensorSpec("tags", STRING, (2,), absent="?"),), ())
+    masked = np.ma.masked_array([["a", "x"], ["b", "c"]], [[False, True], [False, False]])
+    for rows in (list(masked), [pl.Series(["a", None]), pl.Series(["b", "c"])]):
+        tags = np.asarray(signature.check({"tags": rows}).columns[0])
+        assert tags.tolist() == [[b"a", b"?"], [b"b", b"c"]]
+
+
+@pytest.mark.parametrize("dtype", [np.str_, np.bytes_, object])
+def test_a_masked_text_is_replaced(dtype: Any) -> None:
+    texts = np.ma.masked_array(np.array(["oslo", "rome"], dtype), [False, True])
+    signature = Signature("serving_default", (TensorSpec("city", STRING, (), absent="?"),), ())
+    assert np.asarray(signature.check({"city": texts}).columns[0]).tolist() == [b"oslo", b"?"]
+    strict = Signature("serving_default", (TensorSpec("city", STRING, ()),), ())
+    with pytest.raises(InvalidRequest, match="row 1: got null"):
+        strict.check({"city": texts})
+    numbers = np.ma.masked_array(np.array([b"oslo", 7], object))
+    with pytest.raises(InvalidRequest, match="row 1: expected text or bytes, got 7"):
+        strict.check({"city": numbers})
+
+
 @pytest.mark.parametrize(
     "frame", [pl.DataFrame({"age": [1.0, None]}), pd.DataFrame({"age": pd.array([1.0, None], "Float64")})]
 )

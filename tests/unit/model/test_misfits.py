@@ -47,6 +47,18 @@ def test_the_error_names_row_value_and_way_out(
     assert misfit(spec, value, place).message == text
 
 
+@pytest.mark.parametrize(
+    "text", ["nan", "inf", "NaN", "1_000", "+4", "04", "\u0663", "1e999", "", "[4]", "\ud800"]
+)
+@pytest.mark.parametrize("spec", [NUMBER, TensorSpec("count", np.dtype(np.int64), ())])
+def test_a_text_that_is_no_number_of_json_is_not_to_be_sent_without_quotes(
+    spec: TensorSpec, text: str
+) -> None:
+    assert misfit(spec, text, (0,)).message.endswith(f"got {said(text)}")
+    assert misfit(spec, "-12", (0,)).message.endswith("got '-12'; send it without quotes")
+    assert misfit(NUMBER, "1.5e3", (0,)).message.endswith("got '1.5e3'; send it without quotes")
+
+
 def test_long_values_are_shortened() -> None:
     assert len(misfit(NUMBER, "4" * 10_000, (0,)).message) < 200
     assert said(10**10_000) == "a larger number"
