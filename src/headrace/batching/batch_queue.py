@@ -196,7 +196,6 @@ class Batch:
         rows: Total number of rows of the requests.
         padded_rows: Number of rows passed to the model, including padding.
         release: Reason for the batch's release.
-        layouts: Row layout of each request.
         columns: Inputs of each request.
         timings: Times at which the batch was formed, started and finished.
         settlements: Outputs for the whole batch, or one settlement per request.
@@ -207,7 +206,6 @@ class Batch:
         "allowed",
         "columns",
         "lane",
-        "layouts",
         "padded_rows",
         "release",
         "requests",
@@ -228,7 +226,6 @@ class Batch:
         self.padded_rows = padded_size(made.rows, lane.allowed)
         self.release = made.release or Release.IDLE
         # The serving thread clears a request's columns when it settles it, so the batch keeps references.
-        self.layouts = [request.layout for request in made.run]
         self.columns = [request.columns for request in made.run]
         self.timings = Timings(now, made.rows, len(made.run))
         self.settlements: BatchOutputs | list[Settlement] = []

@@ -142,8 +142,8 @@ class Batcher:
     def submit(self, request: Request) -> None:
         """Enqueue a request, or refuse it at once; ``respond`` is called either way. Serving thread only."""
         now = request.enqueued = self._now()
-        rows = request.rows
-        if request.deadline != NO_DEADLINE or self.queued_rows + rows > self._most_rows:
+        rows, deadline = request.rows, request.deadline
+        if deadline != NO_DEADLINE or self.queued_rows + rows > self._most_rows:
             refusal = self._refusal(request, now)
             if refusal is not None:
                 self.statistics.refused += 1
@@ -157,8 +157,8 @@ class Batcher:
             lane.queue.append(request)
             self.outstanding += 1
         self.queued_rows += rows
-        if request.deadline < self._expiry.at:
-            self._expiry.watch(request.deadline, now)
+        if deadline < self._expiry.at:
+            self._expiry.watch(deadline, now)
         if not self._scheduled and len(self._running) < self.instances.allowed:
             self._schedule()
 
@@ -405,10 +405,10 @@ class Batcher:
             self._caution.learn(batch.requests, timings.started, now)
         if isinstance(settlements, BatchOutputs):
             self._count_call(batch, batch.padded_rows, timings)
-            answered, start = [], 0
+            answered, start, answer = [], 0, self._computing.answer
             for request in batch.requests:
                 stop = start + request.rows
-                if request.settle(self._computing.answer(settlements, start, stop, timings)):
+                if request.settle(answer(settlements, start, stop, timings)):
                     answered.append(request)
                 else:
                     self._count_unanswered(request, now)

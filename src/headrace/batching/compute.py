@@ -240,14 +240,14 @@ class Computing:
 
     def _joined(self, batch: Batch, chosen: Sequence[int], rows: int) -> tuple[Tensors, int, str]:
         """Return the inputs of some requests as one batch, its padded rows, and the signature's name."""
-        layouts, columns, padded_rows = batch.layouts, batch.columns, batch.padded_rows
-        if len(chosen) < len(layouts):
-            layouts, columns = [layouts[index] for index in chosen], [columns[index] for index in chosen]
+        requests, columns, padded_rows = batch.requests, batch.columns, batch.padded_rows
+        if len(chosen) < len(requests):
+            requests, columns = [requests[index] for index in chosen], [columns[index] for index in chosen]
             padded_rows = padded_size(rows, batch.allowed)
-        layout = layouts[0]
-        if self._pads and any(other is not layout for other in layouts):
-            request_rows = [batch.requests[index].rows for index in chosen]
-            inputs = join_padding_rows(layouts, columns, request_rows, padded_rows)
+        layout = requests[0].layout
+        if self._pads and any(request.layout is not layout for request in requests):
+            layouts, each = zip(*((request.layout, request.rows) for request in requests), strict=True)
+            inputs = join_padding_rows(layouts, columns, each, padded_rows)
         else:
             inputs = join(layout, columns, rows, padded_rows, packed=self._takes_packed)
         return inputs, padded_rows, layout.signature

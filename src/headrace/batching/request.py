@@ -99,21 +99,22 @@ class BatchOutputs:
     Attributes:
         tensors: The outputs by name, with all rows of the batch.
         origin: The Origin of the outputs.
+        written: The numeric outputs that ``raw`` has converted to bytes, by name.
     """
 
-    __slots__ = ("_raw", "origin", "tensors")
+    __slots__ = ("origin", "tensors", "written")
 
     def __init__(self, tensors: Tensors, origin: Origin = NOBODY) -> None:
         """Hold the outputs of one call."""
         self.tensors = tensors
         self.origin = origin
-        self._raw: dict[str, bytes] = {}
+        self.written: dict[str, bytes] = {}
 
     def raw(self, name: str) -> bytes:
         """Return all rows of a numeric output as bytes, in C order."""
-        found = self._raw.get(name)
+        found = self.written.get(name)
         if found is None:
-            found = self._raw[name] = self.tensors[name].tobytes()
+            found = self.written[name] = self.tensors[name].tobytes()
         return found
 
 
@@ -172,7 +173,9 @@ class Answer:
             name: The output's name.
             row_bytes: Size of one of its rows in bytes.
         """
-        return self.outputs.raw(name)[self.start * row_bytes : self.stop * row_bytes]
+        outputs = self.outputs
+        whole = outputs.written.get(name) or outputs.raw(name)
+        return whole[self.start * row_bytes : self.stop * row_bytes]
 
 
 class WholeAnswer(Answer):

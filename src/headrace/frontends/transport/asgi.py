@@ -42,6 +42,7 @@ from headrace.frontends.transport.grpc_framing import (
     error_headers,
     frame,
     opened,
+    pack_prefix,
     plain_message,
     take_prefix,
 )
@@ -181,7 +182,6 @@ class Application:
 
     async def _unary(self, handler: UnaryHandler, scope: Scope, receive: Receive, send: Send) -> None:
         bodies, outcomes = self.bodies, self.outcomes
-        held = 0
         failed: HeadraceError | None = None
         call = GrpcCall(NO_DEADLINE, None, bodies, scope["headers"])
         if outcomes.observed:
@@ -196,11 +196,11 @@ class Application:
                 message = await self._read_message(call, scope["path"], event, receive, encoding)
             elif len(message) > bodies.included_bytes:
                 bodies.hold(len(message))
-                held = len(message)
-                call.account = Account(bodies.hold_of_stream)
+                call.account = Account(bodies.hold_of_stream, len(message))
             reply = await handler(message, call)
-            if len(reply) >= COUNTED_ANSWER_BYTES:
-                self.answers.begin(len(reply))
+            size = len(reply)
+            if size >= COUNTED_ANSWER_BYTES:
+                self.answers.begin(size)
         except HeadraceError as error:
             # Without the traceback: its frames refer to the error, a cycle only the garbage collector frees.
             failed = error.with_traceback(None)
@@ -212,8 +212,8 @@ class Application:
             raise
         finally:
             bodies.taken_bytes -= bodies.call_bytes
-            if held or call.account is not None:
-                bodies.release(held if call.account is None else held + call.account.held)
+            if call.account is not None:
+                bodies.release(call.account.held)
         if failed is not None:
             # Sent after the release: bytes of a refused call must not cause the next refusal meanwhile.
             await self._send_grpc_error(send, call, failed)
@@ -221,15 +221,16 @@ class Application:
         if call.outcome is None:
             self._of_grpc.answered += 1  # `answered`, inlined on the hot path
         else:
-            call.outcome.weighed(len(message or b""), len(reply))
+            call.outcome.weighed(len(message or b""), size)
             outcomes.answered(call)
-        if len(reply) >= COUNTED_ANSWER_BYTES:
+        if size >= COUNTED_ANSWER_BYTES:
             await self._send_message(reply, call, send)
             return
         if self._holding is not None:
             await self._holding.wait()
         await send(_GRPC_START)
-        body = frame(reply if isinstance(reply, bytes) else joined(reply))
+        reply = reply if isinstance(reply, bytes) else joined(reply)
+        body = pack_prefix(0, size) + reply  # `frame`, inlined on the hot path
         await send({"type": "http.response.body", "body": body, "more_body": False})
         await send(self.load.grpc_ok_with(call.notes) if call.notes else self.load.grpc_ok)
 

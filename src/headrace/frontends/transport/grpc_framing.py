@@ -20,7 +20,8 @@ from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
 
 PREFIX_BYTES = 5
 _PREFIX = struct.Struct(">BI")
-_prefix = _PREFIX.pack
+pack_prefix = _PREFIX.pack
+"""Packs the prefix of a message: 1 if it is compressed else 0, and its size."""
 _TIMEOUT_UNITS = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 _LONGEST_MESSAGE = 2000
 # Clients reject trailers beyond about 8 KiB, and then report that instead of the error.
@@ -32,12 +33,12 @@ Header = tuple[bytes, bytes]
 
 def frame(message: bytes) -> bytes:
     """Return an uncompressed message with its prefix."""
-    return _prefix(0, len(message)) + message
+    return pack_prefix(0, len(message)) + message
 
 
 def frame_prefix(message: Sized) -> bytes:
     """Return the prefix of an uncompressed message."""
-    return _prefix(0, len(message))
+    return pack_prefix(0, len(message))
 
 
 def plain_message(body: bytes) -> bytes | None:
@@ -46,7 +47,7 @@ def plain_message(body: bytes) -> bytes | None:
     Return None for anything else, and for a large or compressed message.
     """
     size = len(body) - PREFIX_BYTES
-    if 0 <= size <= AT_ONCE_BYTES and body.startswith(_prefix(0, size)):
+    if 0 <= size <= AT_ONCE_BYTES and body.startswith(pack_prefix(0, size)):
         return body[PREFIX_BYTES:]
     return None
 
