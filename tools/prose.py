@@ -1,25 +1,21 @@
-"""`python -m tools.prose [--update]`: check the English of docs and docstrings (CONTRIBUTING.md, "English").
+"""`python -m tools.prose`: check the English of docs and docstrings (CONTRIBUTING.md, "English").
 
 It flags sentences that begin with a dangling "What …" or "Who …" clause, idioms that are not English, and
-sentences that are too long. ``tools/prose_allowed.toml`` lists how many of each a file may still have. The
-check fails where a file has more, and where it has fewer, so that the numbers only fall; ``--update`` lowers
-them.
+sentences that are too long.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 import sys
-import tomllib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = ROOT / "tools" / "prose_allowed.toml"
 PAGES = ("*.md", "docs/**/*.md")
 SOURCES = ("src/headrace/**/*.py",)
 NOT_CHECKED = ("CHANGELOG.md",)  # history; each entry is read once
@@ -84,11 +80,18 @@ def docstrings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def entries(docstring: str, first: int) -> Iterator[tuple[int, str]]:
-    """Yield the paragraphs of one docstring; each entry of a section is one, without its name."""
+    """Yield the paragraphs of one docstring; each entry of a section is one, without its name.
+
+    Literal blocks, which follow a line that ends with ``::``, are skipped.
+    """
     kept: list[str] = []
-    started, inside, indent = first, False, 0
+    started, inside, indent, literal = first, False, 0, math.inf
     for number, line in enumerate([*docstring.splitlines(), ""], first):
         plain, depth = line.strip(), len(line) - len(line.lstrip())
+        if plain and depth <= literal:
+            literal = depth if plain.endswith("::") else math.inf
+        elif depth > literal:
+            plain = ""
         if SECTION.match(plain):
             inside, indent = True, depth + 4
         entry = inside and depth == indent and ENTRY.match(plain)
@@ -119,59 +122,13 @@ def all_findings(root: Path) -> list[Finding]:
     return list(chain.from_iterable(findings(name, file.read_text("utf-8")) for name, file in names))
 
 
-def judged(found: Iterable[Finding], allowed: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """Return what is wrong: findings beyond those allowed, and numbers that are too high."""
-    found = list(found)
-    counts = Counter((one.file, one.rule) for one in found)
-    limits = {(file, rule): most for file, rules in allowed.items() for rule, most in rules.items()}
-    said = []
-    for file, rule in sorted(counts.keys() | limits.keys()):
-        count, most = counts[file, rule], limits.get((file, rule), 0)
-        if count > most:
-            said += [
-                f"{one.file}:{one.line}: {rule}: {one.sentence}"
-                for one in found
-                if (one.file, one.rule) == (file, rule)
-            ]
-            said.append(f"{file}: {rule}: {count} sentences, allowed are {most}")
-        elif count < most:
-            said.append(f"{file}: {rule}: {count} sentences, allowed are {most}: run tools.prose --update")
-    return said
-
-
-def lowered(found: Iterable[Finding], allowed: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
-    """Return the allowed numbers, none above the number of findings."""
-    counts = Counter((one.file, one.rule) for one in found)
-    new = {
-        file: {rule: min(most, counts[file, rule]) for rule, most in rules.items() if counts[file, rule]}
-        for file, rules in allowed.items()
-    }
-    return {file: rules for file, rules in new.items() if rules}
-
-
-def written(allowed: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the file of allowed numbers."""
-    lines = ["# Sentences that tools/prose.py still allows, by file and rule; the numbers only fall."]
-    for file in sorted(allowed):
-        rules = ", ".join(f'"{rule}" = {allowed[file][rule]}' for rule in sorted(allowed[file]))
-        lines.append(f'"{file}" = {{ {rules} }}')
-    return "\n".join(lines) + "\n"
-
-
-def main(arguments: list[str]) -> int:
-    """Check, or lower the allowed numbers; return an exit code."""
-    if arguments not in ([], ["--update"]):
-        print(__doc__, file=sys.stderr)
-        return 2
-    allowed = tomllib.loads(ALLOWED.read_text("utf-8"))
+def main() -> int:
+    """Print the findings; return an exit code."""
     found = all_findings(ROOT)
-    if arguments:
-        allowed = lowered(found, allowed)
-        ALLOWED.write_text(written(allowed), "utf-8")
-    said = judged(found, allowed)
-    print("\n".join([*said, f"English: {len(found)} sentences to rewrite, {len(said)} faults"]))
-    return 1 if said else 0
+    lines = [f"{one.file}:{one.line}: {one.rule}: {one.sentence}" for one in found]
+    print("\n".join([*lines, f"English: {len(found)} sentences to rewrite"]))
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

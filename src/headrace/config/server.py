@@ -207,8 +207,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         drain_seconds: Time in seconds that a stopping server may take to answer accepted requests.
         drain_lead_seconds: Part of that time in which it still accepts requests, and announces the shutdown
             in each response.
-        max_connection_age_seconds: Age in seconds at which a client is told to open a new connection; 0 for
-            any age.
+        max_connection_age_seconds: Age in seconds at which the server asks a client to open a new
+            connection; 0 for any age.
         log_format: ``text`` for people, ``json`` for machines.
         log_level: The lowest level that is logged.
         tensorflow_metrics: Whether metrics are also served under TensorFlow Serving's names.

@@ -95,8 +95,8 @@ class Weights:
             weights of dense features; ``pairs`` ``[fields, fields]`` (fwfm, upper triangle); the network's
             ``layer0.weights`` ``[inputs, units]``, ``layer0.bias`` ``[units]``, … , the last one with one
             unit. The inputs of a network are the pooled embeddings of the fields one after the other
-            (deepfm, mdn), or the dot products of the field pairs in order of (first, second) (deepffm), then
-            the dense features. In an mdn, a flag for each vector field follows the dense features, and the
+            (deepfm, mdn), or the dot products of the field pairs in order of (first, second) (deepffm). The
+            dense features follow. In an mdn, a flag for each vector field follows the dense features, and the
             last layer has a unit for each head (``headrace.ctr.models.density``).
         keys: The key that owns each row of an exact field's table, by the table's name: uint64 ``[buckets]``;
             see ``headrace.ctr.models.vocabulary``.

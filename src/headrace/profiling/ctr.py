@@ -1,9 +1,9 @@
 """Profiles of click models by stage, with the kernels that serve and learn.
 
 The kernels run all stages for a few rows before they go on to the next rows, so no stage has an end to
-measure. The duration of a stage is therefore the difference between the model up to that stage and the model
-up to the previous one: logistic regression, then the pair terms, then each layer of the network. The kernels
-are not instrumented.
+measure. The stages are logistic regression, then the pair terms, then each layer of the network. The duration
+of a stage is therefore the difference between the model up to that stage and the model up to the previous
+one. The kernels are not instrumented.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ process that writes repeatedly leaves room for others. The system releases both 
 it ends.
 
 Reads wait for no process, suspended or not. Only a process's first reader takes a slot in the shared reader
-table, for which LMDB has a lock. py-lmdb keeps one such slot, so the threads of a process read one after
-another, unless a read takes long. They would not be faster in parallel (measured), because of the GIL.
+table, for which LMDB has a lock. The module py-lmdb keeps one such slot, so the threads of a process read one
+after another, unless a read takes long. They would not be faster in parallel (measured), because of the GIL.
 A store keeps everything in the unnamed database, as opening named ones requires a write.
 """
 

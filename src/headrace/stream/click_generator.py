@@ -1,10 +1,10 @@
 """Generate clicks whose best logloss is known: rows drawn from a hidden model, shaped like Criteo's.
 
-The logit of a row is a sum of three parts: an effect of each category, products of hidden vectors of some
-pairs of categories (which factorization machines can learn and logistic regression cannot), and effects of
-the dense fields, some of them curved. The label is drawn with exactly the probability in the column
-``truth``. With drift, effects slowly rotate into others, and categories of large fields are replaced by new
-ones.
+The logit of a row is a sum of three parts. The first is an effect of each category. The second are products
+of hidden vectors of some pairs of categories, which factorization machines can learn and logistic regression
+cannot. The third are effects of the dense fields, some of them curved. The label is drawn with exactly the
+probability in the column ``truth``. With drift, effects slowly rotate into others, and categories of large
+fields are replaced by new ones.
 
 A row is a pure function of the settings and its number: the same settings produce the same bytes, and any
 range of rows can be drawn without those before it.

@@ -31,9 +31,13 @@ CATEGORICAL = np.dtype(
     ],
     align=True,
 )
-"""One categorical field: the number of its column; the type of its values and, in a dictionary, of the
-entries (``entry_type``, else -1); their shape and the width of a fixed list; its first slot and its number of
-slots; how values map to rows, and the first column of exact ones in the keys; its table."""
+"""One categorical field.
+
+``child`` is the number of its column. ``type`` is the type of its values, and ``entry_type`` that of a
+dictionary's entries, else -1. ``shape`` and ``width`` are their shape and the width of a fixed list. ``slot``
+and ``slots`` are its first slot and their number. ``keys`` says how values map to rows, and ``key_column`` is
+the first column of exact ones in the keys. The others describe its hash and its table.
+"""
 
 NUMBER = np.dtype(
     [*((name, np.int64) for name in ("child", "type", "width", "column")), ("null", np.float64)], align=True

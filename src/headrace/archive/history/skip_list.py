@@ -11,7 +11,7 @@ the pointers of the entry behind it. The entries on the path to it from the newe
 an entry in between is at least as high. This is a skip list (Pugh, 1990) in which no entry moves. Entries
 without a pointer at a late one reach it with a few more hops.
 
-::
+The layout::
 
     0   uint64   heights of the entries it points at, a bit each; n if byte 9 is 0, as in old entries
     8   uint8    number of pointers

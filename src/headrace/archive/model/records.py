@@ -1,6 +1,6 @@
 """Stored form of a vector: a head of 16 bytes, then its numbers.
 
-::
+The layout::
 
     0   uint8    format: 1
     1   uint8    type of the numbers: 0 for no vector, 1 float32, 2 float16, 3 int8, 4 a row of columns

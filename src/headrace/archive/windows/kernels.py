@@ -18,9 +18,12 @@ JUMP_ROWS = 16
 """Number of consecutive rows ahead of the clock after which the clock follows them."""
 
 CLOCK, KNOWN, HELD, CELLS, LATE, TOO_LATE, REFUSED, AHEAD, LONGEST = range(9)
-"""Indices into the state: the open bucket; whether it is known; number of held rows; of open cells; of late
-rows; of rows that are too late; of rows too far ahead; limit of buckets ahead; buckets of the longest
-window."""
+"""Indices into the state.
+
+``CLOCK`` is the open bucket, and ``KNOWN`` whether it is known. ``HELD``, ``CELLS``, ``LATE``, ``TOO_LATE``
+and ``REFUSED`` are numbers: of held rows, open cells, late rows, rows too late, and rows too far ahead.
+``AHEAD`` is the limit of buckets ahead, and ``LONGEST`` the buckets of the longest window.
+"""
 
 STATES = 9
 """Length of the state."""

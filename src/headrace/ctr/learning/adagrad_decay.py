@@ -23,8 +23,8 @@ long as their first ones. The more of them a row has, the further its prediction
 rates that suit six move it too far. So a row's values share the total step of six fields.
 
 The bias and fwfm's weights of pairs do not share, because every row touches them and they are soon past their
-first steps; the weights of pairs even take longer steps, because their gradients are small. ffm's embeddings
-do not share either: each is for one other field, so more fields mean more embeddings, not more steps for
+first steps. The weights of pairs even take longer steps, because their gradients are small. ffm's embeddings
+do not share either. Each is for one other field, so more fields mean more embeddings, not more steps for
 each.
 
 In batches, frequent weights move once for many rows, and linear weights do better with the square root of the

@@ -272,9 +272,9 @@ def all_mover(width: int) -> AllMover:
         width: Number of weights in a row.
 
     Returns:
-        A function of the step, the table, the touched rows, their gradients, the positions of the table's
-        rows in ``Coalescer.positions`` (uint32), and the first row of the table to move and the end of the
-        range.
+        A function of the step, the table, the touched rows, their gradients, positions and edges. The
+        positions are those of the table's rows in ``Coalescer.positions`` (uint32). The edges are the first
+        row of the table to move and the end of the range.
     """
 
     @cached(**KERNEL)

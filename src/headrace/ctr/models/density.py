@@ -1,10 +1,11 @@
 """A mixture of Beta distributions over a click rate, the output of a mixture density network.
 
-The network outputs 1 + 3 K numbers for a row, its heads: a logit shared by all K components, then the weights
-of all components (before the softmax), the offsets of all their logits, and the logarithms of all their
-concentrations. With mean m and concentration s, a component is Beta(m s, (1 - m) s). The likelihood of k
-clicks in n views is then a mixture of beta-binomials: Bishop, "Mixture density networks" (1994), section 3,
-with these in place of Gaussians. Rates are between 0 and 1, and counts need no approximation.
+The network outputs 1 + 3 K numbers for a row, its heads. The first is a logit shared by all K components.
+Then come the weights of all components (before the softmax), the offsets of all their logits, and the
+logarithms of all their concentrations. With mean m and concentration s, a component is Beta(m s, (1 - m) s).
+The likelihood of k clicks in n views is then a mixture of beta-binomials: Bishop, "Mixture density networks"
+(1994), section 3, with these in place of Gaussians. Rates are between 0 and 1, and counts need no
+approximation.
 
 Everything is computed in float64, one row at a time: a row's result is bit-identical alone and in a batch.
 """

@@ -1,7 +1,7 @@
 """The logit of lr and factorization machines (fm, fwfm, ffm, deepfm, deepffm), as parts of kernels.
 
-The pair terms of fm, fwfm and ffm share one form: half the sum, over the fields, of the dot product of the
-field's pooled embedding with a vector ``towards``, which is made from the other fields' embeddings. This
+The pair terms of fm, fwfm and ffm share one form. It is half the sum, over the fields, of the dot product of
+the field's pooled embedding with a vector ``towards``, which is made from the other fields' embeddings. This
 vector is also the logit's gradient with respect to the pooled embedding. So each kind only defines
 ``towards``; the rest is shared.
 
