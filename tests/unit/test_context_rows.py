@@ -13,6 +13,7 @@ import pytest
 from headrace.base.errors import InvalidRequest, NotFound, TooLarge
 from headrace.base.tensors import STRING
 from headrace.config import Limits, ModelConfig
+from headrace.frontends.oip.repeated_bodies import RepeatedBodies
 from headrace.frontends.oip.request_messages import InferDecoder, InferRequest
 from headrace.frontends.service import Service
 from headrace.frontends.tfserving.messages import PredictDecoder, PredictRequest
@@ -142,7 +143,7 @@ def test_open_inference_over_grpc_parsed_and_by_template() -> None:
     decoder = InferDecoder(lambda name, number: cast("LoadedVersion", version))
     for _ in range(3):
         assert_spread(infer(decoder, _infer_request()).inputs)
-    assert decoder._repeated._templates.find(_infer_request()) is not None
+    assert decoder.recognise(_infer_request()) is not None
 
 
 def test_a_signature_that_is_not_there_is_not_found() -> None:
@@ -169,11 +170,12 @@ def test_open_inference_over_rest(binary: bool) -> None:
         inputs.append(one)
     head = json.dumps({"inputs": inputs, "parameters": {"signature_name": "fast"}}).encode()
     length = b"%d" % len(head) if binary else None
+    repeated = RepeatedBodies()
     for _ in range(3):
-        assert_spread(decode_body(LOADED, head + raw, length).inputs)
+        assert_spread(decode_body(LOADED, head + raw, length, repeated).inputs)
     bad = json.dumps({"inputs": inputs, "parameters": {"signature_name": 3}}).encode() + raw
     with pytest.raises(InvalidRequest, match="signature_name"):
-        decode_body(LOADED, bad, b"%d" % (len(bad) - len(raw)))
+        decode_body(LOADED, bad, b"%d" % (len(bad) - len(raw)), repeated)
 
 
 def _predict_request() -> bytes:
@@ -194,6 +196,6 @@ def test_tensorflow_serving_over_grpc_parsed_and_by_template() -> None:
     decoder = PredictDecoder(cast("Service", service))
     for _ in range(3):
         assert_spread(predict(decoder, _predict_request()).inputs)
-    assert decoder._repeated._templates.find(_predict_request()) is not None
+    assert decoder.recognise(_predict_request()) is not None
     other = _predict_request().replace(USER.tobytes(), struct.pack("<2I", 9, 9))
     assert columns(predict(decoder, other).inputs)[0] == [[9, 9]] * 3

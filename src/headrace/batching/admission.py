@@ -10,9 +10,13 @@ falls with each that did not.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from headrace.base.errors import Overloaded, TooLarge
 from headrace.batching.request import NO_DEADLINE, Request
+
+if TYPE_CHECKING:
+    from headrace.batching.batch_queue import Batch, BatchQueue
 
 _TIMELY_SHARE = 0.8
 """Share of the time to the deadline within which an answer is timely; the rest is left for the network."""
@@ -57,6 +61,35 @@ class Caution:
             too_long = spent > _TIMELY_SHARE * (request.deadline - begun) and started - begun > spent / 2
             factor += _TOO_LONG if too_long else -_IN_TIME
         self.factor = min(max(factor, 1.0), _MOST)
+
+
+def explanations_ahead(
+    lane: BatchQueue, lanes: Iterable[BatchQueue], running: Iterable[Batch], now: float
+) -> tuple[int, float]:
+    """Price the explanations before a new prediction, where there is only one instance.
+
+    Args:
+        lane: The lane of the prediction.
+        lanes: All lanes.
+        running: The batches that are running.
+        now: Current time on the monotonic clock.
+
+    Returns:
+        The rows of all explanations, and the predicted time in seconds of those that are certain to run
+        before the prediction: a running one, and those older than the predictions whose batch it may join.
+    """
+    explained, seconds = 0, 0.0
+    for batch in running:
+        if batch.lane.cost is not lane.cost:
+            explained += batch.rows
+            seconds += max(batch.timings.formed + batch.lane.cost.seconds(batch.rows) - now, 0.0)
+    until = lane.waits_since if lane.queue else now
+    for other in lanes:
+        if other.cost is not lane.cost:
+            explained += sum(request.rows for request in other.queue)
+            older = sum(request.rows for request in other.queue if request.enqueued <= until)
+            seconds += other.cost.wait_seconds(older, other.max_rows, 1)
+    return explained, seconds
 
 
 def too_late(wait: float, left: float) -> Overloaded | None:

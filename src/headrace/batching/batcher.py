@@ -29,7 +29,7 @@ from functools import partial
 
 from headrace.base.clock import Clock, Timer
 from headrace.base.errors import DeadlineExceeded, HeadraceError, Overloaded, Unavailable
-from headrace.batching.admission import Caution, never_fits, queue_full, too_late
+from headrace.batching.admission import Caution, explanations_ahead, never_fits, queue_full, too_late
 from headrace.batching.batch_queue import Batch, BatchQueue, by_age, note_failure
 from headrace.batching.cancelling import EXPIRED
 from headrace.batching.compute import Computing
@@ -182,8 +182,7 @@ class Batcher:
         limit = self._policy.max_queue_rows
         if request.rows > limit:
             return never_fits(request.rows, limit)
-        # Rows of parts not yet enqueued count for large requests only, to bound the number of such rows.
-        # They delay no small request, so they do not count for one.
+        # Rows of parts not yet enqueued bound large requests only: they delay no small one.
         lane = self._lane(request.layout)
         in_queues = self.queued_rows - self._following_rows
         waiting = self.queued_rows if request.rows > lane.max_rows else in_queues
@@ -199,7 +198,11 @@ class Batcher:
         if lane.cost is self._explaining:  # a prediction ahead takes no such time
             ahead = sum(one.rows for one in self._requests() if one.layout.signature == EXPLAIN_SIGNATURE)
         if ahead and request.deadline != NO_DEADLINE:
-            wait = self._caution.factor * self._wait_seconds(ahead, lane)
+            aside = 0.0
+            if self.instances.most == 1 and self._explaining.known and lane.cost is self.cost:
+                explained, aside = explanations_ahead(lane, self._lanes.values(), self._running, now)
+                ahead = max(ahead - explained, 0)  # in fair order, it has none of the queue
+            wait = aside + self._caution.factor * self._wait_seconds(ahead, lane)
             return too_late(wait + lane.cost.seconds(request.rows), request.deadline - now)
         return None
 

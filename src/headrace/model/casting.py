@@ -9,7 +9,7 @@ import numpy as np
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import BY_DTYPE, STRING, Array, describe
 from headrace.model.data_frames import has_nulls, hides_nulls, is_column
-from headrace.model.misfits import Input, misfit, position, ragged, said
+from headrace.model.misfits import Input, is_beyond, misfit, position, ragged, said, wrong_element
 
 
 class DoesNotFit(ValueError):
@@ -99,9 +99,18 @@ def _as_numbers(spec: Input, value: object) -> Array:
         array = np.asarray(value)
     except (ValueError, TypeError, OverflowError) as error:
         raise ragged(spec, value) from error
-    if array.dtype == STRING:
-        raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
-    return array
+    return array if array.dtype != STRING else _of_larger_numbers(spec, array)
+
+
+def _of_larger_numbers(spec: Input, array: Array) -> Array:
+    """Return numbers for which NumPy has no dtype, because some have more than 64 bits."""
+    if set(map(type, array.flat)) <= {int, float}:
+        for place, value in np.ndenumerate(array):
+            if is_beyond(spec.dtype, value):
+                raise wrong_element(spec, value, position(place))
+        if spec.dtype.kind == "f":
+            return array.astype(np.float64)
+    raise InvalidRequest(f"expected {spec}, got a mix of types ({array.dtype})", field=spec.name)
 
 
 def _without_mask(spec: Input, value: Array) -> Array:

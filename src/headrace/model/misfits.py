@@ -54,7 +54,9 @@ def said(value: object) -> str:
         return str(value)
     if isinstance(value, list | tuple | np.ndarray):
         return "a list"
-    return names.get(type(value)) or ("a larger number" if isinstance(value, int) else type(value).__name__)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "a larger number" if value > 0 else "a smaller number"
+    return names.get(type(value)) or type(value).__name__
 
 
 def position(place: Sequence[int]) -> str:

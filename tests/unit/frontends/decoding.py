@@ -9,6 +9,7 @@ from headrace.config import Limits
 from headrace.frontends.calls import HttpCall
 from headrace.frontends.oip import infer_bodies
 from headrace.frontends.oip.infer_bodies import JsonInference, json_bytes_of
+from headrace.frontends.oip.repeated_bodies import RepeatedBodies
 from headrace.frontends.oip.request_messages import InferDecoder, Inference
 from headrace.frontends.tfserving.messages import PredictDecoder, Prediction
 from headrace.frontends.wire.request_budget import RequestBudget
@@ -36,13 +37,13 @@ def parsed(decoder: PredictDecoder, message: bytes, *, limits: Limits = LIMITS) 
 
 
 def decode_body(
-    loaded: Any, body: bytes, json_length: bytes | None, limits: Limits = LIMITS
+    loaded: Any, body: bytes, json_length: bytes | None, repeated: RepeatedBodies | None = None
 ) -> JsonInference:
+    repeated = repeated or RepeatedBodies()
     call = HttpCall("POST", "", {}, body=body)
     json_bytes = json_bytes_of(body, json_length)
-    found = infer_bodies.recognise(loaded, call, json_bytes)
+    found = repeated.recognise(loaded, call, json_bytes)
     if found is None:
-        found = run(
-            infer_bodies.parse(loaded, call, json_bytes, limits.max_json_depth, RequestBudget(limits))
-        )
+        budget = RequestBudget(LIMITS)
+        found = run(infer_bodies.parse(loaded, call, json_bytes, LIMITS.max_json_depth, budget, repeated))
     return found

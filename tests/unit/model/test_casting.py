@@ -12,6 +12,7 @@ from headrace.model.servable import TensorSpec
 
 SMALL = TensorSpec("x", np.dtype(np.int8), ())
 TEXT = TensorSpec("t", STRING, ())
+FLOAT = TensorSpec("x", np.dtype(np.float32), ())
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,10 @@ def test_texts_become_bytes() -> None:
     assert typed(TEXT, np.array([["a"], ["b"]])).tolist() == [[b"a"], [b"b"]]
 
 
+def test_floats_may_come_as_integers_of_more_than_64_bits() -> None:
+    assert typed(FLOAT, [1.5, 2**64]).tolist() == [1.5, 2.0**64]
+
+
 @pytest.mark.parametrize(
     ("spec", "value", "said"),
     [
@@ -91,6 +96,16 @@ def test_texts_become_bytes() -> None:
         (SMALL, [1.0], "convert it before sending"),
         (SMALL, ["1"], r"^x: row 0: expected a whole number \(INT8\), got '1'; send it without quotes$"),
         (SMALL, [1, None], "mix of types"),
+        (
+            SMALL,
+            [1, 2**64],
+            r"^x: row 1: expected a whole number \(INT8\) from -128 to 127, got a larger number$",
+        ),
+        (
+            FLOAT,
+            [[1.5, -(10**400)]],
+            r"^x: row 0, column 1: expected a number \(FP32\) from .* a smaller number$",
+        ),
         (SMALL, [[1], [1, 2]], "ragged or not as deep"),
         (TEXT, ["a", None], "row 1: expected text or bytes, got null"),
         (TEXT, np.array([1]), "send text or bytes"),

@@ -61,7 +61,7 @@ def test_a_text_that_is_no_number_of_json_is_not_to_be_sent_without_quotes(
 
 def test_long_values_are_shortened() -> None:
     assert len(misfit(NUMBER, "4" * 10_000, (0,)).message) < 200
-    assert said(10**10_000) == "a larger number"
+    assert (said(10**10_000), said(-(10**10_000))) == ("a larger number", "a smaller number")
     assert said(b"\xff") == repr(b"\xff")
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _OPSET, _IR_VERSION = 17, 8
 _EXTERNAL_BYTES = 2**30  # half of protobuf's limit of 2 GiB for a message
+_SMALL_BYTES = 1024  # a smaller constant stays in the model, as onnx.save decides
+_PAGE_BYTES = 4096  # ONNX asks for offsets that are multiples of it, so that the data can be mapped
 
 
 def export(settings: ModelSettings, features: Features, weights: Weights, file: Path) -> None:
@@ -46,15 +48,26 @@ def export(settings: ModelSettings, features: Features, weights: Weights, file: 
         import onnx  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ConfigError(f"exporting needs the package onnx ({error}); pip install onnx") from error
-    model = build(settings, features, weights)
-    data = f"{file.name}.data"
-    external = model.ByteSize() > _EXTERNAL_BYTES
-    (file.parent / data).unlink(missing_ok=True)
-    onnx.save(model, str(file), save_as_external_data=external, location=data if external else None)
+    data = file.with_name(f"{file.name}.data")
+    model, beside = _built(settings, features, weights, data.name)
+    data.unlink(missing_ok=True)
+    if beside:
+        with data.open("wb") as opened:
+            for offset, array in beside.items():
+                opened.seek(offset)
+                opened.write(array.data)
+    onnx.save(model, str(file))
 
 
-def build(settings: ModelSettings, features: Features, weights: Weights) -> onnx.ModelProto:
-    """Build the model; see ``export``."""
+def _built(
+    settings: ModelSettings, features: Features, weights: Weights, location: str
+) -> tuple[onnx.ModelProto, dict[int, Array]]:
+    """Build the model; see ``export``.
+
+    Returns:
+        The model, and the arrays that belong into the file ``location``, by offset. They never become part
+        of a message: protobuf cannot even copy one above 2 GiB.
+    """
     if settings.kind == "mdn":
         raise ConfigError("an mdn's distribution cannot be exported to ONNX; serve its own files")
     if settings.interactions:
@@ -67,15 +80,34 @@ def build(settings: ModelSettings, features: Features, weights: Weights) -> onnx
             f'{names}: ONNX cannot look up the row of an exact value; export a model with keys = "hash"'
         )
     crossing(settings, features)
-    return _Graph(settings, features, weights).finished()
+    values = sum(table.values.size for table in weights.tables.values())
+    values += sum(array.size for array in weights.dense.values())
+    is_large = values * np.dtype(np.float32).itemsize > _EXTERNAL_BYTES
+    graph = _Graph(settings, features, weights, location if is_large else "")
+    return graph.finished(), graph.beside
 
 
 class _Graph:
-    """Builder of an ONNX graph; each method adds nodes and returns the name of their result."""
+    """Builder of an ONNX graph; each method adds nodes and returns the name of their result.
 
-    def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
+    Attributes:
+        beside: Larger constants that belong into the file beside the model, by offset.
+    """
+
+    def __init__(self, settings: ModelSettings, features: Features, weights: Weights, location: str) -> None:
+        """Start without nodes.
+
+        Args:
+            settings: The model's settings.
+            features: Layout of the model's rows.
+            weights: The model's weights.
+            location: Name of the file beside the model for larger constants; "" to keep them in the model.
+        """
         from onnx import TensorProto, helper, numpy_helper  # noqa: PLC0415 - optional
 
+        self.beside: dict[int, Array] = {}
+        self._location, self._end = location, 0
+        self._tensor = TensorProto
         self._helper, self._from_array = helper, numpy_helper.from_array
         self._float, self._integer = TensorProto.FLOAT, TensorProto.INT64
         self._unsigned = TensorProto.UINT32
@@ -125,9 +157,21 @@ class _Graph:
         return name
 
     def _constant(self, array: Array) -> str:
-        name = f"constant{len(self._constants)}"
-        self._constants.append(self._from_array(np.ascontiguousarray(array), name))
+        name, array = f"constant{len(self._constants)}", np.ascontiguousarray(array)
+        is_beside = self._location and array.nbytes >= _SMALL_BYTES
+        self._constants.append(self._beside(array, name) if is_beside else self._from_array(array, name))
         return name
+
+    def _beside(self, array: Array, name: str) -> onnx.TensorProto:
+        offset = -(-self._end // _PAGE_BYTES) * _PAGE_BYTES
+        self.beside[offset], self._end = array, offset + array.nbytes
+        kind = self._helper.np_dtype_to_tensor_dtype(array.dtype)
+        tensor = self._tensor(
+            name=name, dims=array.shape, data_type=kind, data_location=self._tensor.EXTERNAL
+        )
+        for key, value in (("location", self._location), ("offset", offset), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
 
     def _sum(self, name: str, axes: list[int]) -> str:
         """Sum over axes and drop them."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from headrace.base.errors import InvalidRequest
-from headrace.base.tensors import STRING, Array, Buffer
+from headrace.base.tensors import STRING, Array
 from headrace.batching.request import Answer
 from headrace.frontends.calls import JSON_HEADERS, HttpCall, HttpReply, origin_text
 from headrace.frontends.oip.datatypes import datatype_name, refuse_texts
@@ -21,14 +21,13 @@ from headrace.frontends.oip.parameters import (
     refuse_parameters,
 )
 from headrace.frontends.wire.json_text import check_depth
-from headrace.frontends.wire.tensor_templates import Span, Templates
+from headrace.frontends.wire.tensor_templates import Span
 from headrace.frontends.wire.tensors import (
     BYTES,
     WireTensor,
     check,
     check_names,
     raw_bytes,
-    spread_if_repeatable,
     texts_of,
 )
 from headrace.frontends.wire.texts import join_strings
@@ -36,14 +35,13 @@ from headrace.frontends.wire.time_slicer import Steps
 from headrace.model.missing_values import Expansion
 from headrace.model.servable import (
     CheckedInputs,
-    RowLayout,
     Signature,
     TensorSpec,
     signature_named,
-    spread_columns,
 )
 
 if TYPE_CHECKING:
+    from headrace.frontends.oip.repeated_bodies import RepeatedBodies
     from headrace.frontends.wire.request_budget import RequestBudget
     from headrace.serving.loaded_version import LoadedVersion
 
@@ -116,45 +114,15 @@ class JsonInference(NamedTuple):
     deadline: float
 
 
-class _Known(NamedTuple):
-    """The contents of a template; they name no version, since templates belong to one."""
-
-    json_bytes: int
-    layout: RowLayout
-    rows: int
-    order: tuple[int, ...]
-    outputs: tuple[OutputChoice, ...]
-    spread: tuple[int, ...]
-
-
-def recognise(loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference | None:
-    """Decode a request without parsing it, if a similar binary one was parsed before; else return None.
-
-    Args:
-        loaded: The version in the path.
-        call: The call.
-        json_bytes: Length of the JSON in its body, in bytes.
-    """
-    templates = cast("Templates[_Known] | None", loaded.codec_cache.get(recognise))
-    found = templates.find(call.body) if templates is not None else None
-    if found is None:
-        return None
-    known, columns = found
-    if known.json_bytes != json_bytes:
-        return None
-    if call.account is not None:
-        call.account.hold(sum([len(one) for one in columns if isinstance(one, bytes)]))  # these are copies
-    ordered: tuple[Buffer, ...] = tuple([columns[i] for i in known.order])
-    if known.spread:
-        ordered = spread_columns(ordered, known.spread, known.layout, known.rows)
-    inputs = CheckedInputs(known.layout, ordered, known.rows)
-    return JsonInference(inputs, known.outputs, "", call.deadline)
-
-
 def parse(
-    loaded: LoadedVersion, call: HttpCall, json_bytes: int, max_depth: int, budget: RequestBudget
+    loaded: LoadedVersion,
+    call: HttpCall,
+    json_bytes: int,
+    max_depth: int,
+    budget: RequestBudget,
+    repeated: RepeatedBodies,
 ) -> Steps[JsonInference]:
-    """Decode a request whose JSON is short, in small steps, and learn its template.
+    """Decode a request whose JSON is short, in small steps, and learn to recognise similar ones.
 
     Args:
         loaded: The version in the path; the caller keeps it loaded.
@@ -162,6 +130,7 @@ def parse(
         json_bytes: Length of the JSON in its body, in bytes.
         max_depth: Largest nesting depth of the JSON.
         budget: Limits the cost of the request.
+        repeated: Learns the request.
 
     Raises:
         InvalidRequest: The request is invalid.
@@ -187,8 +156,7 @@ def parse(
     if not request.id and "timeout" not in (request.parameters or ()):
         binary = [span for span in spans if span is not None]
         if len(binary) == len(spans):
-            signature = signature_of(loaded, request)
-            _learn(loaded, body, json_bytes, signature, list(zip(tensors, binary, strict=True)), inference)
+            repeated.learn(loaded, body, json_bytes, list(zip(tensors, binary, strict=True)), inference)
     return inference
 
 
@@ -259,25 +227,6 @@ def finished(
     if "timeout" in parameters:
         deadline = min(deadline, deadline_after(_parameter(parameters, "timeout", int)))
     return JsonInference(inputs, outputs, request.id or "", deadline)
-
-
-def _learn(
-    loaded: LoadedVersion,
-    body: bytes,
-    json_bytes: int,
-    signature: Signature,
-    came: list[tuple[WireTensor, Span]],
-    inference: JsonInference,
-) -> None:
-    by_name = {tensor.name: tensor for tensor, _ in came}
-    spread = spread_if_repeatable(signature, inference.inputs, by_name)
-    if spread is None:
-        return
-    layout, places = inference.inputs.layout, {name: index for index, name in enumerate(by_name)}
-    order = tuple(places[spec.name] for spec in layout.specs)
-    known = _Known(json_bytes, layout, inference.inputs.rows, order, inference.outputs, spread)
-    templates = cast("Templates[_Known]", loaded.codec_cache.setdefault(recognise, Templates()))
-    templates.learn(body, [span for _, span in came], known)
 
 
 # ---- Requests ----

@@ -14,11 +14,11 @@ import msgspec
 
 from headrace.base.errors import InvalidRequest, listed, shown
 from headrace.base.tensors import BY_DTYPE, BY_OIP
-from headrace.frontends.wire.json_misfits import binary_instead, place_of
+from headrace.frontends.wire.json_misfits import binary_instead
 from headrace.frontends.wire.json_text import Json, decode
 from headrace.frontends.wire.tensors import MOST_DIMENSIONS, WireTensor
 from headrace.model import misfits
-from headrace.model.misfits import WORDS, described, got, limits, position, position_in, remedy, said
+from headrace.model.misfits import WORDS, got, position, position_in, remedy, said
 from headrace.model.servable import TensorSpec
 
 if TYPE_CHECKING:
@@ -90,6 +90,9 @@ def _wrong_part(document: Json, error: str, way_out: str) -> InvalidRequest:
     except (LookupError, TypeError):  # a field comes twice, and this is its last value
         quoted = []
     field += named
+    if "out of range" in told:
+        told = f"expected a number of at most 64 bits, got {said(value)}"
+        return InvalidRequest(f"{told}; {_form(steps, document, way_out)}", field=field)
     if not quoted:
         return InvalidRequest(f"{told}; {way_out}", field=field)
     if told.startswith("Object missing"):
@@ -108,7 +111,7 @@ def _form(steps: Sequence[str | int], document: Json, way_out: str) -> str:
             return f"{way_out}, or send instances to /v1/models/NAME:predict"
         case ["inputs" | "outputs" as one, int()]:
             return _FIELDS[one]
-        case ["inputs", int(), "shape"]:
+        case ["inputs", int(), "shape", *_]:
             return "send the sizes as a list, rows first"
         case [*_, "parameters"]:
             return "send the parameters by name"
@@ -160,21 +163,6 @@ def wrong_element(
     is_other = BY_DTYPE[spec.dtype].oip != tensor.datatype or isinstance(value, list)
     way_out = f"the input is {spec}" if is_other else None
     return misfits.wrong_element(sent, value, position_in(sent, number), way_out)
-
-
-def too_large(tensor: InferInput, error: msgspec.ValidationError) -> InvalidRequest:
-    """Return the error for a number that is too large for any datatype.
-
-    Args:
-        tensor: The input as received.
-        error: The refusal.
-    """
-    place, sent = place_of(error), _as_sent(tensor)
-    if not place:  # the number is not in a list
-        return no_list(tensor, math.inf, place)
-    where = position(place) if len(place) > 1 else position_in(sent, place[0])
-    wanted = described(sent.dtype) + limits(sent.dtype)
-    return InvalidRequest(f"{where}expected {wanted}, got one beyond", field=tensor.name)
 
 
 def not_text(tensor: InferInput, values: Sequence[str], first: int) -> InvalidRequest:

@@ -11,6 +11,7 @@ import msgspec
 from headrace.base.errors import InvalidRequest, Unsupported, listed, shown
 from headrace.batching.request import NO_DEADLINE
 from headrace.frontends.wire.protos import Message
+from headrace.model.misfits import said
 
 SIGNATURE_PARAMETER = "signature_name"
 """The request parameter that names the signature to call; an extension of the protocol."""
@@ -38,7 +39,9 @@ def deadline_after(microseconds: int) -> float:
         InvalidRequest: The timeout is negative, or does not fit in 64 bits.
     """
     if not 0 <= microseconds < _MICROSECONDS_END:
-        raise InvalidRequest(f"expected microseconds from 0 to 2^64 - 1, got {microseconds}", field="timeout")
+        raise InvalidRequest(
+            f"expected microseconds from 0 to 2^64 - 1, got {said(microseconds)}", field="timeout"
+        )
     return time.monotonic() + microseconds * _MICROSECOND if microseconds else NO_DEADLINE
 
 

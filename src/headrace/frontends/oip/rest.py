@@ -19,10 +19,10 @@ from headrace.frontends.oip.infer_bodies import (
     encode_answer,
     json_bytes_of,
     parse,
-    recognise,
 )
 from headrace.frontends.oip.json_misfits import wrong_body
 from headrace.frontends.oip.parameters import version_number
+from headrace.frontends.oip.repeated_bodies import RepeatedBodies
 from headrace.frontends.service import refuse_unread
 from headrace.frontends.wire.json_cost import parsed_at_once
 from headrace.frontends.wire.protobuf_cost import AT_ONCE_BYTES
@@ -85,6 +85,9 @@ def http_routes(service: Service) -> list[HttpRoute]:
 
 
 def _inferring(service: Service) -> HttpHandler:
+    repeated = RepeatedBodies()
+    recognise = repeated.recognise
+
     async def infer(call: HttpCall) -> HttpReply:
         loaded = service.loaded(call.parameters["model"], _version(call))
         if call.deadline != NO_DEADLINE:
@@ -93,7 +96,7 @@ def _inferring(service: Service) -> HttpHandler:
         inference = recognise(loaded, call, json_bytes)
         if inference is None:
             with Lease(loaded):
-                inference = await _parsed(service, loaded, call, json_bytes)
+                inference = await _parsed(service, loaded, call, json_bytes, repeated)
         answer = await service.predict(loaded, inference.inputs, inference.deadline, call)
         if large_json.needs_slices(answer, inference):
             async with service.slicer as slicer:
@@ -103,14 +106,16 @@ def _inferring(service: Service) -> HttpHandler:
     return infer
 
 
-async def _parsed(service: Service, loaded: LoadedVersion, call: HttpCall, json_bytes: int) -> JsonInference:
+async def _parsed(
+    service: Service, loaded: LoadedVersion, call: HttpCall, json_bytes: int, repeated: RepeatedBodies
+) -> JsonInference:
     budget = RequestBudget.of(service.limits, call)
     if json_bytes > service.at_once_bytes:
         await service.slicer.step()
         text = call.body if json_bytes == len(call.body) else call.body[:json_bytes]
         if not parsed_at_once(text, service.at_once_bytes, service.limits):
             return await large_json.decode(service, loaded, call, json_bytes, budget)
-    steps = parse(loaded, call, json_bytes, service.limits.max_json_depth, budget)
+    steps = parse(loaded, call, json_bytes, service.limits.max_json_depth, budget, repeated)
     until = perf_counter() + _AT_ONCE_SECONDS
     while True:
         try:

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.base.errors import InvalidRequest
 from headrace.base.tensors import STRING, Array, held_bytes
-from headrace.model.misfits import remedy, wrong_element
+from headrace.model.misfits import is_beyond, remedy, wrong_element
 from headrace.model.missing_values import FILLED_A_VALUE, pay_for_array
 from headrace.model.servable import TensorSpec
 
@@ -79,7 +79,7 @@ class Column:
             if self._sizes:
                 self._finish_piece()
             if self.spec.dtype == STRING:
-                raise _wrong_kind(self.spec, values[0], index)
+                raise _misfit(self.spec, values[0], index)
             self._pieces.append(np.asarray(values)[None])  # directly, as a list of so many numbers is slow
             return
         self._flat.extend(values)
@@ -113,20 +113,34 @@ class Column:
             example: As for ``_finish_piece``.
 
         Raises:
-            InvalidRequest: One is a text for a numeric input, or a number for a string input.
+            InvalidRequest: One is a text for a numeric input, a number for a string input, or a number of
+                more than 64 bits beyond the input's limits.
         """
         flat, is_text = self._flat, self.spec.dtype == STRING
         kinds = set(map(type, flat))
         if not (kinds <= {bytes} if is_text else bytes not in kinds):
-            number = next(at for at, value in enumerate(flat) if isinstance(value, bytes) != is_text)
-            raise _wrong_kind(
-                self.spec, flat[number], self._example_of(number) if example is None else example
+            raise self._misfit(
+                next(at for at, value in enumerate(flat) if isinstance(value, bytes) != is_text), example
             )
         if flat and not is_text:
-            return np.array(flat)
+            array = np.array(flat)
+            return array if array.dtype != STRING else self._of_larger_numbers(example)
         array = np.empty(len(flat), self.spec.dtype)
         array[:] = flat
         return array
+
+    def _of_larger_numbers(self, example: int | None) -> Array:
+        """Return the gathered values as an array; NumPy infers no dtype, as some have more than 64 bits."""
+        for number, value in enumerate(self._flat):
+            if is_beyond(self.spec.dtype, value):
+                raise self._misfit(number, example)
+        return np.array(self._flat, np.float64)
+
+    def _misfit(self, number: int, example: int | None) -> InvalidRequest:
+        """Return the error for one of the gathered values; see ``_finish_piece``."""
+        return _misfit(
+            self.spec, self._flat[number], self._example_of(number) if example is None else example
+        )
 
     def _example_of(self, number: int) -> int:
         """Return the index of the example that has one of the gathered values."""
@@ -199,11 +213,13 @@ def row_shape(spec: TensorSpec, count: int) -> tuple[int, ...]:
     return tuple(count // known if size is None else size for size in spec.shape)
 
 
-def _wrong_kind(spec: TensorSpec, value: Any, example: int) -> InvalidRequest:
-    """Return the error for a text for a numeric input, or a number for a string input."""
+def _misfit(spec: TensorSpec, value: Any, example: int) -> InvalidRequest:
+    """Return the error for a value of another kind than the input's, or beyond its limits."""
     where = "context: " if example == _CONTEXT else f"example {example}: "
     if spec.dtype == STRING:
         return wrong_element(spec, value, where, "send it as text")
+    if not isinstance(value, bytes):
+        return wrong_element(spec, value, where)
     text = value.decode(errors="replace")
     way_out = "send it as a number" if remedy(spec.dtype.kind, text) else ""
     return wrong_element(spec, text, where, way_out)

@@ -32,6 +32,7 @@ _PART_BYTES = 16 * 1024
 _PART_MARKS = 4096
 _TEXT_BYTES = 256 * 1024
 _LONGEST_NUMBER = 16 * 1024  # more than any real number; a library takes 4 ns per digit, in one step
+_BEYOND = 10**400  # beyond the limits of any dtype; stands for a number such as 1e400 until a check names it
 _LONGEST_ESCAPE = len(r"\ud83d\ude00")
 _SURROGATES = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _WHOLE_ESCAPES = re.compile(rb"(?:[^\\]++|" + _SURROGATES + rb"|\\u(?![dD][89abAB]).{4}|\\[^u])*+", re.DOTALL)
@@ -108,6 +109,8 @@ def check_depth(text: bytes, max_depth: int) -> None:
 def decode(text: bytes, *, nan: bool = True) -> Json:
     """Parse a text without checking its nesting depth.
 
+    A number that no float can hold becomes a large integer, which whoever knows the input refuses.
+
     Args:
         text: JSON text.
         nan: Whether NaN, Infinity and -Infinity are accepted as numbers.
@@ -126,14 +129,14 @@ def decode(text: bytes, *, nan: bool = True) -> Json:
             f"expected UTF-8, got {error.reason}; send bytes as base64", field="body"
         ) from error
     except msgspec.DecodeError as error:
-        if b"NaN" not in text and b"Infinity" not in text:
+        if b"NaN" not in text and b"Infinity" not in text and "out of range" not in str(error):
             raise InvalidRequest(f"expected JSON: {error}", field="body") from error
         return _decode_slow_numbers(text, nan)
 
 
 def _decode_slow_numbers(text: bytes, nan: bool) -> Json:
     try:
-        found = json.loads(text.decode(), parse_float=_finite, parse_constant=None if nan else _no_number)
+        found = json.loads(text.decode(), parse_float=_number, parse_constant=None if nan else _no_number)
         if _SURROGATE.search(text):  # this parser accepts lone surrogates, which are not text
             json.dumps(found, ensure_ascii=False).encode()
         return found
@@ -143,11 +146,9 @@ def _decode_slow_numbers(text: bytes, nan: bool) -> Json:
         raise InvalidRequest(f"expected JSON: {error}", field="body") from error
 
 
-def _finite(text: str) -> float:
+def _number(text: str) -> float:
     number = float(text)
-    if math.isinf(number):
-        raise ValueError("Number out of range")
-    return number
+    return number if math.isfinite(number) else _BEYOND if number > 0 else -_BEYOND
 
 
 def _no_number(text: str) -> float:

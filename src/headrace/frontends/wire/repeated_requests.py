@@ -105,7 +105,7 @@ class RepeatedRequests(Generic[WriterT]):
         Raises:
             HeadraceError: The version is no longer available.
         """
-        found = self._templates.find(message)
+        found = self._templates.find(message, len(message))
         if found is None:
             if self._texts.is_empty or not isinstance(message, bytes):
                 return None
@@ -167,7 +167,7 @@ class RepeatedRequests(Generic[WriterT]):
         has_id = bool(learnt.request_id)
         arrange = None if packs else _arranging(inputs, list(located.texts), spread or (), has_id=has_id)
         now = _Version(ref(learnt.loaded), inputs.layout, inputs.rows, learnt.writer, arrange)
-        before = self._texts.find(message) if packs else self._templates.find(message)
+        before = self._texts.find(message) if packs else self._templates.find(message, len(message))
         others = (
             [] if before is None else [one for one in before[0].versions if _stays(one, now, packs=packs)]
         )
@@ -175,7 +175,7 @@ class RepeatedRequests(Generic[WriterT]):
         if packs:
             self._texts.learn(message, inputs, located.texts, kind)
         else:
-            self._templates.learn(message, located.spans, kind)
+            self._templates.learn(message, len(message), located.spans, kind)
 
 
 def _version_of(versions: tuple[_Version[WriterT], ...], loaded: LoadedVersion) -> _Version[WriterT] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -86,6 +87,41 @@ def test_large_tables_go_to_a_file_of_their_own(tmp_path: Path, monkeypatch: pyt
     indices, dense = rows_of(features, 5)
     wanted = GroupedScorer(settings, features, weights).predict(indices, dense)
     np.testing.assert_allclose(run(tmp_path / "model.onnx", features, indices, dense), wanted, atol=1e-6)
+
+
+def test_large_tables_never_become_part_of_a_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Protobuf cannot copy a message above 2 GiB, and does not tell its size: the export of one failed."""
+    settings, features = ModelSettings(kind="deepfm", factors=4, hidden=(20, 10)), Features.of(SCHEMA)
+    weights = random_weights(settings, features)
+    values = sum(table.values.size for table in weights.tables.values())
+    values += sum(array.size for array in weights.dense.values())
+    for bound, is_external in ((4 * values, False), (4 * values - 1, True)):
+        monkeypatch.setattr(onnx_export, "_EXTERNAL_BYTES", bound)
+        export(settings, features, weights, tmp_path / "model.onnx")
+        model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+        external = [one for one in model.graph.initializer if one.data_location == one.EXTERNAL]
+        assert (tmp_path / "model.onnx.data").exists() == bool(external) == is_external
+    assert all(one in external or len(one.raw_data) < 1024 for one in model.graph.initializer)
+    assert not any(one.raw_data for one in external)
+    places = [{entry.key: entry.value for entry in one.external_data} for one in external]
+    assert {place["location"] for place in places} == {"model.onnx.data"}
+    assert {int(place["offset"]) % 4096 for place in places} == {0}
+    sizes = [4 * np.prod(one.dims) for one in external]
+    assert [int(place["length"]) for place in places] == sizes
+    assert (tmp_path / "model.onnx.data").stat().st_size == int(places[-1]["offset"]) + sizes[-1]
+
+
+def test_a_file_of_that_name_in_the_working_directory_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(onnx_export, "_EXTERNAL_BYTES", 1000)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.onnx.data").write_bytes(b"another")
+    (tmp_path / "there").mkdir()
+    settings, features = ModelSettings(kind="fm", factors=4), Features.of(LARGE)
+    export(settings, features, random_weights(settings, features), tmp_path / "there" / "model.onnx")
+    assert (tmp_path / "model.onnx.data").read_bytes() == b"another"
+    assert (tmp_path / "there" / "model.onnx.data").exists()
 
 
 def test_interactions_cannot_be_exported(tmp_path: Path) -> None:

@@ -16,19 +16,17 @@ from headrace.base.errors import HeadraceError, InvalidRequest, Unsupported
 from headrace.base.tensors import Array
 from headrace.batching.request import Answer, BatchOutputs, Timings
 from headrace.config import Limits
-from headrace.frontends.calls import Account, HttpCall, HttpReply
+from headrace.frontends.calls import HttpReply
 from headrace.frontends.oip import large_json
 from headrace.frontends.oip.infer_bodies import (
     JSON_LENGTH_HEADER,
     JsonInference,
     encode_answer,
-    parse,
-    recognise,
 )
 from headrace.frontends.oip.json_values import InferInput, from_values
 from headrace.frontends.wire.request_budget import RequestBudget
-from headrace.frontends.wire.time_slicer import TimeSlicer, run
-from headrace.model.servable import Signature, TensorSpec
+from headrace.frontends.wire.time_slicer import TimeSlicer
+from headrace.model.servable import Signature
 from tests.unit.frontends.decoding import decode_body
 from tests.unit.frontends.oip.doubles import LoadedDouble, body, echo, spec
 from tests.unit.frontends.turns import Turns
@@ -125,28 +123,6 @@ def test_flat_and_nested_data_are_the_same_and_come_back(datatype: str) -> None:
 def test_wrong_choices_of_outputs_are_refused(more: Any, error: type[HeadraceError], said: str) -> None:
     with pytest.raises(error, match=said):
         decode(echo("FP32"), body("FP32", [1], [1], **more))
-
-
-def test_binary_tensors_are_cut_out_in_order_the_second_time_by_template() -> None:
-    signature = Signature(
-        "serving_default", (spec("a", "FP32", 2), spec("b", "INT8", 3)), (spec("y", "FP32"),)
-    )
-    loaded = LoadedDouble(signature, lambda inputs: {})
-    tensors = [
-        {"name": "b", "datatype": "INT8", "shape": [1, 3], "parameters": {"binary_data_size": 3}},
-        {"name": "a", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}},
-    ]
-    head = json.dumps({"inputs": tensors}).encode()
-    length = b"%d" % len(head)
-    first = decode(loaded, head + b"123abcdefgh", length)
-    second = decode(loaded, head + b"456ABCDEFGH", length)
-    assert first.inputs.columns == (b"abcdefgh", b"123")
-    assert second.inputs.columns == (b"ABCDEFGH", b"456")
-    assert recognise in loaded.codec_cache
-    with pytest.raises(InvalidRequest):
-        decode(loaded, head + b"456ABCDEFGH", b"%d" % (len(head) - 1))
-    with pytest.raises(InvalidRequest):
-        decode(loaded, head + b"456ABCDEFGH")
 
 
 def test_a_binary_request_with_an_id_keeps_its_own() -> None:
@@ -347,40 +323,6 @@ def test_a_large_answer_is_written_in_slices_as_it_would_be_at_once(
     reply, turns = _in_slices(loaded, inference, answer)
     assert (reply.body, reply.headers) == (at_once.body, at_once.headers)
     assert turns > 20
-
-
-@pytest.mark.parametrize(("count", "is_copied"), [(10_000, True), (20_000, False)])
-def test_raw_numbers_of_a_body_count_as_held_each_time_they_are_copied_out_of_it(
-    count: int, is_copied: bool
-) -> None:
-    """Those of a large body that is known are not copied."""
-    loaded, raw = echo("FP32", None), np.ones(count, np.float32).tobytes()
-    text, length = binary("FP32", [1, count], raw)
-    for known in (False, True):
-        call = HttpCall("POST", "", {}, body=text)
-        call.account = Account(lambda size: None, len(text))
-        found = recognise(loaded, call, int(length))
-        assert (found is not None) == known
-        if not known:
-            budget = RequestBudget.of(Limits(), call)
-            run(parse(loaded, call, int(length), 9, budget))
-        assert call.account.held == len(text) + (len(raw) if is_copied or not known else 0)
-
-
-def test_what_is_spread_for_many_rows_is_not_learnt_and_counts_each_time() -> None:
-    shared = TensorSpec("shared", np.dtype(np.float32), (100,), context=True)
-    signature = Signature("serving_default", (spec("row", "FP32", 1), shared), (spec("y", "FP32"),))
-    for rows, learnt in ((10, True), (1000, False)):
-        loaded = LoadedDouble(signature, lambda inputs: {})
-        tensors = [
-            {"name": name, "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": size}}
-            for name, shape, size in (("row", [rows, 1], 4 * rows), ("shared", [1, 100], 400))
-        ]
-        head = json.dumps({"inputs": tensors}).encode()
-        text = head + bytes(4 * rows) + bytes(range(100)) * 4
-        decode(loaded, text, b"%d" % len(head))
-        found = recognise(loaded, HttpCall("POST", "", {}, body=text), len(head))
-        assert (found is not None) == learnt
 
 
 def test_long_texts_are_decoded_in_steps_by_their_characters() -> None:

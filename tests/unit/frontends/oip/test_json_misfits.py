@@ -161,11 +161,29 @@ def test_wrong_values_are_refused_with_the_reason(
         ),
         (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1e999]}]}',
-            r"^x: row 0: expected a number \(FP32\) from -3\.4028e\+38 to 3\.4028e\+38, got one beyond$",
+            r"^x: row 0: expected a number \(FP32\) from -3\.4028e\+38 to 3\.4028e\+38, got a larger number$",
         ),
         (
             b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":1e999}]}',
-            r"^x: expected a list of values, got inf; send them flat, or nested like the shape \[1\]$",
+            r"^x: expected a list of values, got a larger number; send them flat, or nested like the "
+            r"shape \[1\]$",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[1,2],[3,-1e999]]}]}',
+            r"^x: row 1, column 1: expected a number .*, got a smaller number$",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[2,2],"data":[[1,2],1e999]}]}',
+            "^x: row 1: expected a list of 2, got a larger number; send them flat",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1e999],"data":[1]}]}',
+            r"^inputs\[0\]\.shape\[0\] of 'x': expected a number of at most 64 bits, got a larger number; "
+            "send the sizes as a list, rows first$",
+        ),
+        (
+            b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1],"data":[1]}],"parameters":{"timeout":1e999}}',
+            "^timeout: expected a whole number, got a larger number$",
         ),
         (b'{"inputs":[{"name":"x","datatype":"BYTES","shape":[1],"data":["\xff"]}]}', "body|data"),
         (b'{"inputs":[{"name":"\xff","datatype":"BYTES","shape":[1],"data":["a"]}]}', "body: "),

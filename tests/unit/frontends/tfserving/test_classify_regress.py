@@ -17,7 +17,7 @@ from headrace.frontends.tfserving.json_bodies import examples_of
 from headrace.frontends.wire import protos
 from headrace.frontends.wire.request_budget import RequestBudget
 from headrace.model.servable import Signature
-from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, spec
+from tests.unit.frontends.oip.doubles import LoadedDouble, ctr, echo, spec
 from tests.unit.frontends.tfserving.doubles import (
     ServiceDouble,
     call,
@@ -204,6 +204,14 @@ def test_wrong_examples_are_explained(people: Any, text: str) -> None:
             r"age: example 2: expected a number \(FP32\), got '7'; send it as a number$",
         ),
         (
+            {"examples": [{"age": 1, "city": ""}, {"age": 10**40, "city": ""}]},
+            r"^age: example 1: expected a number \(FP32\) from -3\.4028e\+38 to .*, got a larger number$",
+        ),
+        (
+            {"context": {"age": -(10**40)}, "examples": [{"city": ""}]},
+            r"^age: context: expected a number \(FP32\) from .*, got a smaller number$",
+        ),
+        (
             {"context": {"age": "x"}, "examples": [{"city": ""}]},
             r"age: context: expected a number \(FP32\), got 'x'$",
         ),
@@ -213,6 +221,11 @@ def test_wrong_examples_are_explained(people: Any, text: str) -> None:
 def test_wrong_examples_over_rest_are_explained(body: Any, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         post("classify", classifier(), **body)
+
+
+def test_floats_may_be_sent_as_integers_of_more_than_64_bits() -> None:
+    examples = [{"x": 1.5}, {"x": 2**64}, {"x": -(2**70)}]
+    assert post("regress", echo("FP64"), examples=examples) == {"results": [1.5, 2**64, -(2**70)]}
 
 
 def test_fractions_are_no_integers() -> None:

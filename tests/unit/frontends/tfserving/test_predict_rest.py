@@ -177,8 +177,20 @@ def test_a_model_without_explanations_names_the_kinds_that_have_them() -> None:
         (b"GIF89a\1\0\1\0", "body: expected JSON, got binary data"),
         (b'\xef\xbb\xbf{"instances": [1]}', "body: expected JSON: "),
         (b'{"instances": [NaN, }', "body: expected JSON"),
-        (b'{"instances": [NaN, 1e400]}', "out of range"),
-        (b'{"instances": [1e400]}', "out of range"),
+        (
+            b'{"instances": [NaN, 1e400]}',
+            r"^x: row 1: expected a number \(FP32\) from -3\.4028e\+38 to 3\.4028e\+38, got a larger number$",
+        ),
+        (
+            b'{"instances": [{"x": 1}, {"x": -1e400}]}',
+            r"^x: row 1: expected a number .* got a smaller number$",
+        ),
+        (
+            b'{"instances": [' + b"1, " * 50_000 + b"1e400]}",
+            r"^x: row 50000: expected a number \(FP32\) from .*, got a larger number$",
+        ),
+        (b'{"inputs": 1e400}', "^x: expected a list of rows, got a larger number; send a list"),
+        (b'{"instances": [1], "signature_name": 1e400}', "signature_name: expected a string, got a number"),
         (b"[1]", "expected a JSON object, got a list"),
         (b'{"instances": ["\xff"]}', "expected UTF-8"),
         (b'{"a":' + b"[" * 100_000, "nested at most"),
