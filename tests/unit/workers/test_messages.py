@@ -53,7 +53,7 @@ NO_UTF8 = encoded(Failed("no", wrong=True)).replace(b"no", b"\xff\xfe")
         struct.pack("<I", len(NO_UTF8)) + NO_UTF8,
     ],
 )
-def test_what_is_no_message_ends_the_channel(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_bytes_close_the_channel(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> list[Message]:
         channel, theirs, heard = await ends()
         await asyncio.get_running_loop().sock_sendall(theirs, content)

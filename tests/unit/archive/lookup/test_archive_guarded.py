@@ -199,7 +199,7 @@ class FarStore(InMemoryStore):
         return super().get_many(partition, keys, missing)
 
 
-def test_callers_without_patience_do_not_turn_the_store_off_for_others(tmp_path: Path) -> None:
+def test_short_timeouts_of_callers_do_not_open_the_breaker(tmp_path: Path) -> None:
     table = {"queue": {"kind": "memory"}, "spaces": {"texts": {"dimension": 4}}}
     config = archive_config(table, "archive.toml", tmp_path)
     store = FarStore(MemoryStore())

@@ -260,7 +260,7 @@ def test_what_a_table_cannot_give_is_said(source: dict[str, str], dtype: str, sa
         check_fits("x", made, TensorSpec("x", np.dtype(dtype), ()), table)
 
 
-def test_what_fits() -> None:
+def test_inputs_of_matching_shape_and_dtype_fit() -> None:
     for shape in ((2,), (None,), (1, 2), (None, 2), (2, None, 1)):
         check_fits("image", IMAGE, TensorSpec("image", np.dtype(np.float16), shape), version())
     check_fits("image", IMAGE, TensorSpec("image", np.dtype(np.float32), ()), version(1))

@@ -114,7 +114,7 @@ def test_a_table_without_columns_has_them_from_its_first_file(
     }
 
 
-def test_what_arrow_has_more_types_for_becomes_what_a_column_can_be(archive: Archive, tmp_path: Path) -> None:
+def test_arrow_types_map_to_column_dtypes(archive: Archive, tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, tzinfo=UTC)
     rows = pa.table(
         {

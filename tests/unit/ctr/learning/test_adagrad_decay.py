@@ -52,7 +52,7 @@ def turned(block: Block) -> Block:
         (1e9, 1.0, 2.0),  # and has its bounds
     ],
 )
-def test_how_much_is_forgotten(evidence: float, spread: float, expected: float) -> None:
+def test_doublings_follow_from_the_evidence(evidence: float, spread: float, expected: float) -> None:
     assert doublings(evidence, spread) == pytest.approx(expected)
 
 
@@ -110,7 +110,7 @@ def test_the_sample_is_what_numpy_says() -> None:
     )
 
 
-def test_a_world_that_turns_is_followed_faster() -> None:
+def test_more_is_forgotten_on_a_changing_stream() -> None:
     """Where it stands still hardly anything is forgotten, where it turns round again and again, much."""
     weights = []
     for turns in (False, True):
@@ -225,11 +225,11 @@ def schema_of(fields: int, *more: Field) -> Schema:
         (schema_of(6, Field(name="price", role="dense"), Field(name="image", role="vector", size=8)), 1.0),
     ],
 )
-def test_what_each_value_moves(schema: Schema, expected: float) -> None:
+def test_the_share_of_a_step_depends_on_the_number_of_fields(schema: Schema, expected: float) -> None:
     assert share_of(ModelSettings(kind="lr"), Features.of(schema)) == pytest.approx(expected)
 
 
-def test_interactions_take_part() -> None:
+def test_interactions_count_in_the_share_of_a_step() -> None:
     pairs = tuple(Interaction(fields=("field_0", f"field_{number}")) for number in range(1, 3))
     settings = ModelSettings(kind="lr", interactions=pairs)
     assert share_of(settings, Features.of(schema_of(6))) == pytest.approx(6 / 8)

@@ -123,7 +123,7 @@ def test_quantiles_invert_the_distribution(spread: float) -> None:
     assert (below(found + 1e-7) >= shares - 1e-7).all()
 
 
-def test_fresh_biases_say_little() -> None:
+def test_initial_biases_give_a_broad_distribution() -> None:
     biases = first_biases(3)[None]
     found = moments(biases)
     assert found.mean[0] == pytest.approx(0.5)
