@@ -189,7 +189,7 @@ def test_an_embedder_that_is_not_open_gives_the_reason() -> None:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("kind", ["down", "hanging"])
-def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
+def test_an_outage_is_logged_repeatedly_until_it_ends(
     archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pooled_embedder, "_TOLD_EVERY_SECONDS", 0.5)

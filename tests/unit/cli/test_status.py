@@ -84,7 +84,7 @@ def test_rates_are_those_of_the_time_between() -> None:
     )
 
 
-def test_people_read_a_line_and_a_table() -> None:
+def test_the_text_output_is_a_line_and_a_table() -> None:
     head, names, model, silent = as_text(watched("http://x", between(BEFORE, AFTER))).splitlines()
     assert head == "http://x: ready, load 0.75, 15.0 calls/s, 2.0 errors/s"
     assert names.split()[:2] == ["model", "versions"]

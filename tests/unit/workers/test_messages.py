@@ -66,7 +66,7 @@ def test_malformed_bytes_close_the_channel(content: bytes, caplog: pytest.LogCap
     assert "between the processes" in caplog.text
 
 
-def test_both_ends_talk() -> None:
+def test_a_channel_carries_messages_in_both_directions() -> None:
     async def run() -> tuple[list[Message], list[Message]]:
         ours, theirs = socket.socketpair()
         one, other = Channel(), Channel()

@@ -85,7 +85,7 @@ def test_counts_without_a_version_are_never_dropped() -> None:
         'x{model="m",version="1",state="ready"}',
     ],
 )
-def test_which_version_a_series_is_of(key: str) -> None:
+def test_counts_are_attributed_to_the_version_in_the_labels(key: str) -> None:
     assert metrics.counts_of({"x": Family((), "counter", {key: 7})}) == {("m", "1"): 7}
     assert metrics.counts_of({"x": Family((), "gauge", {key: 7})}) == {("m", "1"): 0}
 

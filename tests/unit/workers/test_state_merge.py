@@ -75,7 +75,7 @@ def test_models_are_merged_over_workers(
     assert (found.answers, found.problems) == (answers, problems)
 
 
-def test_a_model_that_nobody_knows() -> None:
+def test_a_model_unknown_to_all_workers_has_no_state() -> None:
     assert state_merge.model([None, None]) is None
 
 

@@ -108,7 +108,7 @@ def test_a_served_value_is_found_after_its_entry_expired(
     assert was(archive, ended) == (0.0, False)
 
 
-def test_what_is_invalidated_is_kept_from_then_on(opened: Callable[..., Archive]) -> None:
+def test_an_invalidated_value_is_kept_though_its_entry_is_missing(opened: Callable[..., Archive]) -> None:
     archive = opened()
     first = put(archive, 1.0)
     remove_entry(archive, first)
@@ -116,7 +116,7 @@ def test_what_is_invalidated_is_kept_from_then_on(opened: Callable[..., Archive]
     assert was(archive, first) == (1.0, False)
 
 
-def test_what_is_replaced_is_kept_from_then_on(opened: Callable[..., Archive]) -> None:
+def test_a_replaced_value_is_kept_though_its_entry_is_missing(opened: Callable[..., Archive]) -> None:
     archive = opened()
     first = put(archive, 1.0)
     remove_entry(archive, first)

@@ -37,7 +37,7 @@ def of_spaces(folder: Path, spaces: dict[str, object], **settings: object) -> Ar
     return Archive(config, open_store(config.store), open_queue(config.queue), lambda _: LengthEmbedder())
 
 
-def test_an_array_that_may_not_be_written_to_is_not(tmp_path: Path) -> None:
+def test_a_read_only_output_array_is_refused(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory") as archive:
         archive.put("texts", ["a"], np.ones((1, 4)))
         out = np.frombuffer(bytes(16), np.float32).reshape(1, 4)

@@ -139,7 +139,7 @@ def test_each_row_may_have_a_time_of_its_own() -> None:
     assert filled.looked_up["image"].written.tolist() == [990_000, 0]
 
 
-def test_what_was_recorded_is_what_is_learnt() -> None:
+def test_recorded_write_times_decide_what_is_learnt() -> None:
     """A value that was too old by an hour when it was served is missing, whatever the row's time says."""
     sources = {"image": IMAGE, "young": InputSource(space="images", key="url", max_age_seconds=5)}
     recorded = {"image": np.array([990_000, 0], np.uint64), "young": np.array([0, 0], np.uint64)}

@@ -135,7 +135,7 @@ def test_evidence_of_every_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lr", "fm"])
-def test_it_does_not_matter_how_rows_come(kind: Kind) -> None:
+def test_learning_does_not_depend_on_the_division_into_blocks(kind: Kind) -> None:
     block = block_of(SINGLE, 3000)
     whole, parts = model_of(kind), model_of(kind)
     expected = whole.learn(block)
@@ -235,7 +235,7 @@ def test_interactions_count_in_the_share_of_a_step() -> None:
     assert share_of(settings, Features.of(schema_of(6))) == pytest.approx(6 / 8)
 
 
-def test_only_what_forgets_shares() -> None:
+def test_only_decaying_optimizers_scale_their_learning_rates() -> None:
     adagrad = Optimizer(kind="adagrad", learning_rate=0.2)
     assert sharing(adagrad, 0.5) is adagrad
     assert sharing(FORGETTING, 0.5) == Optimizer(kind="forgetting", learning_rate=0.1)

@@ -123,7 +123,7 @@ def test_a_state_without_it_is_refused() -> None:
         model.restore(state)
 
 
-def test_what_does_not_forget_keeps_no_count() -> None:
+def test_models_without_decay_have_no_row_count_in_their_state() -> None:
     """So its checkpoints are what they were."""
     adagrad = Optimizer(kind="adagrad")
     assert "half_life.rows" not in model_of(linear=adagrad, embeddings=adagrad).state()
