@@ -234,7 +234,9 @@ def _noted(content: bytes, table: str) -> Done:
     try:
         return msgspec.json.decode(content, type=Done)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeadraceError(f"{where} is damaged: {error}; start again in another directory") from error
+        raise HeadraceError(
+            f"{where} is damaged: {error}; start a new feed, with another --checkpoint directory"
+        ) from error
 
 
 def _tell(state: tenacity.RetryCallState) -> None:

@@ -16,7 +16,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.windows.feed import Feed, after, file_batches, open_stream_batches
-from headrace.base.errors import ConfigError, InvalidRequest, StreamError, Unavailable
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, StreamError, Unavailable
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
@@ -251,6 +251,16 @@ def test_a_state_of_another_feed_is_refused(tmp_path: Path) -> None:
             feed_of(archive).restore(arrays, meta)
         with pytest.raises(ConfigError, match="not a checkpoint of headrace archive feed"):
             feed_of(archive).restore(arrays, {"model": 1})
+
+
+def test_a_damaged_record_of_the_progress_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    with opened(tmp_path) as archive:
+        arrays, meta = feed_of(archive).state()
+        assert archive.store.swap("feed/demand", None, b'{"run": 7}')
+        with pytest.raises(
+            HeadraceError, match=r"is damaged: .*; start a new feed, with another --checkpoint"
+        ):
+            feed_of(archive).restore(arrays, meta)
 
 
 def refused(folder: Path, rows: dict[str, Sequence[object]]) -> str:
