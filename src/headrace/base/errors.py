@@ -217,7 +217,7 @@ class InvalidRows(InvalidRequest):
 
 
 class NotFound(HeadraceError):
-    """No model, version, label or signature has that name here."""
+    """Nothing of that name is here: no such model, version, label, signature, space, key or file."""
 
     _alone = ""
 
@@ -239,11 +239,11 @@ class NotFound(HeadraceError):
 
 
 class Unauthenticated(HeadraceError):
-    """The request came without a key, or with one that is not known here."""
+    """The request has no key or token, or one that is unknown, invalid or expired."""
 
 
 class PermissionDenied(HeadraceError):
-    """The caller's key does not permit this."""
+    """The caller's key or token does not permit this."""
 
 
 class FailedPrecondition(HeadraceError):
@@ -284,11 +284,11 @@ class OverLimit(Refused):
 
 
 class Overloaded(Refused):
-    """The queue is full, or the predicted wait is longer than the request's deadline allows."""
+    """The queue or the memory budget is full, or the predicted wait exceeds the request's deadline."""
 
 
 class Unavailable(Refused):
-    """The model or the server is starting, draining or stopped."""
+    """The model or the server is starting or draining, or a store, queue or process does not answer."""
 
 
 class DeadlineExceeded(HeadraceError):

@@ -172,7 +172,7 @@ def run_new(options: argparse.Namespace) -> int:
 
     key = draw()
     entry = _entry(options, key.id, key.digest)
-    with _alone(options.file):
+    with _exclusive(options.file):
         text = _text(options.file) if options.file.exists() else NEW_FILE
         with auditing.audited(options, "key-new", f"{entry.name} {entry.id} in {options.file}"):
             _write(options.file, with_key(text, entry, str(options.file)))
@@ -191,9 +191,9 @@ def _doubts(entry: KeyEntry) -> Iterator[str]:
         ("models", _FOR_MODELS, entry.models),
         ("spaces", _FOR_SPACES, entry.spaces),
     ):
-        vain = [verb for verb in entry.verbs if verb in wanting]
-        if vain and not named:
-            yield f"the key permits {', '.join(vain)}, but names no {kind}; create one with --{kind} NAMES"
+        unused = [verb for verb in entry.verbs if verb in wanting]
+        if unused and not named:
+            yield f"the key permits {', '.join(unused)}, but names no {kind}; create one with --{kind} NAMES"
 
 
 def run_list(options: argparse.Namespace) -> int:
@@ -218,7 +218,7 @@ def run_revoke(options: argparse.Namespace) -> int:
     """Revoke keys."""
     from headrace.access.keys import parse_keys, without_keys  # noqa: PLC0415
 
-    with _alone(options.file):
+    with _exclusive(options.file):
         text = _text(options.file)
         entries = parse_keys(text, str(options.file)).key
         gone = [entry.id for entry in entries if options.name in (entry.name, entry.id)]
@@ -284,7 +284,7 @@ def _said(entry: KeyEntry) -> dict[str, object]:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def _exclusive(file: Path) -> Iterator[None]:
     """Lock a file against concurrent key verbs, whose changes would overwrite each other.
 
     Raises:

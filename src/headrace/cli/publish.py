@@ -160,7 +160,9 @@ def _expect_model(model: Path) -> None:
     if models.is_directory(model):
         directory, number = models.find_model(model, there=False)
     elif model.exists():
-        raise ConfigError(f"{models.MODEL}: {model} is a file; the model's directory comes first")
+        raise ConfigError(
+            f"{models.MODEL}: expected the model's directory as the first argument, got the file {model}"
+        )
     else:
         directory, number = model.parent, version_number(model.name)
     named = os.path.abspath(model if number is None else directory)

@@ -163,7 +163,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         type=number_types.seconds("linger-seconds", most=checks.DAY),
         metavar="S",
         help="how long a slow stream's rows wait to be learnt together (default 0.5; with --checkpoint "
-        "without limit, so that runs are identical to the bit)",
+        "without limit, so that runs are bit-identical)",
     )
 
 

@@ -27,7 +27,10 @@ LARGEST_MESSAGE_BYTES = 2**27
 """Size limit of a message; the metrics of many thousands of models fit."""
 
 RELEASE = f"{__version__}/10"
-"""Release of the message format, compared before any message; its last number grows with each change."""
+"""Release and version of the message format; increment the number after the slash with each change.
+
+A worker compares it with its own before it decodes any message.
+"""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -39,11 +42,11 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
         config: The worker's settings, with limits divided among the workers.
         sockets: Descriptors of its listening sockets, for REST and for gRPC.
         workers: Number of workers.
-        announces: Whether it prints the served models.
+        announces: Whether this worker prints the served models; one worker does.
         json: Whether it prints them as JSON rather than as text.
         begun: Start of the command on the monotonic clock.
-        waits: Whether it waits for its models to be tried before it accepts connections, because the server
-            has been ready before. After ``Alone`` it waits only briefly.
+        waits: Whether it accepts connections only after it has tried to load its models: the server has been
+            ready before, so other workers answer. After ``Alone`` it waits only briefly.
         fills: Whether it fills the archive.
         keeper: Descriptor of the keeper's socket for sealed copies; None if the worker makes its own.
         callers: Descriptor of the shared memory in which callers are counted; -1 for none.
@@ -76,7 +79,7 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alone(msgspec.Struct, frozen=True, tag=True):
-    """To a worker that does not serve yet: no other worker answers."""
+    """To a worker that does not serve yet: accept connections soon, because no other worker answers."""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
@@ -191,7 +194,7 @@ class Act(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         model: The model's name.
         unload: Whether to unload it; otherwise it is loaded, and failed versions are retried.
-        is_own: Whether it returns to the worker that sent it.
+        is_own: Whether the receiving worker is the one that sent it.
     """
 
     model: str
@@ -266,20 +269,20 @@ Message = (
 )
 
 
-def _plain(value: object) -> object:
+def _encode_path(value: object) -> object:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"no message may contain {type(value).__name__}")
 
 
-def _made(kind: type[Any], value: object) -> object:
+def _decode_path(kind: type[Any], value: object) -> object:
     if kind is Path:
         return Path(str(value))
     raise TypeError(f"no message may contain {kind.__name__}")
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=_made)
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_path)
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message, dec_hook=_decode_path)
 
 
 def encoded(message: Message) -> bytes:

@@ -70,7 +70,7 @@ _TOGETHER: Mapping[Way, Callable[[Number, Number], Number]] = {
     "sum": operator.add,
     "max": max,
     "min": min,
-    "server": max,  # arbitrary: replaced by the supervisor's value
+    "server": max,  # any function: the supervisor's value replaces the result
 }
 _COUNTS = frozenset({"counter", "histogram"})
 _TRITONS = ("nv_inference_", "nv_cache_")  # declared as gauges, but counters in fact
@@ -96,7 +96,7 @@ Version = tuple[str, str]
 Counts = Mapping[Version, Number]
 """By version, the sum of its counters in a worker's metrics."""
 Leaving = Mapping[Version, frozenset[int]]
-"""By version, the workers that still have the instance that others have unloaded."""
+"""By version that some workers have unloaded, the workers whose counts of it have not been reset."""
 
 
 def parse(text: str) -> dict[str, Family]:
@@ -126,12 +126,12 @@ def parse(text: str) -> dict[str, Family]:
 
 
 def leaving(before: Leaving, counted: Mapping[int, Counts], found: Mapping[int, Counts]) -> Leaving:
-    """Return the versions whose sums would fall: some workers have unloaded them, and others have not yet.
+    """Return the versions that only some workers have unloaded, so that the sums over all workers would fall.
 
     Args:
         before: The previous result.
-        counted: By worker, the counts of its versions before.
-        found: By worker, the counts of its versions now.
+        counted: By worker, the counts of its versions in the previous round.
+        found: By worker, the counts of its versions in this round.
 
     Returns:
         By version, the workers whose counts have not been reset. A worker that has loaded the version again
@@ -170,8 +170,8 @@ def merged(
         texts: Metrics of each running worker.
         kept: Kept counts of ended workers.
         added: The supervisor's own metrics, which replace those of workers.
-        there: Versions that running workers have. Kept counts of others are left out.
-        hidden: Versions whose counts are left out.
+        there: Versions that running workers have. Kept counts of other versions are left out.
+        hidden: Versions whose counts are left out; see ``leaving``.
 
     Returns:
         The merged metrics in Prometheus' text format.
@@ -220,7 +220,7 @@ def forget(kept: dict[str, Family], known: Collection[Version]) -> None:
 
 
 def is_count(name: str, kind: str) -> bool:
-    """Return whether a metric's values never decrease."""
+    """Return whether a metric counts, so that its values never decrease while a worker runs."""
     return kind in _COUNTS or name.startswith(_TRITONS)
 
 
@@ -290,7 +290,7 @@ Ask = Callable[[Scrape], Collection[int]]
 
 
 class Scraping:
-    """Collects and merges the metrics, one round at a time; concurrent callers share the next round."""
+    """Collects and merges the metrics in rounds, one at a time; callers during a round share the next one."""
 
     def __init__(self, ask: Ask) -> None:
         """Begin without metrics.

@@ -34,7 +34,7 @@ from headrace.workers.worker_processes import Place
 # Sum the counts of versions over all workers: one worker asks, and the supervisor asks the others.
 
 
-_PATIENCE_SECONDS = 2.0
+_ANSWER_SECONDS = 2.0
 
 Ask = Callable[[Count, int], Collection[int]]
 """Requests counts from all workers that answer beats except one, and returns the numbers of these workers."""
@@ -50,7 +50,7 @@ class _Question:
 
 
 class Counting:
-    """Collects counts anew for each request, so that they are no older than the request."""
+    """Collects counts from the workers anew for each request; none is older than the request."""
 
     def __init__(self, ask: Ask) -> None:
         """Begin without requests.
@@ -74,7 +74,7 @@ class Counting:
         question.awaited = set(self._ask(Count(number, asked.models, asked.version), asker))
         try:
             if question.awaited:
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(_ANSWER_SECONDS):
                     await question.complete.wait()
         except TimeoutError:
             pass
@@ -100,11 +100,8 @@ class Counting:
             question.complete.set()
 
 
-# The merged model states of all workers, updated incrementally by the supervisor.
-
-
 class Together:
-    """States of all models in all workers.
+    """States of all models in all workers, merged incrementally.
 
     Attributes:
         view: Merged state of each model.
@@ -202,7 +199,7 @@ class Commons:
         self._scraping = Scraping(self._ask)
         self._counting = Counting(self._ask_others)
         self._wants: Wants | None = None
-        self._known: set[Version] | None = None  # None: the next `_forget` must drop counts
+        self._known: set[Version] | None = None  # None: unknown, so the next `_forget` checks all kept counts
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
         self._telling: asyncio.TimerHandle | None = None
@@ -331,7 +328,7 @@ class Commons:
 
     def _forget(self) -> None:
         """Drop the kept counts of versions that are no longer wanted, and that no worker has any more."""
-        if not self._scraping.keeps:  # then the versions of all models need not be collected
+        if not self._scraping.keeps:  # nothing to drop: save the loop over all models
             self._known = None
             return
         wants = {} if self._wants is None else self._wants.models

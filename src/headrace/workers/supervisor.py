@@ -46,7 +46,7 @@ class Start(NamedTuple):
         config: The settings.
         json: Whether the served models are printed as JSON.
         begun: Start of the command on the monotonic clock.
-        command: Command line that starts a worker; a descriptor's number and headrace's version are added.
+        command: Command line that starts a worker; a descriptor's number and ``RELEASE`` are appended.
         shown: The path that is printed for the models; None for that of their directory.
     """
 
@@ -79,7 +79,7 @@ class Supervisor:
 
         Raises:
             ConfigError: A port or an address is not available.
-            Unavailable: There are too few sockets for the workers.
+            Unavailable: Workers cannot take over the sockets; see ``places_at``.
         """
         self._start = start
         config = start.config
@@ -213,6 +213,7 @@ class Supervisor:
     # --- one worker ---
 
     async def _keep(self, place: Place) -> None:
+        """Run a worker at a place, and restart it whenever it ends."""
         while not self._stopping.is_set():
             await self._run(place)
             if self._stopping.is_set():
@@ -299,7 +300,7 @@ class Supervisor:
         elif isinstance(message, Serving):
             place.serving, place.late = True, self._stopping.is_set()
             place.other_files = place.open_files
-            place.missed = 0  # beats missed during a long start count against the longer limit only
+            place.missed = 0  # during the start a longer limit applied; count anew for the shorter one
             self._announced = self._announced or place.number == 0
             self._commons.changed()
             self._steer()
@@ -317,7 +318,7 @@ class Supervisor:
     # --- all workers ---
 
     def look_again(self) -> None:
-        """Make all workers reload certificates and reopen log files now."""
+        """Make the serving workers reload certificates and reopen log files now."""
         for place in self.places:
             if place.serving:
                 place.send_signal(signal.SIGHUP)
@@ -378,7 +379,7 @@ class Supervisor:
 
 
 async def run(start: Start, workers: int) -> int:
-    """Keep workers serving until SIGTERM or SIGINT, then drain; a second signal ends them immediately.
+    """Keep workers serving until a handover, SIGTERM or SIGINT, then drain; a second signal exits at once.
 
     Args:
         start: Parameters of the command.

@@ -15,7 +15,7 @@ from headrace.workers.supervisor import Supervisor
 
 
 def handover(begin: Callable[[Ports | None], Supervisor], config: ServerConfig) -> Handover:
-    """Return the Handover that starts workers in place of a running server.
+    """Return the Handover by which new workers replace a running server.
 
     Args:
         begin: Starts the workers with the running server's sockets, or with new ones.
@@ -69,7 +69,7 @@ class _Side:
         return {model: numbers for model, numbers in found.items() if numbers}
 
     async def hold(self) -> None:
-        """Do nothing: no set is taken or returned while workers serve."""
+        """Do nothing: while workers serve, no set of listening sockets is taken or returned."""
 
     def release(self) -> None:
         """Do nothing; see ``hold``."""

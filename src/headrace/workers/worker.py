@@ -115,8 +115,8 @@ async def run(end: socket.socket, release: str, set_up: Callable[[Begin], object
     Returns:
         The exit code.
     """
-    # These signals may reach the whole process group, but the supervisor acts on them.
-    # It sends SIGHUP on; ``serve`` handles it.
+    # These signals may reach the whole process group, but only the supervisor acts on them.
+    # It forwards SIGHUP; from then on ``serve`` has a handler for it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     channel, watch = Channel(), Watch(end)
@@ -213,7 +213,7 @@ class Worker:
 
     def _begin(self, message: Begin) -> None:
         try:
-            self._service = self._made(message)
+            self._service = self._make_service(message)
         except Exception as error:  # noqa: BLE001 - raised where ``begun`` is awaited; the channel only logs it
             self.begun.set_exception(error)
         else:
@@ -228,9 +228,9 @@ class Worker:
             self._silence.cancel()
         if self._service is not None:
             seconds = self.begun.result().config.worker_timeout_seconds
-            self._silence = asyncio.get_running_loop().call_later(seconds, self._miss, seconds)
+            self._silence = asyncio.get_running_loop().call_later(seconds, self._log_silence, seconds)
 
-    def _miss(self, seconds: float) -> None:
+    def _log_silence(self, seconds: float) -> None:
         self._is_silent = True
         _log.error(
             "the supervisor has been silent for %g s: requests are answered, but no version is loaded or "
@@ -267,7 +267,7 @@ class Worker:
     async def _scraped(self, number: int, service: WorkerService) -> None:
         self._channel.send(Scraped(number, await service.own_metrics()))
 
-    def _made(self, begin: Begin) -> WorkerService:
+    def _make_service(self, begin: Begin) -> WorkerService:
         engine = Engine(begin.models, config=begin.config, source=self._source.made_for)
         self._telling = Telling(engine, self._channel.send)
         engine.on_change = self._telling.changed
@@ -291,7 +291,7 @@ class Worker:
             await self._until_tried(server.engine)
         if self._channel.closed.done():
             _log.error("the supervisor has ended; this worker has accepted no connection yet, and exits")
-            end_at_once(1)  # models may still be loading, and whoever restarts the server needs the ports
+            end_at_once(1)  # do not wait for loading models: a restarted server needs the ports
         await server.serve()
         self._server = server
         self._drain_as_told()

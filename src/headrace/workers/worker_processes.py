@@ -90,7 +90,7 @@ class Processes:
 
 
 def open_files(pid: int) -> int:
-    """Count the open files of a process; return 0 where the kernel does not tell (Linux before 6.2).
+    """Count the open files of a process; return 0 if the kernel does not report it (Linux before 6.2).
 
     Args:
         pid: Its process identifier.
@@ -120,11 +120,11 @@ _LATE_BEATS = 2
 
 
 class Place:
-    """One worker's place.
+    """The sockets of one worker, and the process that serves on them now, if any.
 
     Attributes:
         number: Index of the place, from 0.
-        set: Index of its set of listening sockets in the steering program.
+        set: Index of these sockets among those that the BPF program steers to.
         sockets: Listening sockets for REST and for gRPC; they stay open while the server runs.
         channel: Channel to the process; None without a process.
         process: The process; None without a process.
@@ -143,7 +143,7 @@ class Place:
         Args:
             number: Index of the place.
             sockets: Listening sockets for REST and for gRPC.
-            among: Index of their set; ``number`` by default.
+            among: Index of the sockets' set; ``number`` by default.
         """
         self.number = number
         self.set = number if among is None else among

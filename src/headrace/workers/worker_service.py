@@ -1,4 +1,4 @@
-"""The Service of a worker: its own engine answers requests, and reports cover all workers.
+"""The Service of a worker: its own engine answers requests; states and metrics cover all workers.
 
 The worker reports changed states of models to its supervisor, at most once per event loop iteration.
 """
@@ -182,14 +182,15 @@ class WorkerService(Service):
         return Beat(self._report)
 
     def act(self, message: Act) -> None:
-        """Load or unload a model as another worker did; skip it if an own act on the model is in transit.
+        """Load or unload a model as another worker did, unless an own act on the model is still in transit.
 
         The supervisor sends all acts to all workers in the same order, and the last one wins. This worker
-        applied its own act at once. Acts of others that arrive before it returns are earlier in that order.
+        applied its own act when it sent it. Acts of others that arrive before its own comes back precede it
+        in that order, and are skipped.
         """
         model = message.model
         if message.is_own:
-            self._acting -= Counter((model,))  # drops what is not positive
+            self._acting -= Counter((model,))  # also drops entries that reach 0
         elif self._acting[model] or not self._engine.manager.knows(model):
             return
         elif message.unload:

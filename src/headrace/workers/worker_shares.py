@@ -1,7 +1,7 @@
 """Divide a whole server among its workers: its limits, its wanted state, and new connections; pure.
 
-``transport.listening_sockets`` applies the last decision. The supervisor scans the disk, and the
-``ToldSource`` of each worker receives the wanted state.
+``transport.listening_sockets`` applies the decision about connections. The supervisor scans the disk, and
+sends the wanted state to the ``ToldSource`` of each worker.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _as_number(fingerprint: object) -> int | None:
 _FEW_SHARE = 0.75
 """A worker has few connections below this share of the mean."""
 _LEAST_FEWER = 16
-"""Smaller differences are ignored: a worker's other open files are not counted exactly."""
+"""Smaller differences from the mean are ignored: connections are only estimated from open files."""
 
 
 def taking(
@@ -150,8 +150,8 @@ def weighted(numbers: Sequence[int], connections: Sequence[int | None], most_con
 
     Args:
         numbers: The workers that get new connections.
-        connections: By worker, its connections; None if they cannot be counted, or if the worker has not
-            answered the last beats: connections that it has not accepted are not counted.
+        connections: By worker, its number of accepted connections. None if they cannot be counted, or if the
+            worker has missed beats, because others may then wait in its backlog.
         most_connections: Limit of each worker; 0 for none.
     """
     counts = {one: count for one in numbers if (count := connections[one]) is not None}

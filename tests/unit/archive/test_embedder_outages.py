@@ -67,7 +67,7 @@ def is_empty(archive: Archive) -> bool:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("kind", ["down", "hanging"])
-def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
+def test_an_unavailable_embedder_delays_only_its_own_keys(
     archive: Archive, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     well, ill = LengthEmbedder("well"), LengthEmbedder("ill")
@@ -103,7 +103,9 @@ def test_one_that_is_away_stops_nobody_and_its_keys_are_filled_when_it_is_back(
 
 
 @pytest.mark.rest
-def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_set_aside_for_long_go_back_to_the_queue(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A queue may keep all that is behind a message until that is acknowledged."""
     monkeypatch.setattr(retries_and_dead_letters, "_LONGEST_ASIDE_SECONDS", 0.5)
     ill = LengthEmbedder("ill")
@@ -116,7 +118,7 @@ def test_what_is_aside_for_long_is_put_back(archive: Archive, monkeypatch: pytes
     assert set(ill.embedded.values()) == {1}
 
 
-def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
+def test_a_hung_embedder_does_not_block_a_stop_and_its_keys_are_released(
     archive: Archive, caplog: pytest.LogCaptureFixture
 ) -> None:
     ill = LengthEmbedder("ill")
@@ -136,7 +138,7 @@ def test_one_that_hangs_for_good_is_left_behind_and_its_keys_are_given_back(
     ill.hold.set()
 
 
-def test_one_that_cannot_be_opened_yet_is_opened_when_it_can(archive: Archive) -> None:
+def test_an_embedder_is_opened_once_it_becomes_available(archive: Archive) -> None:
     ill, refuses = LengthEmbedder("ill"), [Unavailable("nobody is there")]
 
     def open_one() -> LengthEmbedder:
@@ -161,7 +163,7 @@ def test_one_that_cannot_be_opened_yet_is_opened_when_it_can(archive: Archive) -
     assert not list(archive.dead_letters.all())
 
 
-def test_what_is_lent_says_why_it_is_not_there() -> None:
+def test_an_embedder_that_is_not_open_gives_the_reason() -> None:
     def wrong() -> LengthEmbedder:
         raise ConfigError("no such thing")
 
@@ -187,7 +189,7 @@ def test_what_is_lent_says_why_it_is_not_there() -> None:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("kind", ["down", "hanging"])
-def test_what_is_wrong_is_told_again_and_again_until_it_is_over(
+def test_an_outage_is_logged_repeatedly_until_it_ends(
     archive: Archive, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pooled_embedder, "_TOLD_EVERY_SECONDS", 0.5)

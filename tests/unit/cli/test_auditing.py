@@ -33,7 +33,7 @@ def tells(verb: argparse.ArgumentParser) -> bool:
     return any("--audit-file" in action.option_strings for action in verb._actions)
 
 
-def test_every_verb_that_decides_something_can_tell_of_it() -> None:
+def test_every_verb_that_changes_something_can_write_an_audit_log() -> None:
     told, silent = set(), set()
     for verb in common.all_verbs(build_parser()):
         (told if tells(verb) else silent).add(verb.prog.partition(" ")[2])
@@ -72,7 +72,7 @@ def told(log: Path) -> list[tuple[str, str, str]]:
     return [(line["action"], line["on"], line["result"]) for line in lines[1::2]]
 
 
-def test_what_moves_what_an_archive_answers_is_told(archive: Path, log: Path, tmp_path: Path) -> None:
+def test_changes_of_an_archives_answers_are_audited(archive: Path, log: Path, tmp_path: Path) -> None:
     def run(*words: str) -> int:
         return main(["archive", *words, "--archive", str(archive), "--audit-file", str(log)])
 
@@ -143,7 +143,7 @@ DECIDES = {
 """Each verb that tells, with words that it would do something for; servers refuse to start."""
 
 
-def test_no_verb_that_tells_is_left_out() -> None:
+def test_the_list_of_audited_verbs_is_complete() -> None:
     telling = {verb.prog.partition(" ")[2] for verb in common.all_verbs(build_parser()) if tells(verb)}
     assert telling == {*DECIDES, "serve", "archive serve"}
 
@@ -178,7 +178,7 @@ def state(place: Path) -> object:
 
 
 @pytest.mark.parametrize("verb", DECIDES)
-def test_what_cannot_be_told_is_not_done(
+def test_an_action_that_cannot_be_logged_is_refused(
     verb: str, place: Path, log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [*verb.split(), *(word.replace(IN_PLACE, str(place)) for word in DECIDES[verb])]
@@ -200,6 +200,6 @@ def test_what_cannot_be_told_is_not_done(
         assert state(place) != before or verb in {"archive invalidate", "archive forget"}
 
 
-def test_a_log_without_versions_would_do_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_audit_file_without_publish_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-", "--audit-file", "audit.jsonl"]) == common.WRONG
     assert "--audit-file would have no effect; add --publish DIR/NAME" in capsys.readouterr().err

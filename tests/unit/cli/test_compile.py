@@ -33,7 +33,7 @@ def test_the_models_of_a_directory_are_compiled(tmp_path: Path, capsys: pytest.C
     assert where.startswith("kernels are kept in /")
 
 
-def test_kernels_are_where_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kernels_are_in_the_printed_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Those of a model are kept beside their own sources, not beside those of the module that keeps them."""
     assert main(["compile", "--json", str(tmp_path)]) == 0
     directory = json.loads(capsys.readouterr().out)["directory"]

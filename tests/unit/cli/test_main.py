@@ -76,7 +76,7 @@ except SystemExit:
 """
 
 
-def test_what_was_closed_before_the_start_is_not_mistaken_for_what_is_opened_later(tmp_path: Path) -> None:
+def test_descriptors_closed_at_the_start_are_not_reused_as_standard_streams(tmp_path: Path) -> None:
     """A server's socket had the number of standard output: what is printed went there, and libuv aborted."""
     said = tmp_path / "said"
     command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", WITHOUT_ANY, str(said)]

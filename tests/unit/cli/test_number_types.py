@@ -27,7 +27,9 @@ TRAIN = ("--factors", "--batch-rows", "--threads", "--seed")
 
 @pytest.mark.parametrize("option", GENERATE + PACE)
 @pytest.mark.parametrize("number", ["-1", str(2**63), HUGE])
-def test_generating(tmp_path: Path, option: str, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_refuses_numbers_out_of_bounds(
+    tmp_path: Path, option: str, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["stream", "generate", f"{option}={number}", "--out", str(tmp_path / "x.arrows")]) == 2
     assert f"headrace: {option}: expected " in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -35,7 +37,7 @@ def test_generating(tmp_path: Path, option: str, number: str, capsys: pytest.Cap
 
 @pytest.mark.parametrize("option", TRAIN)
 @pytest.mark.parametrize("number", ["-1", str(2**63), HUGE])
-def test_training(
+def test_train_refuses_numbers_out_of_bounds(
     option: str, number: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
@@ -84,6 +86,8 @@ def test_profiling_refuses_in_one_line(
 
 
 @pytest.mark.parametrize("number", ["nan", "inf", "1e300", "-1", HUGE])
-def test_serving(tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_intervals_out_of_bounds(
+    tmp_path: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["serve", str(tmp_path), f"--poll-seconds={number}"]) == 2
     assert "headrace: --poll-seconds: expected seconds" in capsys.readouterr().err

@@ -136,7 +136,11 @@ def test_a_place_that_is_no_models_is_refused(made: Path, tmp_path: Path, capsys
             "and -, got 'my model'",
         ),
         ([tmp_path / "x/m", model], common.FAILED, "holds versions; name one of them"),
-        ([made / "model.onnx", made], common.WRONG, "is a file; the model's directory comes first"),
+        (
+            [made / "model.onnx", made],
+            common.WRONG,
+            "expected the model's directory as the first argument, got the file",
+        ),
     ]
     for words, expected, reason in cases:
         code, told = refused(capsys, *words)

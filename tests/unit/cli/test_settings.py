@@ -27,7 +27,7 @@ REQUIRED = {
 
 
 @pytest.mark.parametrize("words", REQUIRED)
-def test_what_must_be_given_is_told_so_by_the_help(words: str) -> None:
+def test_the_help_shows_required_options_as_required(words: str) -> None:
     option = REQUIRED[words][0]
     told = " ".join(VERBS[words].format_help().split())
     usage, _, options = told.partition("positional arguments:")
@@ -89,7 +89,7 @@ def test_a_setting_is_the_same_wherever_it_comes_from(
         assert getattr(parsed(words, f"--config={file}", complete=not is_required), key) == wanted
 
 
-def test_which_version_of_a_space_is_a_setting_like_others() -> None:
+def test_the_version_of_a_space_has_an_environment_variable() -> None:
     """`--version` of some verbs was taken for the one that prints headrace's."""
     name = "HEADRACE_ARCHIVE_LOOKUP_VERSION"
     assert name in VERBS["archive lookup"].format_help()
@@ -247,7 +247,7 @@ def test_what_is_required_may_come_from_a_variable(capsys: pytest.CaptureFixture
     assert "required: --format" in capsys.readouterr().err
 
 
-def test_a_variable_that_is_none_but_looks_like_one_is_told() -> None:
+def test_a_misspelt_variable_is_reported() -> None:
     def doubts(verb: str, *names: str) -> dict[str, str]:
         found: dict[str, str] = parsed(verb, **dict.fromkeys(names, "1")).doubts
         return found

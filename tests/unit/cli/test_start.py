@@ -117,7 +117,7 @@ def test_a_server_of_onnx_imports_no_extra_and_nothing_that_learns(served: Path)
 
 
 @pytest.mark.parametrize("word", WORDS)
-def test_a_verb_alone_is_the_verb_among_all(word: str) -> None:
+def test_a_verb_parsed_alone_has_the_same_help_as_among_all(word: str) -> None:
     alone = {verb.prog: verb.format_help() for verb in common.all_verbs(build_parser([word]))}
     assert alone == {name: VERBS[name].format_help() for name in VERBS if name.split()[1] == word}
 

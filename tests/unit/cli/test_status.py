@@ -84,7 +84,7 @@ def test_rates_are_those_of_the_time_between() -> None:
     )
 
 
-def test_people_read_a_line_and_a_table() -> None:
+def test_the_text_output_is_a_line_and_a_table() -> None:
     head, names, model, silent = as_text(watched("http://x", between(BEFORE, AFTER))).splitlines()
     assert head == "http://x: ready, load 0.75, 15.0 calls/s, 2.0 errors/s"
     assert names.split()[:2] == ["model", "versions"]
@@ -119,14 +119,14 @@ def test_a_server_that_was_started_again_counts_from_nothing() -> None:
         ({"kept": 0, "late": 3}, 0.0, 2.0, 0.0, "compute"),
     ],
 )
-def test_what_breaks_an_objective(
+def test_the_cause_of_a_missed_objective_is_named(
     ended: dict[str, float], queued: float, spent: float, busy: float, why: str
 ) -> None:
     assert cause(ended, queued, spent, busy) == why
 
 
 @pytest.mark.parametrize("text", ["", "up 1\n", "<html>", "{", "headrace_ready x\n"])
-def test_what_is_no_server_of_ours_is_said_so(text: str) -> None:
+def test_metrics_of_another_program_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="the answer is not"):
         parsed(text)
 
@@ -134,7 +134,7 @@ def test_what_is_no_server_of_ours_is_said_so(text: str) -> None:
 @pytest.mark.parametrize(
     "url", ["", "ftp://x", "http://", "http://x:99999999", "http://x?y", "http://[::1", "x y://"]
 )
-def test_what_is_no_address_is_said_so(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="url: expected http://HOST:PORT"):
         MetricsClient.of(url, None, None)
 

@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_with_its_name(case: str, capsys: pytest.CaptureFi
     assert said in capsys.readouterr().err
 
 
-def test_nothing_is_no_stream() -> None:
+def test_an_empty_input_is_not_a_stream() -> None:
     ran = run("inspect")
     assert ran.returncode == 1
     assert b"empty" in ran.stderr

@@ -51,7 +51,7 @@ def test_options_win_over_the_file_and_leave_the_rest_of_it(tmp_path: Path) -> N
     assert found["linear"] == {"l2": 0.5, "kind": "adagrad"}
 
 
-def test_what_forgets_has_rates_of_its_own() -> None:
+def test_forgetting_has_its_own_default_rates() -> None:
     found = train.model_settings(parsed("--optimizer", "forgetting", "--model", "fm"))
     made = settings_of(found, "x")
     assert (made.linear.learning_rate, made.embeddings.learning_rate) == (0.2, 0.1)
@@ -61,7 +61,7 @@ def test_what_forgets_has_rates_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_told_to_forget_forgets_as_by_default(kind: str) -> None:
+def test_forgetting_by_option_equals_the_default(kind: str) -> None:
     told = train.model_settings(parsed("--optimizer", "forgetting", "--model", kind))
     assert settings_of(told, "x") == settings_of({"kind": kind}, "x")
 

@@ -39,7 +39,7 @@ def test_how_weights_learn(said: dict[str, object], expected: tuple[Optimizer, O
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_filled_in_stays(kind: Kind) -> None:
+def test_filled_in_defaults_survive_copies_and_encoding(kind: Kind) -> None:
     """On the way through a checkpoint or a version, and in copies of another kind."""
     made = ModelSettings(kind=kind)
     assert msgspec.convert(msgspec.to_builtins(made), ModelSettings) == made
@@ -60,7 +60,7 @@ def test_what_was_filled_in_stays(kind: Kind) -> None:
         ({"kind": "fm", "linear": {"kind": "adam"}, "embeddings": {"kind": "forgetting"}}, True),
     ],
 )
-def test_what_forgets_at_a_fixed_pace(said: dict[str, object], expected: bool) -> None:
+def test_half_lives_apply_to_batches_with_decaying_sums(said: dict[str, object], expected: bool) -> None:
     assert settings_of(said, "x").halves is expected
 
 

@@ -9,7 +9,7 @@ from headrace.workers.shared_state import Counting
 from tests.unit.batching.test_version_counts import counted
 
 
-def test_what_others_tell_is_added_up_and_who_ends_is_not_waited_for() -> None:
+def test_counts_of_others_are_summed_without_workers_that_end() -> None:
     asked: list[tuple[Count, int]] = []
 
     def ask(message: Count, but: int) -> list[int]:
@@ -34,7 +34,7 @@ def test_what_others_tell_is_added_up_and_who_ends_is_not_waited_for() -> None:
     assert [one.requests for one in found.counts] == [2]
 
 
-def test_where_there_is_nobody_else_nothing_is_waited_for() -> None:
+def test_a_lone_worker_gets_no_counts_and_does_not_wait() -> None:
     counting = Counting(lambda message, but: [])
     assert asyncio.run(counting.others(0, Count(5, (), None))) == Counted(5, ())
     counting.told(1, Counted(0, ()))  # of a question that is over

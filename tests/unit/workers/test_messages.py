@@ -53,7 +53,7 @@ NO_UTF8 = encoded(Failed("no", wrong=True)).replace(b"no", b"\xff\xfe")
         struct.pack("<I", len(NO_UTF8)) + NO_UTF8,
     ],
 )
-def test_what_is_no_message_ends_the_channel(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_bytes_close_the_channel(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> list[Message]:
         channel, theirs, heard = await ends()
         await asyncio.get_running_loop().sock_sendall(theirs, content)
@@ -66,7 +66,7 @@ def test_what_is_no_message_ends_the_channel(content: bytes, caplog: pytest.LogC
     assert "between the processes" in caplog.text
 
 
-def test_both_ends_talk() -> None:
+def test_a_channel_carries_messages_in_both_directions() -> None:
     async def run() -> tuple[list[Message], list[Message]]:
         ours, theirs = socket.socketpair()
         one, other = Channel(), Channel()

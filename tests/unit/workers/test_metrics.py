@@ -46,11 +46,11 @@ def gauge(name: str, value: str) -> str:
         (":tensorflow:serving:request_count", ("7", "8"), "15"),
     ],
 )
-def test_gauges_as_fits(name: str, values: tuple[str, str], expected: str) -> None:
+def test_each_gauge_is_merged_by_its_own_function(name: str, values: tuple[str, str], expected: str) -> None:
     assert of(*(gauge(name, value) for value in values)) == gauge(name, expected)
 
 
-def test_what_one_worker_alone_has_is_there() -> None:
+def test_a_series_of_one_worker_is_kept() -> None:
     other = COUNTER.replace('version="1"', 'version="2"')
     text = of(COUNTER % "4.0", other % "1.0")
     assert text == COUNTER % "4.0" + 'headrace_requests_total{model="m",version="2"} 1.0\n'
@@ -68,7 +68,7 @@ def test_counts_of_a_worker_that_has_ended_are_kept_as_long_as_their_version_is_
     assert of(COUNTER % "1.0", kept=kept) == COUNTER % "1.0"
 
 
-def test_totals_of_models_are_kept_for_good() -> None:
+def test_counts_without_a_version_are_never_dropped() -> None:
     text = '# TYPE headrace_model_requests_total counter\nheadrace_model_requests_total{model="m"} 5.0\n'
     kept: dict[str, Family] = {}
     metrics.keep(kept, metrics.parse(text))
@@ -85,12 +85,12 @@ def test_totals_of_models_are_kept_for_good() -> None:
         'x{model="m",version="1",state="ready"}',
     ],
 )
-def test_which_version_a_series_is_of(key: str) -> None:
+def test_counts_are_attributed_to_the_version_in_the_labels(key: str) -> None:
     assert metrics.counts_of({"x": Family((), "counter", {key: 7})}) == {("m", "1"): 7}
     assert metrics.counts_of({"x": Family((), "gauge", {key: 7})}) == {("m", "1"): 0}
 
 
-def test_the_supervisor_says_what_no_worker_can() -> None:
+def test_values_of_the_supervisor_replace_those_of_workers() -> None:
     worker = gauge("headrace_ready", "1.0")
     own = own_families({}, ready=False, workers=2, workers_ready=1, restarts=3)
     text = of(worker, worker, added=own)
@@ -104,7 +104,7 @@ def test_numbers_are_written_as_they_were(value: str) -> None:
     assert of(gauge("x", value)) == gauge("x", value)
 
 
-def test_every_gauge_says_how_it_is_put_together() -> None:
+def test_every_gauge_has_a_merge_function() -> None:
     """The supervisor knows them by name only, so a new one is to be listed; a feed has no workers."""
     sources = [one.read_text("utf-8") for one in (ROOT / "src/headrace").rglob("*.py")]
     declared = re.compile(r'\bMetric\(\s*f?"([\w{}]+)",\s*"gauge"')
@@ -206,7 +206,7 @@ def test_a_version_that_a_worker_is_restarted_without_keeps_its_sum() -> None:
     assert before == after == of_versions(v1=12)
 
 
-def test_it_stays_away_while_a_worker_drains_what_others_have_loaded_again() -> None:
+def test_a_hidden_sum_stays_hidden_while_a_worker_drains_a_reloaded_version() -> None:
     async def scenario() -> list[str]:
         scraping = Scraping(lambda _: ())
         return [
@@ -219,7 +219,7 @@ def test_it_stays_away_while_a_worker_drains_what_others_have_loaded_again() -> 
     assert asyncio.run(scenario()) == [f"{ONE} 12", "", "", f"{ONE} 10"]
 
 
-def test_it_stays_away_when_a_worker_that_has_unloaded_it_ends() -> None:
+def test_a_hidden_sum_stays_hidden_when_a_worker_that_unloaded_it_ends() -> None:
     async def scenario() -> list[str]:
         scraping = Scraping(lambda _: ())
         found = [

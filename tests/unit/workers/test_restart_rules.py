@@ -19,7 +19,7 @@ from headrace.workers.restart_rules import End, Silence, alone, gives_up, pause_
         ([70, 65, 0], 0.1),  # long ago
     ],
 )
-def test_pauses_double_and_are_forgotten(ages: list[float], seconds: float) -> None:
+def test_restart_pauses_double_and_reset_after_a_minute(ages: list[float], seconds: float) -> None:
     ends = [End(1, 100.0 - age, ready=True) for age in ages]
     assert pause_seconds(ends, 1, 100.0) == pytest.approx(seconds)
     assert pause_seconds([*ends, End(0, 100.0, ready=True)], 0, 100.0) == 0.1, "another's are not its own"
@@ -56,7 +56,7 @@ def test_when_the_server_gives_up(
         (300, Silence.OVER),
     ],
 )
-def test_what_silence_means(missed: int, expected: Silence) -> None:
+def test_silence_becomes_suspect_then_over(missed: int, expected: Silence) -> None:
     assert silence(missed, 1.0, 30.0) is expected
 
 
@@ -70,7 +70,7 @@ def test_what_silence_means(missed: int, expected: Silence) -> None:
         ([False, False], [True, True], []),
     ],
 )
-def test_who_loads_is_hurried_only_where_nobody_answers(
+def test_loading_workers_are_hurried_only_if_no_worker_answers(
     starting: list[bool], answering: list[bool], hurried: list[int]
 ) -> None:
     assert alone(starting, answering) == hurried

@@ -34,7 +34,9 @@ NEW, LOADING, WARMING, READY, DRAINING, UNLOADED, FAILED = (
         ([READY], True, READY),
     ],
 )
-def test_the_state_of_a_version(states: list[State | None], wanted: bool, expected: State) -> None:
+def test_states_of_a_version_are_merged_over_workers(
+    states: list[State | None], wanted: bool, expected: State
+) -> None:
     told = [None if one is None else VersionStatus(3, one, wanted) for one in states]
     for order in (told, told[::-1]):
         found = state_merge.version(order)
@@ -64,7 +66,7 @@ def model(*versions: tuple[int, State], answers: bool = True, problem: str = "")
         ([model(problem="a"), model(problem="a"), model(problem="b")], [], True, ("a", "b")),
     ],
 )
-def test_a_model(
+def test_models_are_merged_over_workers(
     told: list[ModelTold | None], numbers: list[int], answers: bool, problems: tuple[str, ...]
 ) -> None:
     found = state_merge.model(told)
@@ -73,7 +75,7 @@ def test_a_model(
     assert (found.answers, found.problems) == (answers, problems)
 
 
-def test_a_model_that_nobody_knows() -> None:
+def test_a_model_unknown_to_all_workers_has_no_state() -> None:
     assert state_merge.model([None, None]) is None
 
 
@@ -96,7 +98,7 @@ def test_whether_the_server_is_ready(standings: list[Standing], expected: bool) 
     assert state_merge.ready(standings) is expected
 
 
-def test_only_what_has_changed_is_told() -> None:
+def test_only_changed_models_are_reported() -> None:
     together = Together()
     both = {0: Standing(True, True, True), 1: Standing(True, True, True)}
     together.begin(0)

@@ -34,7 +34,7 @@ def on_stage(
 # --- restarts ---
 
 
-def test_pauses_double_and_are_forgotten_after_a_minute() -> None:
+def test_a_failing_worker_is_restarted_with_growing_pauses() -> None:
     async def act(stage: Stage) -> None:
         stage.scripts[0] = crashes
         stage.last(0).exit(-signal.SIGSEGV)
@@ -74,7 +74,7 @@ def test_the_server_gives_up_when_no_start_brings_a_ready_worker(caplog: pytest.
     assert [one.message for one in caplog.records].count("a worker is started again") == 4
 
 
-def test_a_worker_that_cannot_be_started_is_tried_again_more_and_more_seldom() -> None:
+def test_a_worker_that_cannot_be_started_is_retried_with_growing_pauses() -> None:
     async def act(stage: Stage) -> None:
         stage.refusing = True
         stage.last(0).exit(1)
@@ -222,7 +222,7 @@ def test_a_silent_start_is_forgiven_to_a_worker_that_serves() -> None:
     on_stage(act, script=loads)
 
 
-def test_nobody_is_to_blame_when_the_machine_has_stood_still() -> None:
+def test_a_suspended_machine_replaces_no_worker() -> None:
     async def act(stage: Stage) -> None:
         for _ in range(5):
             stage.loop.stand_still(1000)
@@ -382,7 +382,7 @@ def disturb(stage: Stage, dice: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_whatever_happens_the_pool_keeps_its_promises(seed: int) -> None:
+def test_invariants_hold_under_random_faults(seed: int) -> None:
     """The stage checks them whenever time passes. Left alone, all serve, or the server has given up."""
     dice = random.Random(seed)
 

@@ -62,7 +62,7 @@ def begin(models: Path, *owners: str) -> Begin:
     )
 
 
-def test_an_error_of_its_settings_is_the_supervisors(tmp_path: Path) -> None:
+def test_an_error_in_the_settings_is_sent_to_the_supervisor(tmp_path: Path) -> None:
     code, heard, seconds = run_virtually(run(begin(tmp_path, "nobody of this name"), Beat()))
     assert (code, seconds) == (2, 0.0)
     failed = [one for one in heard if isinstance(one, Failed)]

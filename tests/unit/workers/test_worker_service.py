@@ -20,7 +20,7 @@ WHOLE = LoadReport(0.9, 300.0, 1.0)
 PATIENCE_SECONDS = 120.0
 
 
-def test_a_worker_reports_what_the_supervisor_says_of_all() -> None:
+def test_a_worker_reports_the_load_of_all_workers() -> None:
     async def scenario() -> None:
         async with Engine.from_objects({"m": Doubling()}) as engine:
             service, reports = WorkerService(engine, lambda message: None), list[LoadReport]()
@@ -35,7 +35,7 @@ def test_a_worker_reports_what_the_supervisor_says_of_all() -> None:
     asyncio.run(scenario())
 
 
-def test_a_worker_that_is_not_to_report_does_not() -> None:
+def test_a_worker_without_load_reports_sends_no_load() -> None:
     async def scenario() -> None:
         async with Engine.from_objects({"m": Doubling()}) as engine:
             assert WorkerService(engine, lambda message: None).beat(Beat(WHOLE)) == Beat(None)

@@ -160,7 +160,7 @@ def test_blocks_of_ports_are_dealt_out_in_turn(version: int, taking_now: list[in
         ([False, False], [False, False], [False, False], [0, 1]),  # the start: connections wait
     ],
 )
-def test_who_gets_new_connections(
+def test_new_connections_go_to_ready_workers_first(
     serving: list[bool], suspect: list[bool], ready: list[bool], expected: list[int]
 ) -> None:
     assert taking(serving, [False, False], suspect, ready) == expected
@@ -281,7 +281,7 @@ def test_a_worker_wants_what_the_supervisor_has_seen() -> None:
     assert len(heard) == 1
 
 
-def test_what_was_told_before_the_start_is_said_then() -> None:
+def test_a_wanted_state_from_before_the_start_is_reported_at_the_start() -> None:
     heard: list[object] = []
     source = ToldSource()
     source.take(sent({}, {"x": "an earlier look"}))

@@ -44,12 +44,14 @@ async def waited_seconds(models: Path, then: Callable[[Worker, Channel], object]
     return waited
 
 
-def test_its_wait_ends_with_the_supervisor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_wait_for_models_ends_with_the_supervisor(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert run_virtually(waited_seconds(tmp_path, lambda _, supervisor: supervisor.close())) == 1.0
     assert SAYS not in caplog.text
 
 
-def test_its_wait_ends_soon_where_no_other_worker_answers(
+def test_the_wait_for_models_is_short_if_no_other_worker_answers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     waited = run_virtually(waited_seconds(tmp_path, lambda worker, _: worker.told(Alone())))

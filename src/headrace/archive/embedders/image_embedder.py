@@ -1,6 +1,6 @@
 """Vectors of images: parallel downloads and decoding, overlapped with the encoder.
 
-The encoder's recipe is found beside it, or in its metadata.
+The encoder's recipe is the file that the settings name, a file beside the encoder, or part of its metadata.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ RECIPE_METADATA = "headrace.encoder"
 """Metadata key under which an ONNX file may hold the text of a recipe."""
 
 _LATER_FIELDS = {"fit": "crop"}
-"""Fields of a recipe that older releases lack, and their values there."""
+"""Fields of a recipe that older releases lack, with the values that those releases use in their place."""
 
 
 def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) -> Recipe:
@@ -64,7 +64,8 @@ def read_recipe(named: Path | None, model: Path, metadata: Mapping[str, str]) ->
 def described(recipe: Recipe) -> dict[str, object]:
     """Return a recipe's fields for the fingerprint of an embedder.
 
-    A field that older releases lack is left out at their value, so that its vectors keep their fingerprint.
+    A field that older releases lack is omitted if it has the value that they use, so that the fingerprint of
+    existing vectors does not change.
     """
     fields = {name: getattr(recipe, name) for name in recipe.__struct_fields__}
     return {name: value for name, value in fields.items() if _LATER_FIELDS.get(name) != value}
@@ -106,7 +107,7 @@ class ImageEmbedder:
         # Images fetched but not yet encoded take memory, so limit how many are started ahead.
         self._most_ahead = settings.connections + 2 * settings.batch_rows
         self._decoding = threading.BoundedSemaphore(cpus.available())
-        self.dimension = self._tried()
+        self.dimension = self._probed_dimension()
         told = {
             "recipe": described(recipe),
             "normalize": settings.normalize,
@@ -139,11 +140,11 @@ class ImageEmbedder:
         def encode(places: Sequence[int]) -> None:
             vectors[places] = self._encode(np.stack([images[place] for place in places]))
 
-        failed = embed_with_isolation(batches(), encode, self._try)
+        failed = embed_with_isolation(batches(), encode, self._probe)
         return Embedded(vectors, failures | failed)
 
     def close(self) -> None:
-        """Wait for the downloads in flight and free the encoder."""
+        """Cancel pending downloads, wait for those in flight, and free the encoder."""
         self._pool.shutdown(cancel_futures=True)
         self._encoder.close()
 
@@ -183,14 +184,14 @@ class ImageEmbedder:
         made = self._encoder.predict({self._input.name: images})
         return normalized(made) if self._normalize else made
 
-    def _try(self) -> Array:
+    def _probe(self) -> Array:
         black = np.zeros((*self._recipe.size, self._recipe.channel_count), np.uint8)
         return self._encode(prepared(black, self._recipe, self._input.dtype)[None])
 
-    def _tried(self) -> int:
-        """Return the length of a vector."""
+    def _probed_dimension(self) -> int:
+        """Encode a black image, and return the length of its vector."""
         try:
-            output = self._try()
+            output = self._probe()
         except HeadraceError as error:
             raise ConfigError(f"model: the encoder fails on an image: {error.message}") from error
         if output.ndim != _AXES:

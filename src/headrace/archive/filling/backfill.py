@@ -1,8 +1,8 @@
 """Filling a new space version with the keys of an older one, while both answer lookups.
 
 Keys go through the queue like missing ones: all fillers help, keys that cannot be embedded become dead
-letters, and no key is embedded twice. A few pages of keys are in flight at a time. The position up to which
-all keys are done is kept in the store, so that a backfill resumes there after a crash.
+letters, and keys that have a vector by then are dropped. A few pages of keys are in flight at a time. The
+store keeps the position up to which all keys are done, so that a backfill resumes there after a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headrace.base.errors import Conflict, FailedPrecondition, HeadraceError, In
 from headrace.storage.stores.store import Store, pages
 
 PAGE = 500
-"""Maximum number of keys queued at once."""
+"""Maximum number of keys in a page; a page is queued in one call."""
 
 _PAGES_ON_THEIR_WAY = 4
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 1.0
@@ -90,7 +90,7 @@ class Backfill:
 
     Attributes:
         position: Progress.
-        failed: Number of keys that became dead letters since this process started or resumed the backfill.
+        failed: Number of keys found to have a dead letter since this process started or resumed the backfill.
     """
 
     def __init__(self, archive: Archive, space: str, source: int, target: int) -> None:
@@ -119,7 +119,7 @@ class Backfill:
         self._name = _name(space, source, target)
         self._saved = archive.store.read(self._name)
         self.position = _decoded(self._saved, self._name)
-        if self.position.is_done:  # keys may have been added since; checking the rest costs a read per page
+        if self.position.is_done:  # start again, as keys may have been added; a finished page costs one read
             self.position = Position()
         self.failed = 0
 

@@ -124,7 +124,7 @@ class BatchFiller:
             try:
                 later.update((group.reader.space, key) for key in self._fill_group(group))
             except Away as left:
-                if self._is_refused(group, left):
+                if self._buried_as_refused(group, left):
                     continue
                 away.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
         # A key may have been forgotten while its vector was made, now or by a filler that was killed.
@@ -165,7 +165,7 @@ class BatchFiller:
         return found
 
     def _forgotten(self, wanted: Asked) -> list[bool]:
-        # A key may be forgotten while its message is put back: count it as queued before that.
+        # A message that was put back has a new queue time; the key may have been forgotten just before.
         back = self._archive.config.queue.timeout_seconds + CLOCKS_APART_SECONDS
         queued = [
             (one.space, one.key, task.delivery.queued - (back if one.turn else 0.0)) for one, task in wanted
@@ -175,7 +175,7 @@ class BatchFiller:
     def _groups(
         self, wanted: Asked, forgotten: Sequence[bool]
     ) -> tuple[list[_Group], dict[tuple[str, str], Away]]:
-        """Return the keys to embed, by space version; each also goes to the newest version.
+        """Group the keys to embed by space version; each key is also embedded for the newest version.
 
         Returns:
             The groups, and the keys whose embedder is not open.
@@ -190,14 +190,14 @@ class BatchFiller:
             encoders = [
                 encoder for encoder in spaces.get(one.space, ()) if not record.is_gone(encoder.version)
             ]
-            if is_forgotten or self._is_too_long(one):
+            if is_forgotten or self._buried_as_invalid(one):
                 continue
             if one.space in awaited:
                 away[one.space, one.key] = Away(awaited[one.space])
                 continue
             if not encoders or one.version > encoders[-1].version:
                 if not record.is_gone(one.version):  # a dropped version is not wanted any more
-                    self._leave(one, encoders)
+                    self._bury_unfillable(one, encoders)
                 continue
             for encoder in encoders:
                 if encoder.version not in (one.version, encoders[-1].version):
@@ -208,8 +208,8 @@ class BatchFiller:
                 groups[where].keys.setdefault(one.key, task)
         return list(groups.values()), away
 
-    def _is_too_long(self, wanted: Wanted) -> bool:
-        """Return whether a key is too long or invalid for any lookup; if so, write a dead letter."""
+    def _buried_as_invalid(self, wanted: Wanted) -> bool:
+        """Write a dead letter for a key that is too long or invalid for any lookup; return whether it is."""
         settings = self._archive.config.spaces.get(wanted.space)
         if settings is None or 0 < size_of(wanted.key, settings.max_key_bytes) <= settings.max_key_bytes:
             return False
@@ -218,8 +218,8 @@ class BatchFiller:
         self._persist(lambda: self._archive.dead_letters.add([letter]))
         return True
 
-    def _leave(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
-        """Write a dead letter for a key that this filler cannot embed; it can be replayed."""
+    def _bury_unfillable(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
+        """Write a dead letter, which can be replayed, for a key of a version that this filler cannot fill."""
         made = f"it fills version {encoders[-1].version}" if encoders else "it has no embedder of this space"
         reason = (
             f"the filler that received it cannot make version {wanted.version}: {made}; restart the fillers "
@@ -228,8 +228,8 @@ class BatchFiller:
         letter = letter_of(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
 
-    def _is_refused(self, group: _Group, away: Away) -> bool:
-        """Return whether an embedder keeps refusing only this content; if so, write a dead letter."""
+    def _buried_as_refused(self, group: _Group, away: Away) -> bool:
+        """Write a dead letter if an embedder keeps refusing only this content; return whether it does."""
         if away.refused != 1 or len(group.missing) != 1:
             return False
         (key,) = group.missing
@@ -339,7 +339,7 @@ class BatchFiller:
             self._persist(lambda: self._archive.store_vectors(group.reader, keys, vectors))
         except NotFound:  # the version has been dropped meanwhile
             return
-        except HeadraceError as error:  # permanent: the fault of one vector must not keep the others back
+        except HeadraceError as error:  # permanent: one faulty vector must not keep the others from the store
             if len(keys) > 1:
                 for place, key in enumerate(keys):
                     self._store(group, [key], vectors[place : place + 1])

@@ -29,7 +29,7 @@ _WAIT_SECONDS = 0.5
 _LOOK_SECONDS = 0.2
 _AGAIN_SECONDS = 1.0
 _LAST_SECONDS = 5.0
-_RESTS = 4.0  # pause per second of putting messages back, which then takes a fifth of the time at most
+_RESTS = 4.0  # seconds of pause per second spent on putting messages back: at most a fifth of the time
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
@@ -58,13 +58,13 @@ class Filler:
 
         Args:
             archive: The archive.
-            embedders: Embedders by space, the current one last. A supplier is waited for if it, or the store,
-                does not answer yet.
+            embedders: Embedders by space, the current one last. A ``PooledEmbedder`` need not be open
+                yet. If a space has no others, the store need not answer yet, either.
             threads: Number of batches processed concurrently.
             batch: Number of keys in a batch.
 
         Raises:
-            Unavailable: The store does not answer, and an embedder that is not a supplier was given.
+            Unavailable: The store does not answer, and a space has an embedder that is not pooled.
             ConfigError: An embedder's dimension differs from the settings'.
         """
         self._archive = archive
@@ -151,7 +151,7 @@ class Filler:
         opened = [(one, embedder) for one in suppliers if (embedder := one.embedder) is not None]
         known = [(encoder.supplier, encoder.embedder) for encoder in filled.encoders[space]]
         if len(opened) < len(suppliers) or known != opened:
-            filled.awaited.update(dict.fromkeys(self._beside(suppliers), suppliers[-1]))
+            filled.awaited.update(dict.fromkeys(self._spaces_of(suppliers), suppliers[-1]))
         if len(opened) < len(suppliers) or space not in filled.awaited:
             return
         filled.encoders[space] = [
@@ -160,11 +160,11 @@ class Filler:
         ]
         del filled.awaited[space]
         for one, embedder in opened:
-            if one.embedder is embedder and not filled.awaited.keys() & self._beside([one]):
+            if one.embedder is embedder and not filled.awaited.keys() & self._spaces_of([one]):
                 one.is_ready = True
 
     def _ways(self) -> list[Sequence[Askable]]:
-        """Return the needs of each way to fill a space: one of its embedders, and its table, if any."""
+        """Return what each way to fill a space depends on: an embedder, and the table of contents, if any."""
         texts = self._filled.texts
         return [
             (one, texts[space]) if space in texts else (one,)
@@ -172,7 +172,7 @@ class Filler:
             for one in those
         ]
 
-    def _beside(self, suppliers: Sequence[PooledEmbedder]) -> set[str]:
+    def _spaces_of(self, suppliers: Sequence[PooledEmbedder]) -> set[str]:
         """Return the spaces that any of the suppliers fills."""
         return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
 
@@ -229,9 +229,9 @@ class Filler:
 
     def _fill(self, filler: BatchFiller, receiver: Receiver, tasks: Sequence[Task]) -> list[Task]:
         """Fill tasks, acknowledge those that are done, and return those to retry later."""
-        with _Kept(receiver, self._archive.config.queue.visibility_seconds) as kept:
+        with _VisibilityExtender(receiver, self._archive.config.queue.visibility_seconds) as extender:
             later = filler.fill(tasks)
-        kept.check()
+        extender.check()
         held = {id(task.delivery) for task in later}
         receiver.acknowledge([task.delivery for task in tasks if id(task.delivery) not in held])
         return later
@@ -246,7 +246,7 @@ class Filler:
 def suppliers_of(
     archive: Archive, space: str, embedders: Sequence[Embedder | PooledEmbedder]
 ) -> Sequence[PooledEmbedder]:
-    """Return suppliers of the embedders; those that are suppliers already are returned as they are."""
+    """Wrap embedders in ``PooledEmbedder``; those that are wrapped already are returned as they are."""
     name = archive.config.spaces[space].embedder or space
     return [
         one if isinstance(one, PooledEmbedder) else PooledEmbedder(name, [space], embedder=one)
@@ -264,8 +264,8 @@ def _texts_of(archive: Archive, spaces: Iterable[str]) -> dict[str, TableTexts]:
     return found
 
 
-class _Kept:
-    """Tells the queue from another thread that a batch is still being processed."""
+class _VisibilityExtender:
+    """Extends the visibility timeout of a batch, from a thread of its own, while the batch is processed."""
 
     def __init__(self, receiver: Receiver, visibility_seconds: float) -> None:
         self._receiver = receiver
@@ -274,7 +274,7 @@ class _Kept:
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._keep, name="archive-keep", daemon=True)
 
-    def __enter__(self) -> _Kept:
+    def __enter__(self) -> _VisibilityExtender:
         self._thread.start()
         return self
 
@@ -283,7 +283,7 @@ class _Kept:
         self._thread.join()
 
     def check(self) -> None:
-        """Log a failure to tell the queue: the batch may be delivered twice."""
+        """Log a failure to extend the timeout, as the batch may then be delivered twice."""
         if self._failure is not None:
             _log.warning("the visibility timeout of a batch could not be extended: %s", self._failure)
 

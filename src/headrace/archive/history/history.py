@@ -4,10 +4,11 @@ Each space version has a second partition for its past. There each value has an 
 key and its write time, and each key has a head that points at the newest entry. All are read by exact keys,
 in any store, and expire by themselves.
 
-Entries are written before the value that lookups find, the head after it. A crash in between leaves an entry
-without a pointer to it, or a value newer than its head; both are detected, and the next writer continues from
-there. Of two processes that write one key at the same moment, one may not see the other. Both values are kept
-and found by their exact times, but one of them is not on the path from the newest entry to the oldest.
+An entry is written before the value that lookups find, and the head after that value. A crash in between
+leaves an entry without a pointer to it, or a value newer than its head; both are detected, and the next
+writer continues from there. Of two processes that write one key at the same moment, one may not see the
+other. Both values are kept and found by their exact times, but one of them is not on the path from the newest
+entry to the oldest.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Past:
         self._space, self._number = space, version.number
         self._values = partition(space, version.number)
         self._entries = past_partition(space, version.number)
-        # Each entry expires this long after its last write: with its value, or when the value is replaced.
+        # An entry is written with its value, and again when the value is replaced; this is its time to live.
         self._kept_seconds = settings.history_seconds + settings.ttl_seconds
 
     def keep(self, keys: Sequence[bytes], records: Array, *, is_told: bool) -> tuple[list[int], list[Item]]:

@@ -73,7 +73,7 @@ class Archive:
             store: Store of the vectors; closed with the archive.
             queue: Queue of the missing keys; closed with the archive.
             open_embedder: Opens an embedder by name. It is called for a space with an embedder and no
-                version yet, for the vectors' dimension and the fingerprint.
+                version yet, to get the vectors' dimension and the fingerprint.
 
         Raises:
             ConfigError: An embedder cannot be opened, or the settings do not fit a space.
@@ -243,9 +243,9 @@ class Archive:
         for some in slices:
             self.store_vectors(reader, texts[some], values[some], None if written is None else written[some])
             if reader.version.embedder:
-                self._mended(reader, texts[some])
+                self._drop_dead_letters(reader, texts[some])
 
-    def _mended(self, reader: SpaceReader, keys: Sequence[str]) -> None:
+    def _drop_dead_letters(self, reader: SpaceReader, keys: Sequence[str]) -> None:
         """Remove the dead letters of keys that now have a vector."""
         number = reader.version.number
         if dead := self.dead_letters.among(reader.space, keys, number):
@@ -292,7 +292,7 @@ class Archive:
     def forget(self, space: str, keys: Sequence[str]) -> int:
         """Remove keys with everything kept of them: vectors, past values, queued messages, dead letters.
 
-        A filler that is making a vector of such a key removes it afterwards.
+        A filler that is making a vector of such a key removes that vector afterwards.
 
         Returns:
             Number of keys that had a value or a dead letter.
@@ -305,7 +305,7 @@ class Archive:
         texts = self._checked(space, keys)
         self.forgotten.add(space, texts)
         if not self.queue.remove([message_key(space, text) for text in texts]):
-            # Fillers compare tombstones with queue times, maybe from another machine's clock.
+            # Fillers compare tombstones with queue times, which may come from another machine's clock.
             self.forgotten.add(space, texts, CLOCKS_APART_SECONDS)
         return self.forget_made(space, texts)
 
@@ -433,7 +433,7 @@ class Archive:
                 reader.queued(keys)
 
     def _follow(self) -> None:
-        """Report, and apply the changes of other processes, every ``cache.poll_seconds``."""
+        """Report this process's state, and apply changes of other processes, every ``cache.poll_seconds``."""
         while not self._closed.wait(self.config.cache.poll_seconds):
             self._tell()
             for space in self.config.spaces:

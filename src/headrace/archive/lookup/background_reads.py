@@ -150,9 +150,8 @@ class Reads:
         if self.breaker.is_open:
             return []
         with self._changed:
-            if (
-                len(self._flying) > _MOST_KEYS_WAITING
-            ):  # a single large lookup is limited by max_keys of its space
+            # Checked before the keys are added: max_keys limits by how much one lookup can exceed it.
+            if len(self._flying) > _MOST_KEYS_WAITING:
                 return []
             places: list[Place | None] = [self._flying.get((partition, key)) for key in keys]
             new = [place for place, found in enumerate(places) if found is None]
@@ -190,11 +189,11 @@ class Reads:
             with self._changed:
                 while not self._waiting and not self._closed.is_set():
                     self._changed.wait()
-                reads = self._together()
+                reads = self._take_batch()
             if reads:
                 self._read(reads)
 
-    def _together(self) -> list[_Read]:
+    def _take_batch(self) -> list[_Read]:
         """Take the reads for one call: the oldest one, and those after it in the same partition."""
         reads: list[_Read] = []
         keys = 0

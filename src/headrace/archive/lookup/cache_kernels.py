@@ -28,7 +28,7 @@ from headrace.jit.python_objects import BLOCK, LINE, bytes_of, encode, fetch, it
 
 # Keys are hashed with SipHash; ``stream/hashing.py`` hashes fields. The keys are texts in Python's memory,
 # which are neither joined nor copied. The hash is SipHash-1-3 with 128 bits (Aumasson and Bernstein,
-# "SipHash: a fast short-input PRF", 2012) under a random key per process. So clients cannot construct
+# "SipHash: a fast short-input PRF", 2012) under a random key per cache. So clients cannot construct
 # colliding keys, which would be answered with each other's vectors.
 
 
@@ -89,7 +89,7 @@ def hash_texts(texts: int, longest: int, secret: Array, hashes: Array) -> int:
     Args:
         texts: Address of a list of texts.
         longest: Maximum length of a text in bytes of UTF-8.
-        secret: The two halves of the process's key, uint64.
+        secret: The two halves of the cache's hash key, uint64.
         hashes: Receives the two halves of each hash, uint64 ``[N, 2]``.
 
     Returns:
@@ -402,7 +402,7 @@ def give(records: Array, skip: int, places: Array, vectors: Array, written: Arra
 
 @cached()
 def remove(hashes: Array, table: Any) -> None:
-    """Remove keys; their rows stay with their sets."""
+    """Remove keys; the row of each stays allocated to its tag, for the next key of the set."""
     tags, rows = table
     for key in range(len(hashes)):
         at = _set_of(hashes[key, 0], tags.shape[0])

@@ -290,7 +290,7 @@ class SpaceReader:
 
     @property
     def epoch(self) -> int:
-        """Number of times that keys were forgotten here; read it before storing records for ``took``."""
+        """Increases whenever keys are forgotten; read it before storing records, and pass it to ``took``."""
         return self._epoch
 
     def took(self, texts: Sequence[str], records: Array, epoch: int) -> None:
@@ -299,8 +299,8 @@ class SpaceReader:
         Args:
             texts: The keys.
             records: uint8 ``[N, record bytes]``.
-            epoch: Value of ``epoch`` before they were stored. If keys were forgotten since, the records are
-                not kept in memory.
+            epoch: Value of ``epoch`` before they were stored. If it has increased since, the records are not
+                cached.
         """
         hashes = self.cache.hashes(list(texts), self.settings.max_key_bytes)
         self.cache.put(hashes, self.cache.where(records), _monotonic(), replaces=True)
@@ -438,7 +438,7 @@ class Parts:
 
     @property
     def absent_seconds(self) -> float:
-        """How many seconds a key missing in the store is not looked up there again."""
+        """For how many seconds a key that the store lacks is not looked up there again."""
         return self.cache.absent_seconds
 
 

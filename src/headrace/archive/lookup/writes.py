@@ -1,7 +1,7 @@
-"""Writes values that lookups find, after checking them, and tombstones for keys that were forgotten.
+"""Check values and write them to the store, and write tombstones for keys that are forgotten.
 
-If a space has a history, its replaced values are kept. A tombstone is for a key that may have been queued or
-embedded when it was forgotten.
+If a space has a history, its replaced values are kept. A tombstone tells fillers about a key that was
+forgotten while it may have been queued or embedded.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from headrace.storage.stores.store import Item, Store
 
 if TYPE_CHECKING:
     from headrace.archive.history.history import Past
-
-# Values that callers pass to an archive are checked before anything is done with them.
 
 _PACKED_AT_ONCE_BYTES = 4 * 1024 * 1024
 
@@ -219,7 +217,7 @@ class Writes:
     def __init__(self, store: Store) -> None:
         """Write to a store."""
         self._store = store
-        self._turn = threading.Lock()  # no write between reading a value and replacing it
+        self._turn = threading.Lock()  # held from reading a value until it is replaced
 
     def past(self, reader: SpaceReader) -> Past:
         """Return the replaced values of a space version."""

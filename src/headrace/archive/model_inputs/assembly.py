@@ -118,14 +118,15 @@ class ModelInputs:
         recorded: Mapping[str, Array] | None = None,
         real_rows: int | None = None,
     ) -> Filled:
-        """Make the inputs from the answers to questions; the second half of ``fill``.
+        """Make the inputs from the answers to ``questions``.
 
         Args:
             asked: The questions.
             answers: The answers, in the same order.
             rows: Number of rows in the request.
-            now: As in ``fill``.
-            recorded: As in ``fill``.
+            now: Time at which the rows are served, in milliseconds of Unix time: one, or one per row
+                ``[rows]``. The age of values is measured from it.
+            recorded: As in ``questions``; a value recorded with 0 counts as missing.
             real_rows: Number of leading rows to count; the others pad a batch. None for all.
         """
         real = rows if real_rows is None else real_rows
@@ -242,7 +243,7 @@ def _not_utf8(name: str, given: list[bytes]) -> InvalidRows:
 
 
 def _of_all_rows(question: Question, answer: Lookup, rows: int) -> Lookup:
-    """Return the answer for all rows: those without a key get the OOV vector."""
+    """Extend an answer to all rows; those without a key get the OOV vector."""
     if len(question.keys) == rows:
         return answer
     vectors = np.empty((rows, *answer.oov.shape), answer.oov.dtype)

@@ -37,9 +37,9 @@ class Joined:
         keys: Number of rows with a key.
         found: Number of these that got the value that was served.
         too_old: Number of these whose value was older than allowed.
-        lost: Number of these whose served value has been discarded, or may have been. If another version
-            served it, also keys that this version lacks: not filled yet, or forgotten.
-        recorded: Number of rows that record what they were served with.
+        lost: Number of these whose served value is no longer kept, or may not be. This includes keys served
+            from another version that this version lacks: they are not filled yet, or were forgotten.
+        recorded: Number of rows that record the values that they were served with.
     """
 
     rows: int = 0
@@ -126,7 +126,9 @@ class Join:
         added = {name: _column(values) for name, values in made.items()}
         fields = {one.name: one for one in schema.fields}
         fields |= {name: _field(name, one) for name, one in added.items() if name not in fields}
-        fields |= {name: _unlearnt(fields[name]) for name in _said_of(settings.sources) if name in fields}
+        fields |= {
+            name: _unlearnt(fields[name]) for name in _record_columns(settings.sources) if name in fields
+        }
         versions = (schema.spaces or {}) | self._versions
         self.schema = msgspec.structs.replace(schema, fields=tuple(fields.values()), spaces=versions)
         joined = [*columns, *(pa.field(name, one.type) for name, one in added.items())]
@@ -141,7 +143,7 @@ class Join:
         """Join a record batch.
 
         Raises:
-            StreamError: A row's key, time or record of what it was served with is invalid.
+            StreamError: A row's key, time, or record of served values is invalid.
             Unavailable: The store does not answer.
         """
         recorded = _recorded(rows, self.sources)
@@ -158,7 +160,7 @@ class Join:
         return joined
 
     def _part(self, rows: pa.RecordBatch, recorded: Sequence[str]) -> pa.RecordBatch:
-        """Join rows that all record what they were served with for the same inputs."""
+        """Join rows that have records of served values for the same inputs."""
         known = {name: self._whole(rows, name + WRITTEN) for name in recorded}
         said = [name for name in recorded if name + VERSION in rows.schema.names]
         self._served = {name: self._whole(rows, name + VERSION) for name in said}
@@ -212,7 +214,7 @@ class Join:
             if written is not None:
                 own = self._back(question, times, written)
                 _take(looked, own, ~others)
-            self._by_others(question, times, looked, others)
+            self._replace_others(question, times, looked, others)
         for name in question.inputs:
             self.counts[name].lost += int(np.count_nonzero(looked.lost))
         return looked
@@ -222,11 +224,13 @@ class Join:
             question.space, question.keys, times, version=question.version, written=written
         )
 
-    def _by_others(self, question: Question, times: Array, looked: PastLookup, others: Array) -> None:
-        """Replace rows served by another version: keys that had a vector in it get this version's vector.
+    def _replace_others(self, question: Question, times: Array, looked: PastLookup, others: Array) -> None:
+        """Replace the values of rows that another version served.
 
-        A newer encoder's vectors are made of the same contents, but are all younger than the rows, so their
-        age is ignored. Rows of feature tables are left alone, because their values change.
+        Keys that had a vector in that version get the present vector of this version.
+
+        A newer encoder's vectors are made of the same contents, but later than the rows were served, so their
+        own write times are ignored. Feature tables are skipped, because their values change.
         """
         if not self._archive.config.spaces[question.space].embedder:
             return
@@ -284,7 +288,7 @@ class Join:
                 )
 
     def _whole(self, rows: pa.RecordBatch, name: str) -> Array:
-        """Return a column that records what rows were served with, uint64 ``[rows]``; 0 for null.
+        """Return a column of recorded versions or write times, uint64 ``[rows]``; 0 for null.
 
         In a CSV file, columns that are not learnt from are texts; pandas turns integers beside nulls into
         float64.
@@ -323,7 +327,7 @@ def _take(looked: PastLookup, other: PastLookup, rows: Array) -> None:
 
 
 def _recorded(rows: pa.RecordBatch, sources: Mapping[str, InputSource]) -> dict[str, Array]:
-    """Return which rows record what they were served with, bool ``[rows]`` by input."""
+    """Return which rows have a record of served values, bool ``[rows]`` by input."""
     names = [name for name in sources if name + WRITTEN in rows.schema.names]
     return {name: rows.column(name + WRITTEN).is_valid().to_numpy(zero_copy_only=False) for name in names}
 
@@ -374,13 +378,13 @@ def _field(name: str, column: pa.Array) -> Field:
     return Field(name=name, role="categorical", text=pa.types.is_string(column.type))
 
 
-def _said_of(sources: Mapping[str, InputSource]) -> list[str]:
-    """Return the names of the columns that record what rows were served with."""
+def _record_columns(sources: Mapping[str, InputSource]) -> list[str]:
+    """Return the names of the columns with records of served values."""
     return [name + said for name in sources for said in (WRITTEN, VERSION)]
 
 
 def _unlearnt(field: Field) -> Field:
-    """Return a record column's field as ignored, if ``stream encode`` guessed that it is learnt from."""
+    """Return the field of a record column; one that ``stream encode`` guessed to be an input is ignored."""
     return Field(name=field.name, role="ignored") if field.role in ("categorical", "dense") else field
 
 

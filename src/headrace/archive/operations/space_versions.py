@@ -1,6 +1,6 @@
 """Versions of a space: moving its default, dropping a version that no model needs, and reading a whole one.
 
-Before the default moves, the keys are counted that lookups would lose by it.
+Moving the default is refused if lookups would lose keys by it, unless the caller accepts that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Status of an archive, and whether it pays off: repeating keys, few new ones, useful late vectors.
+"""Status of an archive, with warnings: mostly about spaces where an archive does not pay off.
 
 Known values are returned even if the store or the queue does not answer.
 """
@@ -23,10 +23,10 @@ from headrace.base.terminal import counted
 from headrace.storage.queues.queue import Depth, Held, Queue, TellsHeld
 from headrace.storage.stores.store import Store
 
-# Warnings about a space are for assumptions behind the archive that do not hold, and for other faults. They
-# are pure functions of what was observed. A share is judged only on enough evidence: a minimum number of
-# keys, over half a minute, and still in the last seconds. A new archive, in which every key misses at first,
-# raises none.
+# An archive assumes that keys repeat, that few are new, and that a late vector is still useful. Warnings say
+# where this does not hold, and report other faults. They are pure functions of what was observed. A share is
+# judged only on enough evidence: a minimum number of keys, over half a minute, and still in the last seconds.
+# So a new archive, in which every key misses at first, causes no warning.
 
 ENOUGH_KEYS = 1000
 """Minimum number of keys looked up before their shares are judged."""

@@ -128,18 +128,18 @@ class Counters:
             if why == kernels.DONE:
                 return
             if why == kernels.FULL:
-                self._widen()
+                self._grow_open()
             elif why == kernels.MOVED:
-                yield from self._go_on(int(rows.buckets[at]))
+                yield from self._advance_to(int(rows.buckets[at]))
             else:
-                yield from self._follow()
+                yield from self._accept_held()
 
     def finish(self) -> Iterator[Changed]:
         """Close the open bucket at the end of the stream. Rows may still follow, including late ones."""
         if not self._state[kernels.KNOWN] and self._state[kernels.HELD]:
-            yield from self._follow()
+            yield from self._accept_held()
         if self._state[kernels.CELLS]:
-            yield from self._go_on(self.clock + 1)
+            yield from self._advance_to(self.clock + 1)
 
     def totals(self, slots: Array) -> tuple[Array, Array]:
         """Return the totals of slots: counts, int64 ``[N, T]``, and sums, float64 ``[N, T]``."""
@@ -252,17 +252,17 @@ class Counters:
                 self._reopen(cells)
             else:
                 self._keep(cells)
-        self._bring_back(arrays, slots, before)
+        self._restore_totals(arrays, slots, before)
 
     def _reopen(self, cells: Cells) -> None:
         while len(self._opened.cells.slots) < len(cells.slots):
-            self._widen()
+            self._grow_open()
         for part, given in zip(self._opened.cells, cells, strict=True):
             part[: len(given)] = given
         kernels.put_back(*self._opened, len(cells.slots))
         self._state[kernels.CELLS] = len(cells.slots)
 
-    def _bring_back(self, arrays: Mapping[str, Array], slots: Array, before: BucketPlan) -> None:
+    def _restore_totals(self, arrays: Mapping[str, Array], slots: Array, before: BucketPlan) -> None:
         """Restore the totals of the state, and compute new ones from the cells."""
         new, known = [], {before.key_of(one): place for place, one in enumerate(before.totals)}
         for place, total in enumerate(self.plan.totals):
@@ -278,11 +278,11 @@ class Counters:
             for cells in chunks:
                 kernels.enter(cells, self._totals, table, self.clock)
         for bucket in [one for one in self._closed if one < self.clock - self.plan.longest]:
-            self._let_go(bucket)
+            self._drop_bucket(bucket)
 
     # ---- The clock ----------------------------------------------------------------------------
 
-    def _follow(self) -> Iterator[Changed]:
+    def _accept_held(self) -> Iterator[Changed]:
         """Accept the held rows: move the clock to the first of their buckets and count them."""
         count = int(self._state[kernels.HELD])
         held = CountedRows(*(part[:count].copy() for part in self._held))
@@ -291,11 +291,11 @@ class Counters:
         if not self._state[kernels.KNOWN]:
             self._state[kernels.KNOWN], self._state[kernels.CLOCK] = 1, earliest
         else:
-            yield from self._go_on(earliest)
+            yield from self._advance_to(earliest)
         yield from self.take(held)
         np.subtract.at(self._refs, held.slots[held.slots >= 0], 1)
 
-    def _go_on(self, bucket: int) -> Iterator[Changed]:
+    def _advance_to(self, bucket: int) -> Iterator[Changed]:
         """Move the clock up to a bucket, stopping at each boundary where anything changes."""
         while self.clock < bucket:
             boundary = self._next_boundary()
@@ -337,7 +337,7 @@ class Counters:
         for cells in leaving:
             kernels.leave(cells, self._totals, self.plan.table, boundary)
         self._keep(new)
-        self._let_go(boundary - 1 - self.plan.longest)
+        self._drop_bucket(boundary - 1 - self.plan.longest)
         self._state[kernels.CLOCK] = boundary
         changed = np.zeros(len(touched), bool)
         for was, now in zip(before, self.totals(touched), strict=True):
@@ -368,7 +368,7 @@ class Counters:
             bisect.insort(self._closed_buckets, bucket)
         self._closed.setdefault(bucket, []).append(cells)
 
-    def _let_go(self, last: int) -> None:
+    def _drop_bucket(self, last: int) -> None:
         """Drop the cells of a bucket; the clock skips no bucket that has any."""
         if last in self._closed:
             self._closed_buckets.remove(last)  # fast, as it is one of the first
@@ -376,7 +376,7 @@ class Counters:
             np.subtract.at(self._refs, cells.slots, 1)
             self._closed_cells -= len(cells.slots)
 
-    def _widen(self) -> None:
+    def _grow_open(self) -> None:
         """Double the capacity for open cells."""
         count = len(self._opened.cells.slots)
         self._check_room(self._closed_cells + count + 1)

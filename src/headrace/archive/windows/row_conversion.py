@@ -146,7 +146,7 @@ def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]
     try:
         numbers = values.cast(pa.float64())
     except _NO_CAST as error:
-        row, got = _first_without(values)
+        row, got = _first_non_number(values)
         raise StreamError(f"expected a number, got {got}", row=first_row + row, field=name) from error
     there = numbers.is_valid().to_numpy(zero_copy_only=False)
     found = numbers.fill_null(0.0).to_numpy(zero_copy_only=False)
@@ -156,7 +156,7 @@ def _numbers(name: str, values: pa.Array, first_row: int) -> tuple[Array, Array]
     return found, there
 
 
-def _first_without(values: pa.Array) -> tuple[int, str]:
+def _first_non_number(values: pa.Array) -> tuple[int, str]:
     """Return the index of the first value that is not a number, and the value in words."""
     kind = shown(str(values.type))[1:-1]
     for row in range(len(values)):

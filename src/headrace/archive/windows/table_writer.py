@@ -110,7 +110,7 @@ class Writer:
         counters: Counters,
         is_stopping: Callable[[], bool],
     ) -> None:
-        """Start a run, which can be resumed only if ``is_noted`` is set.
+        """Start a run. It can be resumed only if ``is_noted`` is set, which is off at first.
 
         Args:
             archive: Archive of the table.
@@ -130,7 +130,7 @@ class Writer:
         self._is_told = False
 
     def restore(self, run: str, since: Mapping[int, int]) -> None:
-        """Resume a run. Rows that it has written are not written again, so served values never get older.
+        """Resume a run. Rows that it has written are not written again, so served values never regress.
 
         Raises:
             Unavailable: The store does not answer, and the feed is stopping.
@@ -143,7 +143,7 @@ class Writer:
             self.done = done
 
     def write(self, changes: Iterable[Changed]) -> None:
-        """Write changes; once this returns, all are written. No slot is given to another key meanwhile.
+        """Write changes; return once all are written. Meanwhile no slot may be reassigned to another key.
 
         Raises:
             Unavailable: The store does not answer, and the feed is stopping.
@@ -234,7 +234,9 @@ def _noted(content: bytes, table: str) -> Done:
     try:
         return msgspec.json.decode(content, type=Done)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise HeadraceError(f"{where} is damaged: {error}; start again in another directory") from error
+        raise HeadraceError(
+            f"{where} is damaged: {error}; start a new feed, with another --checkpoint directory"
+        ) from error
 
 
 def _tell(state: tenacity.RetryCallState) -> None:

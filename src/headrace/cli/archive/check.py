@@ -76,8 +76,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(config: ArchiveConfig, base: Path) -> Iterator[_Found]:
-    from headrace.archive.model.archive_toml import table_column  # noqa: PLC0415 - as above
-    from headrace.archive.model.catalog import SpaceRecord  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.archive_toml import table_column  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.model.catalog import SpaceRecord  # noqa: PLC0415 - as above
 
     records = {name: SpaceRecord() for name in config.spaces}
     yield _tried("store", lambda: _store(config, records))

@@ -20,7 +20,7 @@ Image = bytes | str | None
 """Bytes of an image file, its URL, or None if there is no image."""
 
 MOST_EMBEDDED_BYTES = 64 * 1024 * 1024
-"""Maximum number of image bytes embedded in a page; an image beyond it appears without a picture."""
+"""Maximum number of image bytes embedded in a page; further images are shown as "no image"."""
 
 _MOST_SHOWN = 24
 _LONGEST_KEY = 120

@@ -76,11 +76,11 @@ def _add(
 def run_list(options: argparse.Namespace) -> int:
     """Print one line per key."""
     with archive_options.open_archive_of(options) as archive:
-        letters = list(_meant(archive, options))
+        letters = list(_selected(archive, options))
         damaged = archive.dead_letters.damaged
     if damaged:
-        way_out = "forget or invalidate its key to remove it"
-        print(f"{damaged} of them cannot be read; {way_out}", file=sys.stderr)
+        those = "1 dead letter" if damaged == 1 else f"{damaged} dead letters"
+        print(f"{those} cannot be read; forget or invalidate the key to remove one", file=sys.stderr)
     if options.json:
         common.print_json({"dead_letters": msgspec.to_builtins(letters), "damaged": damaged})
     elif letters:
@@ -92,9 +92,9 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_replay(options: argparse.Namespace) -> int:
     """Queue keys again; each dead letter is dropped once its key is queued."""
-    with archive_options.open_archive_of(options) as archive, _told(options, "replay-dead-letters"):
+    with archive_options.open_archive_of(options) as archive, _audited(options, "replay-dead-letters"):
         replayed = 0
-        for letters in _in_parts(_meant(archive, options)):
+        for letters in _in_parts(_selected(archive, options)):
             for space, version in {(one.space, one.version) for one in letters}:
                 those = [one for one in letters if (one.space, one.version) == (space, version)]
                 # Keep the letters until the keys are queued, as non-final ones, which do not block retries.
@@ -109,22 +109,22 @@ def run_replay(options: argparse.Namespace) -> int:
 
 def run_drop(options: argparse.Namespace) -> int:
     """Drop dead letters."""
-    with archive_options.open_archive_of(options) as archive, _told(options, "drop-dead-letters"):
+    with archive_options.open_archive_of(options) as archive, _audited(options, "drop-dead-letters"):
         dropped = 0
-        for letters in _in_parts(_meant(archive, options)):
+        for letters in _in_parts(_selected(archive, options)):
             archive.dead_letters.remove(letters)
             dropped += len(letters)
     _tell(options, "dropped", dropped)
     return common.DONE
 
 
-def _told(options: argparse.Namespace, action: str) -> AbstractContextManager[object]:
+def _audited(options: argparse.Namespace, action: str) -> AbstractContextManager[object]:
     keys = len(set(options.keys))
     space = options.space or "all spaces"
     return auditing.audited(options, action, f"{space}, keys: {keys}" if keys else space)
 
 
-def _meant(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:
+def _selected(archive: Archive, options: argparse.Namespace) -> Iterator[DeadLetter]:
     if options.space:
         archive.record(options.space)  # raises NotFound for an unknown space
     keys = set(options.keys)

@@ -152,7 +152,7 @@ def _check(options: argparse.Namespace) -> None:
     if not options.input.startswith("kafka://") and (options.kafka_config or options.skip_message):
         raise ConfigError("kafka-config, skip-message: these are for kafka://HOST:PORT/TOPIC only")
     if options.continued and not options.resume:
-        raise ConfigError("continued: it describes the input after --resume; give both")
+        raise ConfigError("continued: --continued requires --resume; give both")
 
 
 @contextmanager

@@ -32,8 +32,8 @@ _EXAMPLES = """examples:
   headrace archive join rows.arrows --inputs headrace.toml --served-by models/ctr/7 --out joined.arrows
 
 Rows with the columns INPUT.written and INPUT.version, as recorded from answers, get exactly these values;
-others get the values of their own time. Rows from an earlier encoder's time get the vectors of the requested
-version, if it had one at that time."""
+others get the values of their own time. If another encoder's version served a row, its keys that had a vector
+in that version get the vectors of the requested version."""
 _HEAD = ("input", "rows", "keys", "found", "too old", "missing", "lost", "recorded")
 
 
@@ -74,7 +74,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         action="extend",
         type=common.names,
         default=[],
-        help="versions of spaces, as in images=3,titles=2 (default: the default ones)",
+        help="versions of spaces, as in images=3,titles=2 (default: the default version of each space)",
     )
     _add_served(parser)
     add(
@@ -95,15 +95,15 @@ def _add_served(parser: argparse.ArgumentParser) -> None:
         action="extend",
         type=common.names,
         default=[],
-        help="the versions that served rows without recorded versions, if the model's manifest names them "
-        "(default: the default ones at each row's time)",
+        help="versions of spaces that served the rows that do not record them, as in images=3 "
+        "(default: the default version at each row's time)",
     )
     add(
         "--served-by",
         metavar=models.VERSION,
         type=Path,
-        help="the model that served rows without recorded versions; its manifest names the versions; "
-        "--served takes precedence (default: none)",
+        help="the model that served these rows, if its manifest names the versions; --served takes "
+        "precedence (default: none)",
     )
 
 

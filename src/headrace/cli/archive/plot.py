@@ -48,8 +48,8 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--method",
         choices=("pca", "tsne"),
         default="pca",
-        help="pca: the two directions in which vectors differ most, of up to 50000; tsne: neighbours stay "
-        "neighbours, of up to 5000 (default pca)",
+        help="pca: the two directions of largest variance, for up to 50000 vectors; tsne: keeps neighbours "
+        "together, for up to 5000 vectors (default pca)",
     )
     add("--labels", metavar="FILE", type=Path, help="labels of the keys, as CSV: key,label; they set colours")
     add(

@@ -1,8 +1,8 @@
 """Models that learn in batches: kinds with a network, and any kind that uses Adam.
 
-A batch is predicted as a whole, its gradients are summed, and each touched weight moves once. With several
-threads, each takes chunks of the batch. They add the gradients of the tables' rows without locks, so one of
-two simultaneous additions may be lost.
+A batch is predicted as a whole, its gradients are summed, and each touched weight is updated once. With
+several threads, each takes chunks of the batch. They add the gradients of the tables' rows without locks, so
+one of two simultaneous additions may be lost.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class BatchedModel(LearningModel):
             )
             self._distinct = Distinct(settings, features) if settings.kind in POOLED else None
         components = settings.components if settings.kind == "mdn" else 0
-        self._hands = [
-            _Hand(self._shape, self._groups, self._layout, components) for _ in range(settings.threads)
+        self._states = [
+            _ThreadState(self._shape, self._groups, self._layout, components) for _ in range(settings.threads)
         ]
         self._threads = ThreadPoolExecutor(settings.threads) if settings.threads > 1 else None
         self._steps = np.zeros(1, np.int64)
@@ -162,21 +162,21 @@ class BatchedModel(LearningModel):
     ) -> Mapping[str, Array]:
         """Predict a batch, write its probabilities, and return the sums of its gradients."""
         sums = {name: self._cleared(name, len(touched.rows)) for name in self._sums}
-        served, whole = self._groups.served(), self._lay_out(touched)
-        batch = _Batch(rows, fixed(views), touched, sums, self._slots, served, probabilities, whole)
-        if whole is not None:
-            self._spread(whole.forward(touched, served.embeddings.values))
+        served, distinct = self._groups.served(), self._lay_out(touched)
+        batch = _Batch(rows, fixed(views), touched, sums, self._slots, served, probabilities, distinct)
+        if distinct is not None:
+            self._spread(distinct.forward(touched, served.embeddings.values))
         count = len(probabilities)
         chunk = -(-count // self.settings.threads) if self._layout is None else CHUNK_ROWS
         starts = range(0, count, chunk)
         self._spread(
             [
-                (hand.learn, batch, starts[number :: len(self._hands)], chunk)
-                for number, hand in enumerate(self._hands)
+                (state.learn, batch, starts[number :: len(self._states)], chunk)
+                for number, state in enumerate(self._states)
             ]
         )
-        if whole is not None:
-            self._spread(whole.backward(sums["embeddings"], self._hands[0].sums["layer0.weights"]))
+        if distinct is not None:
+            self._spread(distinct.backward(sums["embeddings"], self._states[0].sums["layer0.weights"]))
         return sums
 
     def predict(self, block: Block) -> Array:
@@ -220,11 +220,11 @@ class BatchedModel(LearningModel):
         if self._layout is None:
             return None
         weights, biases = self._groups.network()
-        whole, beside = self._distinct, None
-        if whole is not None:
-            beside = whole.take(touched, weights[0], biases[0])
+        distinct, beside = self._distinct, None
+        if distinct is not None:
+            beside = distinct.take(touched, weights[0], biases[0])
         self._layout.take(weights, biases, beside)
-        return whole if beside is not None else None
+        return distinct if beside is not None else None
 
     def _cleared(self, name: str, rows: int) -> Array:
         """Return zeros for the gradients of a number of rows."""
@@ -276,7 +276,7 @@ class BatchedModel(LearningModel):
 
     def _gradient(self, name: str) -> Array:
         """Return a group's gradient, summed over all threads."""
-        first, *others = (hand.sums[name] for hand in self._hands)
+        first, *others = (state.sums[name] for state in self._states)
         for other in others:
             first += other
         return first.reshape(-1)
@@ -305,10 +305,10 @@ class _Batch(NamedTuple):
     slots: Slots
     served: Served
     probabilities: Array
-    whole: Distinct | None
+    distinct: Distinct | None
 
 
-class _Hand:
+class _ThreadState:
     """One thread's working memory and sums of gradients.
 
     Attributes:
@@ -355,7 +355,7 @@ class _Hand:
             return
         passage = self._passage
         batched_kernels.forward(self._shape)(work, batch.served, passage.exchange)
-        passage.forward(stop - start, None if batch.whole is None else batch.whole.part(start, stop))
+        passage.forward(stop - start, None if batch.distinct is None else batch.distinct.part(start, stop))
         if self._density is None:
             passage.finish(work.rows.labels, work.rows.weights, probabilities)
         else:

@@ -49,7 +49,7 @@ class Exchange(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """The first layer's inputs that are multiplied row by row; ``first_layer`` multiplies the others.
+    """The first layer's inputs that are multiplied row by row; see ``first_layer`` for the others.
 
     Attributes:
         inputs: Their numbers, in the order of their columns: int64.

@@ -5,7 +5,7 @@ constant of a kernel, so only its own branch is left in the machine code. A row 
 weights, then the optimizer's state: see ``headrace.ctr.click_model``.
 
 A group of weights is a LearningTable. ``touched_mover`` updates the rows of a table that a batch touched,
-which a ``Coalescer`` finds, so that each moves once. ``all_mover`` is for Adam, which moves every row's
+which a ``Coalescer`` finds, so that each is updated once. ``all_mover`` is for Adam, which moves every row's
 moments and weights, as in Keras and PyTorch. ``flat_mover`` updates one long row, such as a layer. Lazy Adam
 leaves untouched rows and their moments unchanged; its bias correction counts all batches, as LazyAdam of
 TensorFlow Addons does.
@@ -33,7 +33,7 @@ SGD, ADAGRAD, ADAGRAD_POWER, FTRL, FORGETTING, FORGETTING_POWER = range(6)
 """Codes of the rules of one weight. The power 0.5, a square root, has codes of its own."""
 
 ADAM = 8
-"""Code of Adam, lazy or not, which only moves groups."""
+"""Code of Adam, lazy or not, which only updates whole groups, by a batch's gradient."""
 
 FORGETTING_CODES = (FORGETTING, FORGETTING_POWER)
 
@@ -42,7 +42,7 @@ _STEEPEST = np.float32(2**20)
 room for 2**24 of those. (An infinite sum would make the weight NaN, and then all others.) Only a feature or a
 row weight above a million yields a larger gradient."""
 
-_TINY = np.float32(1e-20)  # makes 0 / sqrt(0) 0; negligible in any other sum
+_TINY = np.float32(1e-20)  # avoids 0 / 0 for a sum of squares of 0; negligible in any other sum
 _ZERO = np.float32(0)
 
 _MOMENTS = ("adam", "lazy_adam")
@@ -108,7 +108,7 @@ def fresh_state(optimizer: Optimizer) -> tuple[float, ...]:
 
 @numba.njit(**PART)
 def bounded(code, gradient):  # type: ignore[no-untyped-def]
-    """Clip a gradient, or a factor of it, where sums of squares decay; return others unchanged."""
+    """Clip a gradient, or one of its factors, if the sums of squares decay; else return it unchanged."""
     if code in FORGETTING_CODES:
         return min(max(gradient, -_STEEPEST), _STEEPEST)
     return gradient
@@ -245,7 +245,7 @@ def touched_mover(code: int, width: int) -> TouchedMover:
 
     Returns:
         A function of the step, the table, the touched rows (uint32 ``[touched]``), their gradients
-        (float32 ``[touched, width]``), and the first of them to move and the end of the range.
+        (float32 ``[touched, width]``), and the range of touched rows to update: its first row and its end.
     """
 
     @cached(**KERNEL)
@@ -272,9 +272,8 @@ def all_mover(width: int) -> AllMover:
         width: Number of weights in a row.
 
     Returns:
-        A function of the step, the table, the touched rows, their gradients, positions and edges. The
-        positions are those of the table's rows in ``Coalescer.positions`` (uint32). The edges are the first
-        row of the table to move and the end of the range.
+        A function of the step, the table, the touched rows, their gradients, ``Coalescer.positions``
+        (uint32), and the range of the table's rows to update: its first row and its end.
     """
 
     @cached(**KERNEL)

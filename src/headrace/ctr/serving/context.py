@@ -251,7 +251,7 @@ class GroupedScorer:
 
 
 TILE_ROWS = 48
-"""Number of rows in a tile: their activations fit in the L2 cache, those of a block in the L1 cache."""
+"""Number of rows in a tile: activations of a tile fit in L2, those of a block of ``matrix_product`` in L1."""
 
 
 class Tile(NamedTuple):
@@ -297,9 +297,9 @@ def score(
 
     Args:
         model: The model.
-        indices: As in CandidateRows, like the next two; unpacking a tuple of them would be slow.
-        dense: Dense features.
-        crossed_rows: Rows of the interactions.
+        indices: As in ``CandidateRows``; three arguments, because unpacking a tuple of them would be slow.
+        dense: As in ``CandidateRows``.
+        crossed_rows: As ``crossed`` in ``CandidateRows``.
         scratch: Scratch array of ``scratch_size`` numbers: float32.
         out: Output for the logits: float32 ``[rows]``; with several heads ``[rows * heads]``, the logit
             first. The other heads must be zero on entry.
@@ -309,7 +309,7 @@ def score(
     tile = _tile(prepared)
     groups, count, heads = 0, indices.shape[0], sizes.heads
     for row in range(min(TILE_ROWS, count)):
-        _ask(prepared, rows, row, scratch, tile)
+        _mark_and_prefetch(prepared, rows, row, scratch, tile)
     for start in range(0, count, TILE_ROWS):
         stop = min(start + TILE_ROWS, count)
         known = 1 if groups > 0 else 0
@@ -323,7 +323,7 @@ def score(
             if _begins(scratch, tile, row):
                 group += 1
             if row + TILE_ROWS < count:
-                _ask(prepared, rows, row + TILE_ROWS, scratch, tile)
+                _mark_and_prefetch(prepared, rows, row + TILE_ROWS, scratch, tile)
             own = row - start
             places = Places(
                 tile.states + group * sizes.state,
@@ -348,13 +348,13 @@ def to_probabilities(logits: Array) -> None:
 
 @part(inline="always")
 def _begins(scratch: Array, tile: Tile, row: int) -> bool:
-    """Return whether a row of this tile or the next starts a group, as noted by ``_ask``."""
+    """Return whether a row of this tile or the next starts a group, as marked by ``_mark_and_prefetch``."""
     return bool(read(scratch, tile.marks + row % (2 * TILE_ROWS)) != 0)
 
 
 @part()
-def _ask(prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, tile: Tile) -> None:
-    """Note whether a row starts a group, and prefetch its table rows, one tile ahead."""
+def _mark_and_prefetch(prepared: Prepared, rows: CandidateRows, row: int, scratch: Array, tile: Tile) -> None:
+    """Mark whether a row starts a group, and prefetch its table rows; called one tile ahead."""
     sizes = prepared.sizes
     shared = row > 0 and same_context(sizes, rows, row)
     write(scratch, tile.marks + row % (2 * TILE_ROWS), np.float32(0 if shared else 1))

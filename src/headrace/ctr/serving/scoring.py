@@ -46,7 +46,7 @@ from headrace.stream.block import Features
 _PredictKernel = Callable[[Work, Served, Array], None]
 
 
-class _Form(Protocol):
+class _KindScorer(Protocol):
     """Logits and explanations of a kind."""
 
     def logits(self, indices: Array, dense: Array) -> Array:
@@ -72,35 +72,35 @@ class WeightsScorer:
         """
         _check(settings, features, weights)
         self.settings, self.features, self.weights = settings, features, weights
-        self._form = _form_of(settings, features, weights)
+        self._of_kind = _scorer_of(settings, features, weights)
 
     def logits(self, indices: Array, dense: Array) -> Array:
         """Return the logits of rows: float32 ``[rows]``."""
-        return self._form.logits(indices, dense)
+        return self._of_kind.logits(indices, dense)
 
     def predict(self, indices: Array, dense: Array) -> Array:
         """Return the probabilities of a click: float32 ``[rows]``."""
-        return probabilities(self._form.logits(indices, dense))
+        return probabilities(self._of_kind.logits(indices, dense))
 
     def explain(self, indices: Array, dense: Array) -> list[list[Contribution]]:
         """Return each field's contribution to each row's logit; a row's contributions sum to its logit."""
-        return [self._form.explain(*row) for row in zip(indices, dense, strict=True)]
+        return [self._of_kind.explain(*row) for row in zip(indices, dense, strict=True)]
 
 
-def _form_of(settings: ModelSettings, features: Features, weights: Weights) -> _Form:
-    """Create the form of a kind."""
+def _scorer_of(settings: ModelSettings, features: Features, weights: Weights) -> _KindScorer:
+    """Create the scorer of a kind."""
     if settings.kind == "mdn":
-        return _DensityForm(settings, features, weights)
+        return _DensityScorer(settings, features, weights)
     if settings.kind in DEEP:
-        return _DeepForm(settings, features, weights)
-    return _PlainForm(settings, features, weights)
+        return _DeepScorer(settings, features, weights)
+    return _PlainScorer(settings, features, weights)
 
 
-class _PlainForm:
-    """Form of the kinds without a network: lr, fm, fwfm and ffm."""
+class _PlainScorer:
+    """Scorer of the kinds without a network: lr, fm, fwfm and ffm."""
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Create a form from weights; see WeightsScorer."""
+        """Create a scorer from weights; see WeightsScorer."""
         self._settings, self._features, self._weights = settings, features, weights
         scaled = any(one.values.dtype != np.float32 for one in weights.tables.values())
         self._shape = shape_of(settings, features)._replace(scaled=scaled)
@@ -204,8 +204,8 @@ def _check_array(weights: Weights, name: str, shape: tuple[int, ...]) -> None:
 # ---- Kinds with a network ----
 
 
-class _DeepForm:
-    """Form of deepfm and deepffm: the logits of serving, and explanations by local linearity.
+class _DeepScorer:
+    """Scorer of deepfm and deepffm: the logits of serving, and explanations by local linearity.
 
     A network of ReLU units is linear around a row: an input contributes its value times the gradient, and the
     remainder belongs to no field. The inputs are the fields' embeddings (deepfm) or the pairs' terms
@@ -213,7 +213,7 @@ class _DeepForm:
     """
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Create a form from weights; see WeightsScorer."""
+        """Create a scorer from weights; see WeightsScorer."""
         self._settings, self._weights = settings, weights
         self._features = flagged(settings, features)
         from headrace.ctr.serving.context import GroupedScorer  # noqa: PLC0415 - compiled kernels, only when used
@@ -297,15 +297,15 @@ def _raised(one: Contribution, more: float) -> Contribution:
     return Contribution(one.field, one.index, one.value, weight, whole)
 
 
-class _DensityForm(_DeepForm):
-    """Form of mdn, whose logits are those of the mean rates.
+class _DensityScorer(_DeepScorer):
+    """Scorer of mdn, whose logits are those of the mean rates.
 
     The network is linear around a row, and the logit of the mean is linearised by its derivatives with
     respect to the heads. Each field contributes accordingly, and the remainder belongs to no field.
     """
 
     def __init__(self, settings: ModelSettings, features: Features, weights: Weights) -> None:
-        """Create a form from weights; see WeightsScorer."""
+        """Create a scorer from weights; see WeightsScorer."""
         super().__init__(settings, features, weights)
         self._missing = Missing.of(settings, features)
 

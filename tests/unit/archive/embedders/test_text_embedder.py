@@ -150,7 +150,7 @@ def test_fingerprints_change_with_what_vectors_depend_on(minilm_embedder: Embedd
     assert len({of(), of(max_tokens=32), of(pooling="first"), of(normalize=False)}) == 4
 
 
-def test_runs_take_texts_of_like_length() -> None:
+def test_texts_of_similar_length_share_a_batch() -> None:
     assert runs([]) == []
     assert runs([3, 9, 1]) == [[1, 0, 2]]
     by_length = [place for run in runs([n % 50 for n in range(200)]) for place in run]

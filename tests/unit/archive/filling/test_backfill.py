@@ -75,7 +75,7 @@ def test_the_default_stays_until_all_is_done(archive: Archive) -> None:
         Backfill(archive, "texts", 1, 1)
 
 
-def test_two_that_run_the_same_backfill_are_told(archive: Archive) -> None:
+def test_a_concurrent_run_of_the_same_backfill_is_a_conflict(archive: Archive) -> None:
     put(archive, 0, 20)
     with filling(archive, LengthEmbedder("lengths-2")):
         first, second = (Backfill(archive, "texts", 1, 2) for _ in range(2))

@@ -51,7 +51,7 @@ def vectors(contents: Sequence[bytes]) -> list[list[float]]:
     return [vector_of(content.decode()) for content in contents]
 
 
-def test_what_a_call_has_made_is_kept_for_the_messages_that_wait_for_it() -> None:
+def test_results_of_an_encoder_call_are_kept_for_the_messages_that_wait_for_them() -> None:
     thread = Thread()
     call = thread.has_left_a_call()
     assert thread.is_told_to_wait(LATER) is None, "others come after those who were there before"
@@ -62,7 +62,7 @@ def test_what_a_call_has_made_is_kept_for_the_messages_that_wait_for_it() -> Non
 
 
 @pytest.mark.parametrize("how", ["its messages are not wanted any more", "its messages are received anew"])
-def test_what_nobody_waits_for_is_dropped_and_holds_nobody_up(how: str) -> None:
+def test_results_that_no_message_waits_for_are_dropped(how: str) -> None:
     thread = Thread()
     call = thread.has_left_a_call()
     if how == "its messages are received anew":

@@ -149,7 +149,7 @@ def test_a_stopped_filler_gives_its_batch_back(archive: Archive) -> None:
         until(lambda: all_found(archive, ["film"]))
 
 
-def test_a_message_that_is_nobodys_is_dropped_and_stops_nothing(archive: Archive) -> None:
+def test_a_malformed_message_is_dropped_and_stops_nothing(archive: Archive) -> None:
     archive.queue.publish([Message(b"k", b"\xc1garbage"), Message(b"l", b"\x93\x01\x02\x03")])
     with Running(archive, LengthEmbedder()):
         archive.want("texts", ["film"])

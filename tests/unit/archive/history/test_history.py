@@ -274,7 +274,7 @@ def test_rows_of_a_table_are_what_they_were(opened: Callable[..., Archive]) -> N
     assert archive.lookup("users", ["u"], timeout_seconds=30.0).values()["clicks"].tolist() == [3]
 
 
-def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Archive) -> None:
+def test_an_expired_past_value_counts_as_lost_not_as_oov(archive: Archive) -> None:
     times = [put(archive, "a", float(number + 1)) for number in range(9)]
     reader = archive.reader("texts")
     past, [key] = Past(archive.store, "texts", reader.version, reader.settings), all_stored(["a"])
@@ -286,7 +286,7 @@ def test_what_is_over_is_lost_and_not_out_of_vocabulary_in_silence(archive: Arch
     assert exactly(archive, "a", *times).lost.tolist() == [True] * 5 + [False] * 4
 
 
-def test_a_value_is_over_with_its_time(tmp_path: Path) -> None:
+def test_a_past_value_ends_with_its_time_to_live(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", {**KEPT, "ttl_seconds": 0.2}) as archive:
         deadline = time.monotonic() + seconds_left()
         while not (first := put(archive, "a", 1.0)):  # its time was over before it was looked at

@@ -94,7 +94,7 @@ def test_a_value_with_a_time_to_live_is_kept_for_that_and_for_the_history(
     assert store.kept_seconds == {3700.0}  # a row may have been served with it until it was over
 
 
-def test_a_value_that_is_still_served_is_told_though_its_entry_is_over(
+def test_a_served_value_is_found_after_its_entry_expired(
     opened: Callable[..., Archive],
 ) -> None:
     archive = opened()
@@ -108,7 +108,7 @@ def test_a_value_that_is_still_served_is_told_though_its_entry_is_over(
     assert was(archive, ended) == (0.0, False)
 
 
-def test_what_is_invalidated_is_kept_from_then_on(opened: Callable[..., Archive]) -> None:
+def test_an_invalidated_value_is_kept_though_its_entry_is_missing(opened: Callable[..., Archive]) -> None:
     archive = opened()
     first = put(archive, 1.0)
     remove_entry(archive, first)
@@ -116,7 +116,7 @@ def test_what_is_invalidated_is_kept_from_then_on(opened: Callable[..., Archive]
     assert was(archive, first) == (1.0, False)
 
 
-def test_what_is_replaced_is_kept_from_then_on(opened: Callable[..., Archive]) -> None:
+def test_a_replaced_value_is_kept_though_its_entry_is_missing(opened: Callable[..., Archive]) -> None:
     archive = opened()
     first = put(archive, 1.0)
     remove_entry(archive, first)
@@ -131,7 +131,7 @@ def test_what_is_replaced_is_kept_from_then_on(opened: Callable[..., Archive]) -
     ("embedder", "ttl_seconds", "is_lost"),
     [("", 0.0, True), ("lengths", 0.0, False), ("", 10.0, True), ("lengths", 10.0, True)],
 )
-def test_only_what_is_embedded_once_was_certainly_nothing_long_ago(
+def test_only_embedded_vectors_without_expiry_are_certainly_missing_before_the_history(
     opened: Callable[..., Archive], embedder: str, ttl_seconds: float, is_lost: bool
 ) -> None:
     archive = opened()
@@ -146,7 +146,7 @@ def test_a_key_that_was_never_there_is_not_lost(opened: Callable[..., Archive]) 
     assert found.lost.tolist() == [False]
 
 
-def test_what_is_left_of_a_key_that_is_forgotten_by_halves_is_forgotten_the_next_time(
+def test_a_forget_that_was_interrupted_is_completed_by_the_next_one(
     opened: Callable[..., Archive],
 ) -> None:
     store, count = Watched(), 2500

@@ -72,7 +72,7 @@ def test_entries_that_come_late_are_found_in_a_few_hops(order: str) -> None:
     assert hops < 30 * 500
 
 
-def test_an_entry_of_before_there_were_heights_is_read_and_gone_on_with() -> None:
+def test_entries_without_heights_are_read_and_extended() -> None:
     old = struct.pack("<5Q", 6, 3, 50, 40, 1) + b"record"  # the seventh points at numbers 5, 4 and 0
     node, record = decoded(60, old)
     assert (record, node.number, node.pointers) == (b"record", 6, (50, 40, 1))
@@ -81,7 +81,7 @@ def test_an_entry_of_before_there_were_heights_is_read_and_gone_on_with() -> Non
     assert decoded(70, node.next(70).encode()) == (node.next(70), b"")
 
 
-def test_what_is_no_entry_is_none() -> None:
+def test_malformed_entries_are_not_decoded() -> None:
     assert decoded(20, b"") is None
     assert decoded(20, Node(20, 1, (7,), 1).encode()) is not None
     assert decoded(20, Node(20, 1, (7,), 1).encode()[:-1]) is None

@@ -77,7 +77,7 @@ def test_a_pending_key_is_not_queued_again_before_its_time(tmp_path: Path, kind:
         until(asked_again)
 
 
-def test_vectors_go_where_the_caller_wants_them(archive: Archive) -> None:
+def test_vectors_are_written_to_the_callers_array(archive: Archive) -> None:
     archive.put("texts", ["a"], np.ones((1, 4)))
     out = np.full((2, 4), 9, np.float32)
     answer = archive.lookup("texts", ["a", "none"], out=out)
@@ -186,7 +186,7 @@ def test_a_key_is_removed_from_a_version_that_is_not_served_too(
             assert not archive.lookup("texts", ["old", "both"], version=version).found.any()
 
 
-def test_two_processes_worth_of_archives_agree(tmp_path: Path) -> None:
+def test_two_archives_on_one_store_agree(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", cache={"poll_seconds": 0.05}) as one:
         config, embedder = one.config, LengthEmbedder()
         assert one.record("texts").versions[0].fingerprint == embedder.fingerprint

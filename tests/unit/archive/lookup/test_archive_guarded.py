@@ -37,7 +37,7 @@ def of_spaces(folder: Path, spaces: dict[str, object], **settings: object) -> Ar
     return Archive(config, open_store(config.store), open_queue(config.queue), lambda _: LengthEmbedder())
 
 
-def test_an_array_that_may_not_be_written_to_is_not(tmp_path: Path) -> None:
+def test_a_read_only_output_array_is_refused(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory") as archive:
         archive.put("texts", ["a"], np.ones((1, 4)))
         out = np.frombuffer(bytes(16), np.float32).reshape(1, 4)
@@ -199,7 +199,7 @@ class FarStore(InMemoryStore):
         return super().get_many(partition, keys, missing)
 
 
-def test_callers_without_patience_do_not_turn_the_store_off_for_others(tmp_path: Path) -> None:
+def test_short_timeouts_of_callers_do_not_open_the_breaker(tmp_path: Path) -> None:
     table = {"queue": {"kind": "memory"}, "spaces": {"texts": {"dimension": 4}}}
     config = archive_config(table, "archive.toml", tmp_path)
     store = FarStore(MemoryStore())

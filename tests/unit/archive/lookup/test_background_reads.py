@@ -12,7 +12,7 @@ def steady(seconds: float, reads: int = 1000) -> Breaker:
     return breaker
 
 
-def test_at_first_nobody_knows_and_all_wait() -> None:
+def test_the_breaker_starts_with_the_longest_patience() -> None:
     assert Breaker(5.0).patience_seconds == 5.0
 
 
@@ -25,7 +25,7 @@ def test_patience_is_never_below_a_millisecond_nor_above_the_limit() -> None:
     assert steady(9.0).patience_seconds == 5.0
 
 
-def test_it_opens_after_a_few_troubles_in_a_row_and_is_closed_by_a_probe() -> None:
+def test_the_breaker_opens_after_consecutive_failures_and_a_probe_closes_it() -> None:
     breaker = steady(0.002)
     for _ in range(OPENS_AFTER):
         assert not breaker.is_open
@@ -37,7 +37,7 @@ def test_it_opens_after_a_few_troubles_in_a_row_and_is_closed_by_a_probe() -> No
     assert not breaker.is_open
 
 
-def test_a_read_in_good_time_takes_troubles_back() -> None:
+def test_a_timely_read_resets_the_failure_count() -> None:
     breaker = steady(0.002)
     for _ in range(20):
         breaker.troubled()
@@ -45,7 +45,7 @@ def test_a_read_in_good_time_takes_troubles_back() -> None:
     assert not breaker.is_open
 
 
-def test_a_late_answer_takes_nothing_back() -> None:
+def test_a_late_read_does_not_reset_the_failure_count() -> None:
     breaker = steady(0.002)
     for _ in range(OPENS_AFTER):
         breaker.troubled()

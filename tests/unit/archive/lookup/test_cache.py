@@ -34,7 +34,7 @@ def find(cache: Cache, texts: list[str], since: tuple[int, int] = (0, 0), now: i
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize("dimension", [1, 3, 8, 257])
-def test_what_was_put_is_found_and_the_rest_is_out_of_vocabulary(dtype: str, dimension: int) -> None:
+def test_put_keys_are_found_and_others_get_the_oov_vector(dtype: str, dimension: int) -> None:
     form = Form(dimension, dtype)
     cache = Cache(form, 4 * 1024 * 1024)
     oov = np.linspace(1, 2, dimension)
@@ -84,7 +84,7 @@ def test_a_full_cache_still_answers_each_key_with_its_own_vector() -> None:
     np.testing.assert_array_equal(found.vectors[there], given[there])
 
 
-def test_what_is_over_its_time_is_asked_for_again() -> None:
+def test_expired_vectors_are_read_from_the_store_again() -> None:
     cache = Cache(FORM, 2**20)
     put(cache, ["film"], numbers(1))
     assert find(cache, ["film"], (WRITTEN, NOW)).written.all()

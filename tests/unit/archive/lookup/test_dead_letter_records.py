@@ -106,7 +106,7 @@ def test_an_encoder_that_fails_makes_letters_that_are_tried_again(archive: Archi
         until(lambda: embedder.calls > calls)
 
 
-def test_what_may_be_had_later_holds_nobody_up(archive: Archive) -> None:
+def test_contents_that_may_come_later_delay_no_other_key(archive: Archive) -> None:
     embedder = LengthEmbedder()
     with Running(archive, embedder):
         archive.want("texts", ["never"])
@@ -117,7 +117,7 @@ def test_what_may_be_had_later_holds_nobody_up(archive: Archive) -> None:
     assert archive.queue.depth().messages == 1  # it was given back
 
 
-def test_of_what_may_be_had_later_a_few_batches_are_held(archive: Archive) -> None:
+def test_only_a_few_batches_of_later_contents_are_held(archive: Archive) -> None:
     embedder = LengthEmbedder()
     with Running(archive, embedder, batch=1):
         archive.want("texts", [f"never {number}" for number in range(9)])

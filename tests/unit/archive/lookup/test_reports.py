@@ -66,7 +66,7 @@ def test_what_is_counted_is_told_within_a_second_and_adds_up() -> None:
         assert sum(one.lookups["texts"].keys for one in told_by(store).slices) == keys
 
 
-def test_who_has_only_been_opened_for_a_moment_tells_nothing(tmp_path: Path) -> None:
+def test_a_process_that_ends_before_its_first_report_reports_nothing(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory") as archive:
         store = archive.store
         other = Reporter(store, {"texts": Counts()}, {}, {})
@@ -100,7 +100,7 @@ class StoreThatFell(InMemoryStore):
         raise Unavailable("the store is down")
 
 
-def test_what_is_known_is_told_where_the_queue_does_not_answer(tmp_path: Path) -> None:
+def test_the_status_has_the_stores_numbers_if_the_queue_does_not_answer(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory") as archive:
         archive.lookup("texts", ["a"])
         archive._reporter._due = 0.0

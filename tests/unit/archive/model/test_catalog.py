@@ -52,7 +52,7 @@ def test_the_default_moves_to_what_is_full_then() -> None:
         with_default(made, 3, 6.0)
 
 
-def test_what_was_the_default_at_a_time_is_known() -> None:
+def test_past_defaults_are_found_by_time() -> None:
     made = with_default(with_default(record("a", "b"), 2, 5.0), 2, 6.0)
     assert made.moves == ((1.0, 1), (5.0, 2))
     times = np.array([0, 999, 1000, 4999, 5000, 9000], np.uint64)
@@ -60,7 +60,7 @@ def test_what_was_the_default_at_a_time_is_known() -> None:
     assert NO_RECORD.defaults_at(times).tolist() == [0] * 6
 
 
-def test_a_number_is_never_given_again() -> None:
+def test_version_numbers_are_never_reused() -> None:
     made = without(record("a", "b"), 2)
     assert with_version(made, version("c")).versions[-1].number == 3
 
@@ -73,7 +73,7 @@ def test_the_default_is_not_dropped() -> None:
         without(record("a", "b"), 1)
 
 
-def test_forgetting_is_told_to_everybody() -> None:
+def test_forgetting_increments_the_generation_in_the_catalog() -> None:
     assert with_forgotten(record("a")).generation == 1
 
 

@@ -56,7 +56,7 @@ def test_values_come_back_as_they_were_given() -> None:
     ]
 
 
-def test_no_rows_are_rows() -> None:
+def test_zero_rows_are_packed_and_unpacked() -> None:
     rows = rows_of(USERS, {name: [] for name in GIVEN})
     back = values_of(USERS, rows.view(np.uint8).reshape(0, rows.dtype.itemsize))
     assert [len(values) for values in back.values()] == [0] * 5

@@ -50,7 +50,7 @@ def test_a_number_that_float16_cannot_be_is_refused_and_named() -> None:
         Form(7, "float16").encode(given, NOW)
 
 
-def test_what_stands_for_no_vector_is_none() -> None:
+def test_the_missing_value_is_not_a_record() -> None:
     form = Form(7, "float16")
     records = joined([form.missing, form.encode(vectors(1), NOW)[0].tobytes()], form)
     assert form.are_records(records).tolist() == [False, True]
@@ -68,7 +68,7 @@ def test_what_stands_for_no_vector_is_none() -> None:
     ],
     ids=["nothing", "a byte", "garbage", "another type", "a type of the same length", "no head"],
 )
-def test_what_is_no_record_of_this_form_is_no_vector_and_touches_no_other(damaged: bytes) -> None:
+def test_a_malformed_record_is_a_miss_and_affects_no_other(damaged: bytes) -> None:
     form = Form(7, "float16")
     good = form.encode(vectors(2), NOW)
     records = joined([good[0].tobytes(), damaged, good[1].tobytes()], form)

@@ -139,7 +139,7 @@ def test_each_row_may_have_a_time_of_its_own() -> None:
     assert filled.looked_up["image"].written.tolist() == [990_000, 0]
 
 
-def test_what_was_recorded_is_what_is_learnt() -> None:
+def test_recorded_write_times_decide_what_is_learnt() -> None:
     """A value that was too old by an hour when it was served is missing, whatever the row's time says."""
     sources = {"image": IMAGE, "young": InputSource(space="images", key="url", max_age_seconds=5)}
     recorded = {"image": np.array([990_000, 0], np.uint64), "young": np.array([0, 0], np.uint64)}
@@ -260,7 +260,7 @@ def test_what_a_table_cannot_give_is_said(source: dict[str, str], dtype: str, sa
         check_fits("x", made, TensorSpec("x", np.dtype(dtype), ()), table)
 
 
-def test_what_fits() -> None:
+def test_inputs_of_matching_shape_and_dtype_fit() -> None:
     for shape in ((2,), (None,), (1, 2), (None, 2), (2, None, 1)):
         check_fits("image", IMAGE, TensorSpec("image", np.dtype(np.float16), shape), version())
     check_fits("image", IMAGE, TensorSpec("image", np.dtype(np.float32), ()), version(1))

@@ -179,7 +179,7 @@ def test_what_was_looked_up_is_with_the_answer_whether_it_is_an_output_or_not(ar
     assert "age.written" not in declared_outputs(signature, declared, 1)
 
 
-def test_a_way_to_call_the_model_without_such_inputs_is_as_it_was(archive: Archive) -> None:
+def test_a_signature_without_looked_up_inputs_is_unchanged(archive: Archive) -> None:
     model = featured(archive)
     assert model.signatures["plain"].input_names == ("bid",)
     outputs = model.predict({"bid": np.ones(1, np.float32)}, "plain")

@@ -203,7 +203,7 @@ def test_a_counter_that_the_click_itself_moved_is_learnt_at_its_old_value(local:
         assert table.column("clicks").to_pylist() == [41]
 
 
-def test_rows_may_say_it_of_some_and_not_of_others(local: Archive) -> None:
+def test_rows_may_record_only_some_inputs(local: Archive) -> None:
     server = Server(local)
     for step in range(11):
         server.serve("a", 1)

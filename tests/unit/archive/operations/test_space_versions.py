@@ -83,7 +83,7 @@ def test_all_dead_letters_go_however_many_there_are(archive: Archive) -> None:
     assert [one.version for one in archive.dead_letters.all("texts")] == [2]
 
 
-def test_whoever_was_killed_on_the_way_goes_on(archive: Archive) -> None:
+def test_a_drop_that_was_killed_is_completed_by_the_next_one(archive: Archive) -> None:
     archive.catalog.change("texts", lambda record: without(record, 2))
     archive.store.drop(partition("texts", 2))
     assert left(archive, 2) == (0, 6, 1)
@@ -118,7 +118,7 @@ def test_what_a_model_was_trained_on_stays(tmp_path: Path) -> None:
     assert check_unneeded("texts", 2, [models, models]) == 6
 
 
-def test_what_cannot_be_read_may_need_it(tmp_path: Path) -> None:
+def test_an_unreadable_model_prevents_the_drop(tmp_path: Path) -> None:
     version = a_version(tmp_path, "ads", {"texts": 1})
     (version / "headrace-manifest.json").write_text("{")
     with pytest.raises(

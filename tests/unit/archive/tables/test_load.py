@@ -114,7 +114,7 @@ def test_a_table_without_columns_has_them_from_its_first_file(
     }
 
 
-def test_what_arrow_has_more_types_for_becomes_what_a_column_can_be(archive: Archive, tmp_path: Path) -> None:
+def test_arrow_types_map_to_column_dtypes(archive: Archive, tmp_path: Path) -> None:
     when = datetime(2026, 1, 2, tzinfo=UTC)
     rows = pa.table(
         {
@@ -392,7 +392,7 @@ def test_what_is_not_there_is_said(archive: Archive, tmp_path: Path) -> None:
         (["name", "film_id"], "film_id"),
     ],
 )
-def test_the_key_is_the_column_that_is_called_so(
+def test_the_key_column_is_found_by_its_name(
     archive: Archive, tmp_path: Path, names: list[str], key: str
 ) -> None:
     table = "users" if "user_id" in names else "films"
@@ -422,7 +422,9 @@ def doubts_of(archive: Archive, file: Path, key: str = "") -> list[str]:
         ("id,n\n7,1\n8,2\n", ""),
     ],
 )
-def test_what_a_csv_is_taken_for_is_told(archive: Archive, tmp_path: Path, content: str, said: str) -> None:
+def test_guesses_about_a_csv_file_are_reported(
+    archive: Archive, tmp_path: Path, content: str, said: str
+) -> None:
     (tmp_path / "films.csv").write_text(content)
     told = doubts_of(archive, tmp_path / "films.csv")
     assert [one for one in told if said in one] if said else not told

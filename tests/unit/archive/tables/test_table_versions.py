@@ -96,7 +96,7 @@ def test_a_load_that_fails_at_its_first_rows_makes_no_version(
     assert archive.catalog.read("films").versions == ()
 
 
-def test_a_first_load_that_fails_on_its_way_is_in_nobodys_way(archive: Archive, tmp_path: Path) -> None:
+def test_a_failed_first_load_does_not_block_the_next_one(archive: Archive, tmp_path: Path) -> None:
     file = tmp_path / "films.csv"
     rows = "".join(f"f{row},old\n" for row in range(20_000))
     file.write_text("id,age\n" + rows + ",\n")

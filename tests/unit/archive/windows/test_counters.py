@@ -295,7 +295,7 @@ def test_more_keys_and_buckets_than_there_is_room_for_are_refused() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(steps, min_size=1, max_size=60), st.integers(0, 60))
-def test_what_goes_on_from_a_state_goes_on_as_if_nothing_had_been(drawn: list, cut: int) -> None:
+def test_counters_restored_from_a_state_continue_identically(drawn: list, cut: int) -> None:
     rows = stream(drawn)
     whole, first, second = new(), new(), new()
     wanted = take(whole, rows) + written(whole, whole.finish())
@@ -368,7 +368,7 @@ def test_how_late_a_row_may_be_is_that_of_the_settings_and_not_of_the_state() ->
     assert second.totals(second.slots_of(["a"]))[0].tolist() == [[2]]  # those of 10 had left all windows
 
 
-def test_what_no_window_reaches_any_more_is_not_kept() -> None:
+def test_cells_that_left_all_windows_are_dropped() -> None:
     first, second = counting(30), counting(4)
     counted(first, [("a", 10)] * JUMP_ROWS + [("b", 20), ("b", 21)])
     second.restore(first.state(), first.plan)
@@ -377,7 +377,7 @@ def test_what_no_window_reaches_any_more_is_not_kept() -> None:
     assert second.totals(second.slots_of(["a", "b"]))[0].tolist() == [[0], [2]]
 
 
-def test_a_state_with_more_open_cells_than_there_is_room_at_first_is_gone_on_with() -> None:
+def test_a_state_with_more_open_cells_than_the_first_capacity_is_restored() -> None:
     first, second = counting(4), counting(4)
     keys = [f"{one}" for one in range(5000)]
     counted(first, [("a", 10)] * JUMP_ROWS + [(key, 10) for key in keys])
@@ -393,6 +393,6 @@ def test_one_bucket_with_more_keys_than_there_is_room_for_is_refused_before_it_i
         counted(counters, [("a", 10)] * JUMP_ROWS + [(f"{one}", 10) for one in range(3000)])
 
 
-def test_what_is_no_state_of_counters_is_refused() -> None:
+def test_an_invalid_state_of_counters_is_refused() -> None:
     with pytest.raises(ConfigError, match="checkpoint: it holds no counters"):
         new().restore({"weights": np.zeros(3)}, PLAN)

@@ -16,7 +16,7 @@ from headrace.archive.lookup.archive import Archive
 from headrace.archive.model.archive_toml import archive_config
 from headrace.archive.tables.file_readers import ColumnFile
 from headrace.archive.windows.feed import Feed, after, file_batches, open_stream_batches
-from headrace.base.errors import ConfigError, InvalidRequest, StreamError, Unavailable
+from headrace.base.errors import ConfigError, HeadraceError, InvalidRequest, StreamError, Unavailable
 from headrace.storage.queues.memory import MemoryMessages
 from headrace.storage.settings import MemoryQueue, MemoryStore
 from headrace.storage.stores.memory import InMemoryStore
@@ -172,7 +172,7 @@ def history(archive: Archive) -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("history_seconds", [0.0, 86_400.0])
 @pytest.mark.parametrize("saved", [5, 100])
-def test_what_goes_on_from_a_state_writes_what_an_undisturbed_feed_does(
+def test_a_resumed_feed_writes_the_same_values_as_an_uninterrupted_one(
     tmp_path: Path, saved: int, history_seconds: float
 ) -> None:
     rows = rows_of(300, seed=5)
@@ -251,6 +251,16 @@ def test_a_state_of_another_feed_is_refused(tmp_path: Path) -> None:
             feed_of(archive).restore(arrays, meta)
         with pytest.raises(ConfigError, match="not a checkpoint of headrace archive feed"):
             feed_of(archive).restore(arrays, {"model": 1})
+
+
+def test_a_damaged_record_of_the_progress_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+    with opened(tmp_path) as archive:
+        arrays, meta = feed_of(archive).state()
+        assert archive.store.swap("feed/demand", None, b'{"run": 7}')
+        with pytest.raises(
+            HeadraceError, match=r"is damaged: .*; start a new feed, with another --checkpoint"
+        ):
+            feed_of(archive).restore(arrays, meta)
 
 
 def refused(folder: Path, rows: dict[str, Sequence[object]]) -> str:
@@ -348,7 +358,7 @@ def test_a_table_without_windows_is_not_fed(tmp_path: Path) -> None:
         Feed(archive, "users", lambda: False)
 
 
-def test_a_number_whose_sums_would_be_none_is_missing(tmp_path: Path) -> None:
+def test_a_number_too_large_to_sum_counts_as_missing(tmp_path: Path) -> None:
     rows = rows_of(2000)
     changes = rows["change"].to_numpy(zero_copy_only=False).astype(np.float64)
     changes[[5, 6, 7, 8]] = 1e308
@@ -391,7 +401,7 @@ def numbers_in(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [row for batch in batches for row in batch["x"].to_pylist()]
 
 
-def test_what_has_come_together_is_given_together() -> None:
+def test_rows_that_arrive_together_form_one_batch() -> None:
     with open_stream_batches(io.BytesIO(stream_of(ROWS, rows=7))) as (names, batches, _):
         assert names == ["item", "x"]
         given = list(batches)
@@ -414,7 +424,7 @@ def test_rows_of_a_slow_pipe_are_given_as_they_come() -> None:
             assert numbers_in(batches) == list(range(50, 100))
 
 
-def test_what_came_before_a_cut_is_given_first() -> None:
+def test_rows_before_a_cut_are_yielded_before_the_error() -> None:
     content = stream_of(ROWS, rows=50)
     given = []
     with open_stream_batches(io.BytesIO(content[:-100])) as (_, batches, _wait):
@@ -435,7 +445,7 @@ def test_small_batches_of_a_file_are_given_together(tmp_path: Path) -> None:
     assert numbers_in(iter(given)) == list(range(100))
 
 
-def test_what_came_before_the_damage_of_a_file_is_given_first(tmp_path: Path) -> None:
+def test_rows_before_damage_in_a_file_are_yielded_before_the_error(tmp_path: Path) -> None:
     (tmp_path / "rows.arrows").write_bytes(stream_of(ROWS, rows=25)[:-100])
     _, batches, _ = file_batches(ColumnFile(tmp_path / "rows.arrows"), ["x"])
     given = [next(batches)]

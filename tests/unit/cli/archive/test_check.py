@@ -60,7 +60,7 @@ def test_an_embedder_that_no_space_uses_is_read(tmp_path: Path, capsys: pytest.C
     assert check(tmp_path, f'{settings}kind = "model"\nmodel = "m"\n', capsys)[0] == 0
 
 
-def test_models_of_the_server_itself_are_said_to_be_not_looked_at(
+def test_a_check_says_that_it_skips_models_of_the_server_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = '[spaces.words]\nembedder = "counts"\n[embedders.counts]\nkind = "model"\nmodel = "counts"\n'

@@ -64,7 +64,7 @@ def test_letters_are_listed_with_their_reasons(file: Path, capsys: pytest.Captur
     head, line = shown.out.splitlines()
     assert head.split() == ["space", "version", "key", "reason", "attempts", "died"]
     assert line.split() == ["films", "1", "Heat", "no", "Heat", "1", "2027-01-15T08:00:00Z"]
-    assert "1 of them cannot be read" in shown.err
+    assert "1 dead letter cannot be read; forget or invalidate the key to remove one" in shown.err
 
 
 def test_replayed_letters_are_queued_and_gone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,7 @@ def join(place: Path, *words: str) -> int:
     return main(["archive", "join", str(place / "rows"), *paths, "--out", str(place / "joined"), *words])
 
 
-def test_it_says_what_it_found(place: Path, capsys: Captured) -> None:
+def test_counts_of_found_and_missing_values_are_printed(place: Path, capsys: Captured) -> None:
     assert join(place, "--json") == 0
     said = json.loads(capsys.readouterr().out)
     counts = {"rows": 300, "keys": 300, "found": 200, "too_old": 0, "missing": 100, "lost": 0, "recorded": 0}
@@ -82,7 +82,7 @@ def test_rows_of_a_csv_file_may_say_what_they_were_served_with(
     assert [one.name for one in learnt] == ["ad", "image", "url"]
 
 
-def test_what_is_lost_is_told_loudly(place: Path, capsys: Captured) -> None:
+def test_lost_values_cause_a_warning(place: Path, capsys: Captured) -> None:
     rows = (place / "rows.csv").read_text().replace("4000000000", "1000000000")
     (place / "rows.csv").write_text(rows)
     words = ["--format", "csv", "--timestamp", "when", str(place / "rows.csv")]

@@ -30,7 +30,7 @@ WRONG = "b,2026-01-01T12:00:01,old\n"
         (GOOD + '"a\nb",2026-01-01T12:00:01,2\n' + WRONG, "row 3 (line 5)"),
     ],
 )
-def test_a_value_that_is_none_is_named_alike_by_load_and_feed(
+def test_load_and_feed_report_an_invalid_value_alike(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, where: str
 ) -> None:
     (tmp_path / "archive.toml").write_text(SETTINGS)

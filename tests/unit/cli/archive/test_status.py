@@ -67,14 +67,16 @@ def test_programs_learn_what_is_silent(
     assert [(one["space"], one["hit_rate"]) for one in told["spaces"]] == [("items", None)]
 
 
-def test_all_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_status_with_all_parts_available_exits_with_0(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert status(tmp_path, "") == 0
     out, err = capsys.readouterr()
     assert (out.splitlines()[-1], err) == ("queue: 0 keys wait; dead letters: 0", "")
 
 
 @pytest.mark.parametrize("words", [("versions",), ("default", "items"), ("lookup", "items", "a")])
-def test_verbs_do_not_say_that_nothing_is_there_where_the_store_is_away(
+def test_verbs_do_not_report_absence_if_the_store_does_not_answer(
     tmp_path: Path, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = '[store]\nkind = "redis"\naddress = "127.0.0.1:1"\n[spaces.items]\ndimension = 3\n'

@@ -24,7 +24,7 @@ def test_products_of_packed_weights(rows: int) -> None:
         np.testing.assert_allclose(results.reshape(rows, 3 * PANEL), wanted, atol=1e-4)
 
 
-def test_what_is_not_a_number_shows() -> None:
+def test_nan_inputs_give_nan_outputs() -> None:
     results = np.zeros(PANEL, np.float32)
     inputs = np.full(1, np.nan, np.float32)
     multiply(Operand(inputs, 0, 1), Operand(pack(np.ones((1, PANEL))), 0, 1), Operand(results, 0, PANEL),

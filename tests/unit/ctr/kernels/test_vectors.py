@@ -21,7 +21,7 @@ def _combine(given: Array, weights: Array, size: tuple[None, ...], out: Array) -
 
 @pytest.mark.parametrize("size", [1, 4, 10, 16, 33])
 @pytest.mark.parametrize("dtype", [np.float32, np.int16, np.int8])
-def test_numbers_are_those_of_arrays(size: int, dtype: type[np.generic]) -> None:
+def test_vector_operations_agree_with_numpy(size: int, dtype: type[np.generic]) -> None:
     random = np.random.default_rng(size)
     given = random.integers(-100, 100, size + 1).astype(np.float32)
     weights = random.integers(-100, 100, size + 2).astype(dtype)

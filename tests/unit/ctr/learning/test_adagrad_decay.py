@@ -52,7 +52,7 @@ def turned(block: Block) -> Block:
         (1e9, 1.0, 2.0),  # and has its bounds
     ],
 )
-def test_how_much_is_forgotten(evidence: float, spread: float, expected: float) -> None:
+def test_doublings_follow_from_the_evidence(evidence: float, spread: float, expected: float) -> None:
     assert doublings(evidence, spread) == pytest.approx(expected)
 
 
@@ -110,7 +110,7 @@ def test_the_sample_is_what_numpy_says() -> None:
     )
 
 
-def test_a_world_that_turns_is_followed_faster() -> None:
+def test_more_is_forgotten_on_a_changing_stream() -> None:
     """Where it stands still hardly anything is forgotten, where it turns round again and again, much."""
     weights = []
     for turns in (False, True):
@@ -135,7 +135,7 @@ def test_evidence_of_every_thread_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", ["lr", "fm"])
-def test_it_does_not_matter_how_rows_come(kind: Kind) -> None:
+def test_learning_does_not_depend_on_the_division_into_blocks(kind: Kind) -> None:
     block = block_of(SINGLE, 3000)
     whole, parts = model_of(kind), model_of(kind)
     expected = whole.learn(block)
@@ -225,17 +225,17 @@ def schema_of(fields: int, *more: Field) -> Schema:
         (schema_of(6, Field(name="price", role="dense"), Field(name="image", role="vector", size=8)), 1.0),
     ],
 )
-def test_what_each_value_moves(schema: Schema, expected: float) -> None:
+def test_the_share_of_a_step_depends_on_the_number_of_fields(schema: Schema, expected: float) -> None:
     assert share_of(ModelSettings(kind="lr"), Features.of(schema)) == pytest.approx(expected)
 
 
-def test_interactions_take_part() -> None:
+def test_interactions_count_in_the_share_of_a_step() -> None:
     pairs = tuple(Interaction(fields=("field_0", f"field_{number}")) for number in range(1, 3))
     settings = ModelSettings(kind="lr", interactions=pairs)
     assert share_of(settings, Features.of(schema_of(6))) == pytest.approx(6 / 8)
 
 
-def test_only_what_forgets_shares() -> None:
+def test_only_decaying_optimizers_scale_their_learning_rates() -> None:
     adagrad = Optimizer(kind="adagrad", learning_rate=0.2)
     assert sharing(adagrad, 0.5) is adagrad
     assert sharing(FORGETTING, 0.5) == Optimizer(kind="forgetting", learning_rate=0.1)

@@ -39,7 +39,7 @@ def copied(model: BatchedModel) -> dict[str, Array]:
         (10**9, 1.0, 0.0),  # a batch of which nothing is left
     ],
 )
-def test_what_a_new_square_counts(counted: int, weight: float, factor: float) -> None:
+def test_the_weight_of_new_squares_doubles_per_half_life(counted: int, weight: float, factor: float) -> None:
     memory = HalfLife(100)
     assert memory.count(counted) == factor
     assert memory.weight == pytest.approx(weight)
@@ -123,13 +123,13 @@ def test_a_state_without_it_is_refused() -> None:
         model.restore(state)
 
 
-def test_what_does_not_forget_keeps_no_count() -> None:
+def test_models_without_decay_have_no_row_count_in_their_state() -> None:
     """So its checkpoints are what they were."""
     adagrad = Optimizer(kind="adagrad")
     assert "half_life.rows" not in model_of(linear=adagrad, embeddings=adagrad).state()
 
 
-def test_it_follows_a_world_that_turns() -> None:
+def test_a_half_life_follows_a_changing_stream() -> None:
     """The same rows, after which who clicked no longer does: the shorter the memory, the better."""
     losses = []
     for half_life_rows in (500, 10**9):

@@ -197,7 +197,7 @@ def test_forgotten_rows_are_fresh() -> None:
         assert np.array_equal(model.state()[name][kept], learnt[name][kept])
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_settings_and_states_that_do_not_fit_are_refused() -> None:
     """Batched optimizers, unknown fields in interactions, other states: an error says what was expected."""
     features = Features.of(MANY)
     with pytest.raises(ConfigError, match="learns in batches"):

@@ -66,7 +66,7 @@ def test_the_gradient_is_that_of_beta_binomials(clicks: int, views: int, compone
     np.testing.assert_allclose(means, moments(heads).mean, rtol=1e-6)
 
 
-def test_one_view_teaches_no_concentration_and_no_view_nothing() -> None:
+def test_one_view_gives_no_gradient_of_the_concentration_and_no_view_none_at_all() -> None:
     heads = heads_for(10, components=1)
     gradients, means = np.empty_like(heads), np.empty(10, np.float32)
     for views in (1, 0):
@@ -76,7 +76,7 @@ def test_one_view_teaches_no_concentration_and_no_view_nothing() -> None:
         assert gradients[:, 0].any() == (views == 1)
 
 
-def test_far_heads_have_finite_gradients_that_lead_back() -> None:
+def test_extreme_heads_have_finite_gradients_towards_the_data() -> None:
     heads = np.zeros((4, heads_of(2)), np.float32)
     heads[0, 0], heads[1, 0] = 1e6, -1e6
     heads[2, 5:], heads[3, 5:] = 1e6, -1e6
@@ -123,7 +123,7 @@ def test_quantiles_invert_the_distribution(spread: float) -> None:
     assert (below(found + 1e-7) >= shares - 1e-7).all()
 
 
-def test_fresh_biases_say_little() -> None:
+def test_initial_biases_give_a_broad_distribution() -> None:
     biases = first_biases(3)[None]
     found = moments(biases)
     assert found.mean[0] == pytest.approx(0.5)

@@ -88,7 +88,7 @@ def test_distinct_values_never_share_a_row() -> None:
     assert again.tolist() == rows.tolist()
 
 
-def test_a_full_table_admits_nobody_and_loses_nobody() -> None:
+def test_a_full_table_admits_no_value_and_evicts_none() -> None:
     layout = features(buckets=11, admit=1)
     vocabulary = Vocabulary(layout)
     keys = hashes(500)
@@ -140,7 +140,7 @@ def test_a_value_keeps_its_row_until_the_end_of_its_block() -> None:
     assert (filled.indices[3, 1], taken.tolist()) == (first + 1, [first + 1])
 
 
-def test_what_is_published_leaves_out_expired_values() -> None:
+def test_published_keys_exclude_expired_values() -> None:
     layout = features(buckets=100, admit=1, expire_rows=100)
     vocabulary = Vocabulary(layout)
     keys = hashes(40)
