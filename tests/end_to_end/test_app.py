@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -74,8 +75,9 @@ def lines_up_to(last: str, command: list[str]) -> list[str]:
                 if last in line:
                     break
         finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate()
             watch.cancel()
-            server.kill()
     return found
 
 

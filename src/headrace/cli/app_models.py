@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, HeadraceError
+from headrace.cli.temporary_files import draft_directory
 from headrace.endpoints import endpoints_of, restoring_modules
 
 _log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
             f"DIR: {file} is not a file; name a Python file with endpoints, or a directory of models"
         )
     file = file.resolve()
-    with _temporary() as made:
-        directory, ended = Path(made), threading.Event()
+    with ExitStack() as undo:
+        directory, ended = draft_directory(undo), threading.Event()
         before = _changes(file)
         publish_endpoints(file, directory, 1)
         watching = threading.Thread(
@@ -55,15 +55,6 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
             ended.set()
             if reload:
                 watching.join()
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="headrace-app-")
-    except OSError as error:
-        raise ConfigError(
-            f"temporary files: {error.strerror}; set TMPDIR to a directory that can be written to"
-        ) from error
 
 
 def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: bool = False) -> None:

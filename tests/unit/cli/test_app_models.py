@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -109,6 +111,26 @@ def test_old_versions_are_removed(tmp_path: Path) -> None:
         until(lambda: models_in(directory) == ["1.py/1", "1.py/2", "second/1", "second/2"])
         written(tmp_path, APP.partition("@headrace.endpoint\n")[0])
         until(lambda: models_in(directory) == ["1.py/2", "1.py/3"])
+
+
+def test_the_directory_of_a_server_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    served = f"directory_of(Path({str(written(tmp_path))!r}), reload=False)"
+    code = f"with {served} as directory:\n    print(directory, flush=True)\n    os._exit(9)\n"
+    imports = "import os\nfrom pathlib import Path\nfrom headrace.cli.app_models import directory_of\n"
+    killed = subprocess.run(
+        [sys.executable, "-c", imports + code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    left = Path(killed.stdout.strip())
+    assert left.is_dir()
+    with directory_of(tmp_path / "app.py", reload=False):
+        assert not left.exists()
 
 
 def test_without_a_temporary_directory_the_error_says_so(
