@@ -63,11 +63,16 @@ def endpoint(target: Target | None = None, /, *, batch: bool = False, name: str 
         name: The model's name; that of the function if empty.
 
     Raises:
-        ConfigError: An annotation is missing or unknown, two inputs have the same name, or the name
-            is not a model's name.
+        ConfigError: An annotation is missing or unknown, two inputs have the same name, the name is not
+            a model's name, or the target is neither a function nor a class.
     """
 
     def mark(target: Target) -> Target:
+        if not hasattr(target, "__name__"):
+            raise ConfigError(
+                f"@headrace.endpoint: expected a function or a class, got {type(target).__name__}; define a "
+                "function that calls the object, or set the model's name with name=…"
+            )
         setattr(target, _MARK, describe(target, batch=batch, name=name or target.__name__))
         return target
 

@@ -71,15 +71,16 @@ def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: boo
     """
     source = directory / f".{number}.py"
     try:
-        shutil.copyfile(file, source)
+        source.write_bytes(file.read_bytes())
         code = partial(_MODEL.format, source=str(source), file=str(file), as_guest=as_guest)
         with restoring_modules(file):
             names = endpoints_of(source, file, as_guest=as_guest).keys()
             _write(directory, number, {name: code(name=name) for name in names})
         for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
             shutil.rmtree(gone)
+        _remove_sources(directory)
     except OSError as error:
-        raise ConfigError(f"{error.filename or file}: {error.strerror or error}") from error
+        raise ConfigError(f"{error.filename or directory}: {error.strerror or error}") from error
 
 
 def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
@@ -96,6 +97,15 @@ def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
             shutil.rmtree(directory / name / str(old), ignore_errors=True)
 
 
+def _remove_sources(directory: Path) -> None:
+    """Remove the copies of the file that no version imports."""
+    models = [one for one in directory.iterdir() if one.is_dir()]
+    imported = {f".{version.name}.py" for model in models for version in model.iterdir()}
+    for source in directory.glob(".*.py"):
+        if source.name not in imported:
+            source.unlink(missing_ok=True)
+
+
 def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threading.Event) -> None:
     number = 1
     while not ended.wait(_LOOK_SECONDS):
@@ -104,6 +114,7 @@ def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threadin
             if now == before:
                 continue
             before, number = now, number + 1
+            _log.info("%s has changed, and is imported again", file.name)  # which may take long, or hang
             publish_endpoints(file, directory, number)
             _log.info("%s has changed and is served as version %d", file.name, number)
         except HeadraceError as error:
