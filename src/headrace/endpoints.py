@@ -63,11 +63,16 @@ def endpoint(target: Target | None = None, /, *, batch: bool = False, name: str 
         name: The model's name; that of the function if empty.
 
     Raises:
-        ConfigError: An annotation is missing or unknown, two inputs have the same name, or the name
-            is not a model's name.
+        ConfigError: An annotation is missing or unknown, two inputs have the same name, the name is not
+            a model's name, or the target is neither a function nor a class.
     """
 
     def mark(target: Target) -> Target:
+        if not hasattr(target, "__name__"):
+            raise ConfigError(
+                f"@headrace.endpoint: expected a function or a class, got {type(target).__name__}; define a "
+                "function that calls the object, or set the model's name with name=…"
+            )
         setattr(target, _MARK, describe(target, batch=batch, name=name or target.__name__))
         return target
 
@@ -89,7 +94,7 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
         )
     hints = hints_of(where, function)
     parts = []
-    for parameter in [*inspect.signature(function).parameters.values()][isinstance(target, type) :]:
+    for parameter in [*inspect.signature(function).parameters.values()][_has_self(target) :]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise ConfigError(f"{where}: parameter {parameter}: expected one that is given by name")
         part = part_of(f"{where}: parameter {parameter.name}", parameter.name, hints, batch=batch)
@@ -110,6 +115,12 @@ def describe(target: Callable[..., Any], *, batch: bool, name: str) -> Endpoint:
     if result.make is None:
         result = Part(_OUTPUT, (result.columns[0]._replace(name=_OUTPUT),))
     return Endpoint(name, target, batch, tuple(parts), result)
+
+
+def _has_self(target: Callable[..., Any]) -> bool:
+    """Return whether the first parameter is the object of a class."""
+    unbound = inspect.getattr_static(target, "__call__")
+    return isinstance(target, type) and not isinstance(unbound, staticmethod | classmethod)
 
 
 def _of_part(where: str, function: Callable[..., Any], hints: dict[str, Any]) -> dict[str, Any]:

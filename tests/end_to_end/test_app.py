@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -52,6 +53,14 @@ def test_a_file_with_a_mistake_is_refused_in_one_line(tmp_path: Path) -> None:
     assert ran.stderr == "headrace: app.py: no endpoints; mark a function with @headrace.endpoint\n"
 
 
+def test_a_file_that_changes_the_working_directory_does_not_move_other_files(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("import os\nos.chdir('/')\n" + APP)
+    (tmp_path / "server.toml").write_text('[access]\nfile = "keys.toml"\n')
+    command = [sys.executable, "-m", "headrace", "serve", "app.py", "--config", "server.toml"]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.stderr.startswith(f"headrace: {tmp_path}/keys.toml cannot be read: ")
+
+
 MEAN = """
 import headrace
 
@@ -74,8 +83,9 @@ def lines_up_to(last: str, command: list[str]) -> list[str]:
                 if last in line:
                     break
         finally:
+            server.send_signal(signal.SIGINT)
+            server.communicate()
             watch.cancel()
-            server.kill()
     return found
 
 

@@ -93,6 +93,14 @@ def test_a_second_variable_is_no_second_endpoint(tmp_path: Path) -> None:
         (APP + "\nprint(Annotated)\n", "^app.py:13: NameError: name 'Annotated' is not defined$"),
         (APP + "\nimport failing\n", "^failing.py:2: ZeroDivisionError"),
         ("x = (\n", "app.py fails: SyntaxError"),
+        (
+            "import headrace\n@headrace.endpoint('price')\ndef price(age: float) -> float: ...\n",
+            "expected a function or a class, got str; .* set the model's name with name=",
+        ),
+        (
+            "import functools, headrace\nprice = headrace.endpoint(functools.partial(max, 1))\n",
+            "expected a function or a class, got partial; define a function that calls the object",
+        ),
         (APP.replace('"other"', '"price"'), "two endpoints are called 'price'"),
         (
             CHECKED.format("@checked\n@headrace.endpoint"),

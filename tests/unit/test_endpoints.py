@@ -480,6 +480,18 @@ def test_an_object_of_a_class_is_made_when_it_is_loaded() -> None:
     assert answer(model(Ranker), people(1, 2)) == {"output": [1, 2]}
 
 
+@pytest.mark.parametrize("kind", [staticmethod, classmethod])
+def test_a_call_without_an_object_keeps_its_first_parameter(kind: Callable[..., Any]) -> None:
+    def double(age: float, city: str) -> float:
+        return 2 * age
+
+    def of_class(cls: type, age: float, city: str) -> float:
+        return 2 * age
+
+    function = double if kind is staticmethod else of_class
+    assert answer(model(type("Double", (), {"__call__": kind(function)})), people(3.0)) == {"output": [6.0]}
+
+
 def test_a_marked_function_is_still_a_function() -> None:
     @headrace.endpoint
     def double(x: float) -> float:

@@ -77,6 +77,7 @@ class ThreadSteps:
         self._clock = clock
         self._parts: Generator[Tensors, None, None] | None = None
         self._worker: Worker[Work] | None = None
+        self._ends = False
 
     def next(self, settle: Settle) -> None:
         """Begin the next step; see ``Steps``."""
@@ -90,12 +91,15 @@ class ThreadSteps:
 
     def close(self, closed: Callable[[], object]) -> None:
         """Close the generator; see ``Steps``."""
+        self._ends = True
         if self._worker is None:  # none of the model's code has run
             closed()
         else:
             self._worker.queue.put(partial(self._end, self._worker, closed))
 
     def _step(self, settle: Settle) -> None:
+        if self._ends:  # while the step waited for the thread
+            return
         try:
             if self._parts is None:
                 self._parts = self._begin()

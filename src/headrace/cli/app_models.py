@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
 from headrace.base.errors import ConfigError, HeadraceError
+from headrace.cli.temporary_files import draft_directory
 from headrace.endpoints import endpoints_of, restoring_modules
 
 _log = logging.getLogger(__name__)
@@ -40,8 +40,8 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
             f"DIR: {file} is not a file; name a Python file with endpoints, or a directory of models"
         )
     file = file.resolve()
-    with _temporary() as made:
-        directory, ended = Path(made), threading.Event()
+    with ExitStack() as undo:
+        directory, ended = draft_directory(undo), threading.Event()
         before = _changes(file)
         publish_endpoints(file, directory, 1)
         watching = threading.Thread(
@@ -55,15 +55,6 @@ def directory_of(file: Path, *, reload: bool) -> Iterator[Path]:
             ended.set()
             if reload:
                 watching.join()
-
-
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="headrace-app-")
-    except OSError as error:
-        raise ConfigError(
-            f"temporary files: {error.strerror}; set TMPDIR to a directory that can be written to"
-        ) from error
 
 
 def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: bool = False) -> None:
@@ -80,15 +71,16 @@ def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: boo
     """
     source = directory / f".{number}.py"
     try:
-        shutil.copyfile(file, source)
+        source.write_bytes(file.read_bytes())
         code = partial(_MODEL.format, source=str(source), file=str(file), as_guest=as_guest)
         with restoring_modules(file):
             names = endpoints_of(source, file, as_guest=as_guest).keys()
             _write(directory, number, {name: code(name=name) for name in names})
         for gone in [one for one in directory.iterdir() if one.name not in names and one.is_dir()]:
             shutil.rmtree(gone)
+        _remove_sources(directory)
     except OSError as error:
-        raise ConfigError(f"{error.filename or file}: {error.strerror or error}") from error
+        raise ConfigError(f"{error.filename or directory}: {error.strerror or error}") from error
 
 
 def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
@@ -105,6 +97,15 @@ def _write(directory: Path, number: int, models: Mapping[str, str]) -> None:
             shutil.rmtree(directory / name / str(old), ignore_errors=True)
 
 
+def _remove_sources(directory: Path) -> None:
+    """Remove the copies of the file that no version imports."""
+    models = [one for one in directory.iterdir() if one.is_dir()]
+    imported = {f".{version.name}.py" for model in models for version in model.iterdir()}
+    for source in directory.glob(".*.py"):
+        if source.name not in imported:
+            source.unlink(missing_ok=True)
+
+
 def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threading.Event) -> None:
     number = 1
     while not ended.wait(_LOOK_SECONDS):
@@ -113,6 +114,7 @@ def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threadin
             if now == before:
                 continue
             before, number = now, number + 1
+            _log.info("%s has changed, and is imported again", file.name)  # which may take long, or hang
             publish_endpoints(file, directory, number)
             _log.info("%s has changed and is served as version %d", file.name, number)
         except HeadraceError as error:

@@ -197,14 +197,16 @@ def _add_setting(parser: argparse.ArgumentParser, key: str, kind: _Kind, told: s
 
 def run(options: argparse.Namespace) -> int:
     """Serve until stopped by a signal."""
+    config = _config(options)
     if options.models is None or options.models.suffix != ".py":
-        return serve(options, _config(options))
+        _expect_models(options, config)
+        return serve(options, config)
     # Imported late: only an app.py needs it.
     from headrace.cli.app_models import directory_of  # noqa: PLC0415
 
     options.app = options.models
     with directory_of(options.app, reload=options.reload) as options.models:
-        return serve(options, with_flags(_config(options), allow_code=True))
+        return serve(options, with_flags(config, allow_code=True))
 
 
 def serve(options: argparse.Namespace, config: ServerConfig) -> int:
@@ -278,10 +280,15 @@ def _shown(options: argparse.Namespace) -> Path | None:
 
 
 def _config(options: argparse.Namespace) -> ServerConfig:
+    """Return the settings; call it before an app.py is imported, which may change the working directory."""
     config = ServerConfig()
     if options.config is not None:
         config = server_config(options.own_settings, str(options.config), options.config.absolute().parent)
-    if options.models is None and not (config.models or config.archive or options.archive):
+    return with_flags(config, **{key: _absolute(getattr(options, key)) for key in SETTINGS})
+
+
+def _expect_models(options: argparse.Namespace, config: ServerConfig) -> None:
+    if options.models is None and not (config.models or config.archive):
         raise ConfigError(
             "nothing to serve: name a directory of models, models in --config FILE, or an --archive FILE"
         )
@@ -289,7 +296,6 @@ def _config(options: argparse.Namespace) -> ServerConfig:
         raise ConfigError(f"DIR: {options.models} is not a directory{_way_out(options.models)}")
     if options.models is not None:
         models.expect_no_version(options.models)
-    return with_flags(config, **{key: _absolute(getattr(options, key)) for key in SETTINGS})
 
 
 def _way_out(place: Path) -> str:

@@ -311,7 +311,7 @@ def _end_with(parent: int) -> None:
 def _end(code: int) -> NoReturn:
     """Exit without waiting for other threads, which may compute or hang."""
     logging.shutdown()
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, AttributeError):  # closed; None
         sys.stdout.flush()
     os._exit(code)
 

@@ -20,11 +20,11 @@ from headrace.base.errors import ConfigError, FailedPrecondition, LoadError, lis
 from headrace.base.event_loop import run_in
 from headrace.base.tensors import Array
 from headrace.cli.announcement import described
+from headrace.cli.temporary_files import draft_directory
 from headrace.config import ServerConfig, with_flags
 from headrace.config.checks import DAY
 from headrace.model.data_frames import Inputs
 from headrace.notebook.object_files import Found, find
-from headrace.notebook.temporary_files import draft_directory
 from headrace.server.server import Server
 from headrace.serving.engine import ModelSpec
 

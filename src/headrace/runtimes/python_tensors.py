@@ -90,6 +90,8 @@ def _as_numbers(spec: TensorSpec, value: object, array: Array) -> Array:
     if spec.dtype.kind in "iu" and array.dtype.kind not in "biu" and not isinstance(value, np.ndarray):
         # NumPy reads lists of integers beyond INT64 as floats or as objects.
         array = _whole(spec, np.asarray(value, STRING), array)
+    elif spec.dtype.kind == "f" and array.dtype == STRING:
+        array = _floats(spec, array)
     if not may_cast(array.dtype, spec.dtype):
         return array
     try:
@@ -108,6 +110,18 @@ def _whole(spec: TensorSpec, objects: Array, array: Array) -> Array:
             said = f"{one} does not fit in {name_of(spec.dtype)}"
             raise ModelError(f"the output {spec.name!r} of the model: {said}")
     return np.array(objects, spec.dtype)
+
+
+def _floats(spec: TensorSpec, objects: Array) -> Array:
+    """Return numbers of a list with integers beyond INT64 as floats; the given array if it has others."""
+    if not all(isinstance(one, int | float | np.integer | np.floating) for one in objects.flat):
+        return objects
+    try:
+        return objects.astype(np.float64)
+    except OverflowError:
+        raise ModelError(
+            f"the output {spec.name!r} of the model: an integer does not fit in {name_of(spec.dtype)}"
+        ) from None
 
 
 def _as_declared(spec: TensorSpec, value: object) -> Array:

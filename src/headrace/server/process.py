@@ -274,7 +274,7 @@ def _end_without_threads(code: int) -> NoReturn:
 def end_at_once(code: int) -> NoReturn:
     """End the process without waiting for any thread; output that cannot be flushed is lost."""
     logging.shutdown()
-    with suppress(OSError):  # a full disk
+    with suppress(OSError, ValueError, AttributeError):  # a full disk; closed; None, as after `>&-`
         sys.stdout.flush()
     os._exit(code)
 

@@ -270,6 +270,32 @@ def test_a_step_that_lasts_beyond_the_deadline_keeps_its_place_until_it_returns(
     run(Scripted(script), scenario, max_streams=1)
 
 
+def test_a_stream_that_is_left_while_its_step_waits_for_the_thread_computes_nothing() -> None:
+    began, may_go_on = threading.Event(), threading.Event()
+    parts: list[int] = []
+
+    def script() -> Generator[Part, None, None]:
+        began.set()
+        may_go_on.wait(seconds_left())
+        parts.append(len(parts))
+        yield part(0)
+
+    async def scenario(engine: Engine) -> None:
+        asked = [asyncio.ensure_future(anext(engine.stream("m", X))) for _ in range(3)]
+        await until_in_loop(began.is_set)
+        with pytest.raises(DeadlineExceeded):
+            await anext(engine.stream("m", X, timeout_seconds=0.01))
+        for one in asked[1:]:
+            one.cancel()
+        await asyncio.wait(asked[1:])
+        may_go_on.set()
+        await asked[0]
+        await until_in_loop(lambda: engine.loaded("m").outstanding <= 1)
+        assert parts == [0]
+
+    run(Scripted(script), scenario)
+
+
 def test_a_part_of_another_type_is_an_error_of_the_model() -> None:
     def script() -> Generator[Part, None, None]:
         yield {"y": np.zeros((1, 2), np.int64)}

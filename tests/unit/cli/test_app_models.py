@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -44,7 +46,8 @@ def written(folder: Path, app: str = APP) -> Path:
 
 
 def models_in(directory: Path) -> list[str]:
-    return sorted(str(one.parent.relative_to(directory)) for one in directory.rglob("model.py"))
+    found = os.walk(directory)  # unlike `rglob`, it passes over folders that are renamed meanwhile
+    return sorted(os.path.relpath(folder, directory) for folder, _, files in found if "model.py" in files)
 
 
 def test_each_endpoint_is_a_model_whatever_its_name(tmp_path: Path) -> None:
@@ -103,12 +106,68 @@ def test_a_version_that_cannot_be_written_leaves_the_modules_of_the_one_before(t
     assert sys.modules["app"] is not own
 
 
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from headrace.base.errors import ConfigError
+from headrace.cli.app_models import publish_endpoints
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))  # as a full disk: writing fails
+try:
+    publish_endpoints(Path(sys.argv[1]), Path(sys.argv[2]), 1)
+except ConfigError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_that_of_the_models_not_that_of_the_file(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    command = [sys.executable, "-c", FULL, str(written(tmp_path)), str(models)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == (f"{models}: File too large\n", "")
+
+
+def test_an_import_that_takes_long_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with directory_of(written(tmp_path), reload=True):
+        end = tmp_path / "end"
+        waits = f"while not pathlib.Path({str(end)!r}).exists():\n    time.sleep(0.01)\n"
+        written(tmp_path, "import pathlib, time\n" + waits + APP)
+        until(lambda: "app.py has changed, and is imported again" in caplog.text)
+        assert "is served as version 2" not in caplog.text
+        end.touch()
+        until(lambda: "app.py has changed and is served as version 2" in caplog.text)
+
+
 def test_old_versions_are_removed(tmp_path: Path) -> None:
     with directory_of(written(tmp_path), reload=True) as directory:
         written(tmp_path, APP + "# 2\n")
         until(lambda: models_in(directory) == ["1.py/1", "1.py/2", "second/1", "second/2"])
         written(tmp_path, APP.partition("@headrace.endpoint\n")[0])
         until(lambda: models_in(directory) == ["1.py/2", "1.py/3"])
+        until(lambda: sorted(one.name for one in directory.glob(".*")) == [".2.py", ".3.py"])
+
+
+def test_the_directory_of_a_server_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    served = f"directory_of(Path({str(written(tmp_path))!r}), reload=False)"
+    code = f"with {served} as directory:\n    print(directory, flush=True)\n    os._exit(9)\n"
+    imports = "import os\nfrom pathlib import Path\nfrom headrace.cli.app_models import directory_of\n"
+    killed = subprocess.run(
+        [sys.executable, "-c", imports + code],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    left = Path(killed.stdout.strip())
+    assert left.is_dir()
+    with directory_of(tmp_path / "app.py", reload=False):
+        assert not left.exists()
 
 
 def test_without_a_temporary_directory_the_error_says_so(

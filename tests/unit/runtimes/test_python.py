@@ -159,6 +159,8 @@ def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("INT16", "np.array([1, -32768])", [1, -32768]),
         ("FP16", "[1.5, 2]", [1.5, 2.0]),
         ("FP32", "[float('inf'), 1e-300]", [float("inf"), 0.0]),
+        ("FP64", "[2**70, 1.5]", [2.0**70, 1.5]),
+        ("FP32", "[np.float32(0.5), -(2**70)]", [0.5, -(2.0**70)]),
         ("BOOL", "[True, False]", [True, False]),
     ],
 )
@@ -177,6 +179,9 @@ def test_outputs_that_fit_are_cast(tmp_path: Path, datatype: str, given: str, ex
         ("UINT64", "[2**64, 1]", "'y'.*18446744073709551616"),
         ("FP16", "[70000.0, 1]", "'y'.*70000.0 does not fit in FP16"),
         ("FP32", "np.array([1e300, 1])", "'y'.*1e[+]300 does not fit in FP32"),
+        ("FP64", "[10**400, 1]", "'y'.*an integer does not fit in FP64"),
+        ("FP32", "[10**60, 1]", "'y'.*1e[+]60 does not fit in FP32"),
+        ("FP64", "[2**70, 'a']", "declares y FP64"),
         ("INT64", "[1.5, 2]", "declares y INT64"),
         ("INT64", "[float('nan'), 2]", "declares y INT64"),
         ("BOOL", "[1, 0]", "declares y BOOL"),

@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 
-PROGRAM = "from headrace.server.process import end_at_once; print('x'); end_at_once(3)"
+import pytest
+
+ENDS = "from headrace.server.process import end_at_once; end_at_once(3)"
+PROGRAM = f"print('x'); {ENDS}"
 
 
 def test_a_process_ends_with_its_code_though_what_it_printed_cannot_be_written() -> None:
@@ -20,3 +23,9 @@ def test_a_process_ends_with_its_code_though_what_it_printed_cannot_be_written()
             check=False,
         )
     assert (done.returncode, done.stderr) == (3, b"")
+
+
+@pytest.mark.parametrize("output", ["sys.stdout = None", "sys.stdout.close()"])
+def test_a_process_without_output_ends_with_its_code(output: str) -> None:
+    done = subprocess.run([sys.executable, "-c", f"import sys; {output}; {ENDS}"], check=False)
+    assert done.returncode == 3

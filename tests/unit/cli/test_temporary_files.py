@@ -1,7 +1,8 @@
-"""Temporary directories of servers in a process that was killed are removed by the next server."""
+"""Temporary directories of processes that were killed are removed by the next server."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -11,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from headrace.base.errors import ConfigError
-from headrace.notebook.temporary_files import draft_directory
+from headrace.cli.temporary_files import draft_directory
 
 KILLED = """
 import os, sys
 from contextlib import ExitStack
-from headrace.notebook.temporary_files import draft_directory
+from headrace.cli.temporary_files import draft_directory
 
 print(draft_directory(ExitStack()), flush=True)
 sys.stdin.read()
@@ -28,7 +29,7 @@ def test_directories_of_processes_that_have_ended_are_removed_and_others_are_kep
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "headrace-serve-without-lock").mkdir()
+    (tmp_path / ".headrace-serve-not-locked-yet").mkdir()
     with (
         ExitStack() as undo,
         subprocess.Popen(
@@ -51,7 +52,19 @@ def test_directories_of_processes_that_have_ended_are_removed_and_others_are_kep
         third = draft_directory(undo)
         assert not theirs.exists()
         assert all(one.is_dir() for one in (first, second, third))
-    assert [one.name for one in tmp_path.iterdir()] == ["headrace-serve-without-lock"]
+    assert [one.name for one in tmp_path.iterdir()] == [".headrace-serve-not-locked-yet"]
+
+
+def test_cleaners_of_temporary_files_see_that_a_directory_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As systemd-tmpfiles does: it skips a directory that it cannot lock, and what is in it."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with ExitStack() as undo:
+        descriptor = os.open(draft_directory(undo), os.O_RDONLY | os.O_DIRECTORY)
+        undo.callback(os.close, descriptor)
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def test_a_place_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Temporary directories of servers in a process, which the next server removes if the process was killed."""
+"""Temporary directories of models, which the next server removes if a process was killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 
 from headrace.base.errors import ConfigError
 
-_PREFIX, _LOCK = "headrace-serve-", ".lock"
+_PREFIX = "headrace-serve-"
 
 
 def draft_directory(undo: ExitStack) -> Path:
     """Make a temporary directory, and remove those of processes that no longer run.
 
-    Its lock belongs to this process, and ends with it in whatever way that ends.
+    It is locked until this process ends, in whatever way. systemd-tmpfiles, which removes old files, skips
+    directories that are locked.
 
     Args:
         undo: Gets the calls that remove the directory.
@@ -27,10 +28,14 @@ def draft_directory(undo: ExitStack) -> Path:
     """
     try:
         _sweep(Path(tempfile.gettempdir()))
-        draft = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        undo.callback(shutil.rmtree, draft, ignore_errors=True)
+        unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+        undo.callback(shutil.rmtree, unlocked, ignore_errors=True)
+        descriptor = os.open(unlocked, os.O_RDONLY | os.O_DIRECTORY)
+        undo.callback(os.close, descriptor)
         with suppress(OSError):  # a file system without locks: nobody sweeps there
-            undo.callback(os.close, _lock(draft))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft = unlocked.rename(unlocked.with_name(unlocked.name.removeprefix(".")))
+        undo.callback(shutil.rmtree, draft, ignore_errors=True)
     except OSError as error:
         raise ConfigError(
             f"temporary files: {error.strerror}; set TMPDIR to a directory that can be written to"
@@ -38,28 +43,15 @@ def draft_directory(undo: ExitStack) -> Path:
     return draft
 
 
-def _lock(draft: Path) -> int:
-    """Lock a new directory; it gets the name that ``_sweep`` looks for only when it is locked."""
-    unlocked = draft / f"{_LOCK}.new"
-    file = os.open(unlocked, os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        unlocked.rename(draft / _LOCK)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
-
-
 def _sweep(folder: Path) -> None:
     """Remove the directories of this user whose lock nobody holds."""
     for one in folder.glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # it is locked, has no lock yet, or is another user's
+        with suppress(OSError):  # it is locked, another user's, or gone
             if one.lstat().st_uid != os.getuid():
                 continue
-            file = os.open(one / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            descriptor = os.open(one, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(one, ignore_errors=True)
             finally:
-                os.close(file)
+                os.close(descriptor)
