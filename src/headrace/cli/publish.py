@@ -75,9 +75,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=number_types.whole("version", least=0, most=LARGEST_VERSION),
         help="the version's number (default the next one)",
     )
-    parser.add_argument(
-        "--signing-key", metavar="FILE", type=Path, help="sign it with this private key (default none)"
-    )
+    parser.add_argument("--signing-key", metavar="FILE", type=Path, help="sign it with this private key")
     auditing.add_option(parser)
 
 

@@ -134,7 +134,7 @@ def _add_generated_output(parser: argparse.ArgumentParser) -> None:
         "--pace",
         type=float,
         metavar="R",
-        help="write R rows per second, like a live source; else as fast as possible",
+        help="write R rows per second, like a live source (default as fast as possible)",
     )
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
@@ -193,7 +193,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--schema",
         type=Path,
         metavar="FILE",
-        help="the schema of the columns, as TOML or JSON; guessed if left out",
+        help="the schema of the columns, as TOML or JSON (default a guess)",
     )
     add("--print-schema", action="store_true", help="print the schema as TOML, and write no stream")
     add("--label", default="", metavar="NAME", help="the column with the label, 0 or 1; clicks, with --views")
