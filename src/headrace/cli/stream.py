@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError, StreamError, needs_extra
-from headrace.base.terminal import table
+from headrace.base.terminal import counted, table
 from headrace.cli import common
 from headrace.cli.stream_publish import add_publish
 from headrace.stream.schema import Field, Schema, parse_schema
@@ -381,7 +381,8 @@ def _needs_extra() -> Iterator[None]:
 def inspection_text(found: Inspection) -> str:
     """Return a few lines of totals of a stream, then one line per field."""
     size = f" ({found.bytes / found.rows:,.0f} a row)" if found.rows else ""
-    lines = [f"{found.rows:,} rows in {found.batches:,} batches, {found.bytes:,} bytes{size}"]
+    batches = "1 batch" if found.batches == 1 else f"{found.batches:,} batches"
+    lines = [f"{counted(found.rows, 'row')} in {batches}, {found.bytes:,} bytes{size}"]
     if found.schema is not None and found.schema.generator:
         settings = ", ".join(f"{name} {value:g}" for name, value in sorted(found.schema.generator.items()))
         lines.append(f"generated with {settings}")
