@@ -10,6 +10,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks.models import CACHE
 from benchmarks.processes import require
 from benchmarks.rounds import Effort, print_machine
 from benchmarks.stalls import told
@@ -140,6 +141,7 @@ def main() -> None:
     else:
         require("taskset", "h2load", "wrk")
     print_machine()
+    CACHE.mkdir(exist_ok=True)  # most keep their models there
     for name in names:
         module = import_module(f"benchmarks.{name}")
         print(f"\n{name}: {(module.__doc__ or '').strip()}", flush=True)

@@ -1,9 +1,10 @@
-"""Embedders beside their encoders alone, one thread each: texts, and images that are downloaded.
+"""Embedders beside their encoders alone: texts, and images that are downloaded.
 
 Texts are film titles of MovieLens, by MiniLM. Images are photographs as JPEG, from a server of Python's own
 in a process of its own; the encoder is the ONNX file that HEADRACE_IMAGE_ENCODER names (with its
-``encoder.toml`` beside it), or else one of random weights that costs about as much as EfficientNet-Lite0.
-The encoders alone get what is tokenized, downloaded, decoded and stacked already, in the same runs.
+``encoder.toml`` beside it), or else convolutions of random weights, which take 150 million multiplications an
+image. The encoders alone get what is tokenized, downloaded, decoded and stacked already, in the same runs.
+The encoders have one thread; downloads and decoding use all cores beside it.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def _rate(call: Callable[[], object], count: int, seconds: float) -> float:
 
 
 def _photographs(directory: Path) -> list[Path]:
-    """Parts of scikit-learn's two photographs, as a shop's would be: 480 × 400, some 50 KB each."""
+    """Parts of scikit-learn's two photographs, as a shop's would be: 480 × 400, 44 KB each."""
     from sklearn.datasets import load_sample_images  # noqa: PLC0415 - slow to import
 
     directory.mkdir()

@@ -79,13 +79,13 @@ def run(effort: Effort) -> None:
     """
     images = digits() if effort.data is None else read(effort.data)
     with tempfile.TemporaryDirectory(dir=CACHE) as folder:
-        accuracy = write(Path(folder, "fashion"), images)
-        told = f"{len(images.trained):,} trained on, accuracy on {len(images.tested):,} others {accuracy:.1%}"
+        right = write(Path(folder, "fashion"), images)
+        told = f"{len(images.trained):,} trained on, accuracy on {len(right):,} others {right.mean():.1%}"
         print(f"{images.name}: {told}")
         with running(headrace("json", Path(folder)).command) as server:
             files = [png(pixels) for pixels in images.tested[:_TESTED]]
             _await_ready(server)
-            _print_accuracy(server, images, files)
+            _print_accuracy(server, images, files, right)
             bodies = [body(file) for file in files[:_BODIES]]
             sides = {str(rate): round_of(server, bodies, rate, effort) for rate in RATES}
             measured = interleaved(sides, effort.rounds)
@@ -113,12 +113,13 @@ def _get(server: Server, path: str) -> int:
         connection.close()
 
 
-def _print_accuracy(server: Server, images: Images, files: list[bytes]) -> None:
-    """Print how many labels over REST are right: as many as without a server, if pixels are alike."""
+def _print_accuracy(server: Server, images: Images, files: list[bytes], alone: npt.NDArray[np.bool_]) -> None:
+    """Print how many labels are right over REST, and of the same images without a server and PNG files."""
     served = [ask(server, file) for file in files]
     right = [label == images.labels[one] for label, one in zip(served, images.test_classes, strict=False)]
     size = np.mean([len(file) for file in files])
-    print(f"over REST, of {len(files)} of these: {np.mean(right):.1%}; PNG files of {size:.0f} bytes")
+    both = f"{np.mean(right):.1%}, without a server {alone[: len(files)].mean():.1%}"
+    print(f"over REST, of the first {len(files)}: {both}; PNG files of {size:.0f} bytes")
 
 
 # ---- Images, and the model ----
@@ -163,8 +164,8 @@ def digits() -> Images:
     return Images("handwritten digits", names, large[:-500], classes[:-500], large[-500:], classes[-500:])
 
 
-def write(directory: Path, images: Images) -> float:
-    """Train a network, and write it as version 1 of a model; its accuracy on the tested images."""
+def write(directory: Path, images: Images) -> npt.NDArray[np.bool_]:
+    """Train a network, and write it as version 1 of a model; of which tested images it is right."""
     from sklearn.neural_network import MLPClassifier  # noqa: PLC0415 - slow to import
 
     mean, std = images.trained.mean() / 255, images.trained.std() / 255
@@ -181,7 +182,8 @@ def write(directory: Path, images: Images) -> float:
         '[signature]\nlabels_file = "labels.txt"\ntop = 1\n',
         "utf-8",
     )
-    return float(network.score(_numbers(images.tested, mean, std), images.test_classes))
+    right: npt.NDArray[np.bool_] = network.predict(_numbers(images.tested, mean, std)) == images.test_classes
+    return right
 
 
 def _numbers(pixels: Pixels, mean: float, std: float) -> npt.NDArray[np.float32]:

@@ -65,12 +65,14 @@ def _write_keras(version: Path) -> None:
 
 
 def _keras_alone(version: Path, features: Array) -> Call:
-    """The model as a compiled function, which is faster than `predict_on_batch` and `predict`."""
+    """The model compiled by XLA for these rows: the fastest of the calls that are documented."""
     import keras  # noqa: PLC0415 - as above
     import tensorflow  # noqa: PLC0415 - as above
 
-    call = tensorflow.function(keras.saving.load_model(str(version / "model.keras")))
+    model = keras.saving.load_model(str(version / "model.keras"))
     rows = tensorflow.constant(features.astype(np.float32))
+    compiled = tensorflow.function(lambda given: model(given, training=False), jit_compile=True)
+    call = compiled.get_concrete_function(tensorflow.TensorSpec(rows.shape, rows.dtype))
     return lambda: call(rows).numpy()
 
 

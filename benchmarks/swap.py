@@ -112,7 +112,6 @@ def now() -> float:
 @contextmanager
 def _model_directory() -> Iterator[Path]:
     """A model directory of its own, on the file system of the models, so that they need no copy."""
-    CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE, prefix="swap-") as folder:
         directory = Path(folder, "models")
         prepare(Path(folder, "next"), 0).rename(_made(directory / "ctr") / str(FIRST_VERSION))

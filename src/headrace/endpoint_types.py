@@ -435,6 +435,10 @@ def _column(where: str, name: str, kind: Any, *, batch: bool) -> Column:
         absent, value = _OR_NONE[scalar] if may_lack else (None, None)
         read = partial(_each, value) if value else _texts if scalar is str else _values
         return Column(name, _SCALARS[scalar], (None,) * depth if shape is None else shape, read, absent)
+    if batch and kind in _SCALARS:
+        raise ConfigError(
+            f"{where}: expected one value for each row of a batch, list[{kind.__name__}], got {kind.__name__}"
+        )
     got = f"{where}: {_EXPECTED}, got {kind}" + (", in a list or an array" if batch else "")
     raise ConfigError(f"{got}; {_NONE_IN_INPUTS}" if may_lack else got)
 

@@ -50,6 +50,8 @@ _ITERATORS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, Async
 _APPS_KEPT = 2
 _apps: dict[Path, ModuleType] = {}
 _importing = threading.RLock()
+_executing = set[Path]()
+"""Files whose code runs now; under the lock."""
 _given: dict[str, Endpoint] = {}
 Target = TypeVar("Target", bound=Callable[..., Any])
 
@@ -204,6 +206,11 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
             f"{file.name}: has the name of Python's module {file.stem}, which it would replace; "
             "rename the file"
         )
+    if file in _executing:
+        raise ConfigError(
+            f"{file.name}: serves itself while it is imported, without end; call headrace.serve in another "
+            "file, or below `if __name__ == '__main__':`"
+        )
     before = _modules_of(file)
     _forget(before)
     if str(file.parent) not in sys.path:
@@ -211,12 +218,15 @@ def _imported(source: Path, file: Path, as_guest: bool) -> ModuleType:
     module = ModuleType(file.stem)
     module.__file__ = str(file)
     sys.modules[file.stem] = module  # dataclasses look there for annotations
+    _executing.add(file)
     try:
         exec(compile(source.read_bytes(), file, "exec", dont_inherit=True), vars(module))
     except BaseException as error:  # the boundary to the user's code, which may also call sys.exit()
         if isinstance(error, HeadraceError | KeyboardInterrupt):
             raise
         raise ConfigError(f"{_place_of(error, file)}: {type(error).__name__}: {error}") from error
+    finally:
+        _executing.discard(file)
     if as_guest:
         sys.modules.update(before)
     while len(_apps) >= _APPS_KEPT:

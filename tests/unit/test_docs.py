@@ -103,7 +103,7 @@ def test_every_option_is_in_its_table_with_its_default(
     for option, help_text in options.items():
         rows = re.findall(rf"^.*{option}\b.*$", guide, re.MULTILINE)
         assert rows, f"{option} is not in the guide"
-        for default in re.findall(r"\(default ([\w.]+)", help_text):
+        for default in re.findall(r"\(default (?!none)([\w.]+)", help_text):  # a guide may leave none out
             told = any(default in row.replace(",", "") for row in rows)
             assert told, f"{option}: its default, {default}, is not in the guide"
 

@@ -27,11 +27,15 @@ def due(now: float, seconds: float) -> float:
     """Return the deadline that lies a number of seconds after ``now``.
 
     Raises:
-        InvalidRequest: ``seconds`` is NaN. Such a deadline would never pass, and would keep others from
-            passing.
+        InvalidRequest: ``seconds`` is no number, or NaN. Such a deadline would never pass, and would keep
+            others from passing.
     """
-    if math.isnan(seconds):
-        raise InvalidRequest(f"expected a number of seconds, got {seconds}", field="timeout_seconds")
+    try:
+        is_number = not math.isnan(seconds)
+    except (TypeError, OverflowError):
+        is_number = False
+    if not is_number:
+        raise InvalidRequest(f"expected a number of seconds, got {seconds!r:.40}", field="timeout_seconds")
     return now + seconds
 
 

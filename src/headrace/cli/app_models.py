@@ -116,7 +116,11 @@ def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threadin
             before, number = now, number + 1
             _log.info("%s has changed, and is imported again", file.name)  # which may take long, or hang
             publish_endpoints(file, directory, number)
-            _log.info("%s has changed and is served as version %d", file.name, number)
+            _log.info(
+                "%s has changed: version %d is loaded, and replaces the one before once it is ready",
+                file.name,
+                number,
+            )
         except HeadraceError as error:
             _log.error("%s has changed, but the version before goes on: %s", file.name, error.message)
         except BaseException:  # noqa: BLE001 - the thread must go on, or later changes are not served

@@ -27,7 +27,7 @@ def add_option(parser: argparse._ActionsContainer) -> None:
         metavar="FILE",
         type=Path,
         help="append the user, the action and its result to this audit log; the action is refused if its "
-        "start cannot be logged (default none)",
+        "start cannot be logged",
     )
 
 

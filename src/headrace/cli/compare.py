@@ -13,6 +13,7 @@ import numpy as np
 
 from headrace.base.errors import ConfigError
 from headrace.base.tensors import Array
+from headrace.base.terminal import counted
 from headrace.cli import common, models
 from headrace.config import MODEL_CONFIG_FILE, parse_model_config, read_model_config
 from headrace.model.servable import Servable
@@ -82,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         common.print_json(_object(options, found))
     else:
-        print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {found[0].rows} rows")
+        count = counted(found[0].rows, "row")
+        print(f"{options.one} ({one.platform}) and {options.other} ({other.platform}), {count}")
         for output in found:
             print(_line(output, options.tolerance))
     if not any(output.differing for output in found):
@@ -113,7 +115,8 @@ def _object(options: argparse.Namespace, found: Sequence[Difference]) -> dict[st
 def _line(output: Difference, tolerance: float) -> str:
     names = output.name if output.name == output.other_name else f"{output.name}, {output.other_name}"
     beyond = "" if output.largest is None else f" by more than {tolerance:g}"
-    said = f"  {names}: {output.differing} rows differ{beyond}"
+    verb = "differs" if output.differing == 1 else "differ"
+    said = f"  {names}: {counted(output.differing, 'row')} {verb}{beyond}"
     if output.largest is not None:
         said += f"; the largest difference is {output.largest:.3g}"
     if output.worst_row is not None:

@@ -109,14 +109,14 @@ def _add_new(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="NAMES",
         type=common.names,
         default=(),
-        help="patterns of the models that it is for, such as 'ctr*' (default none)",
+        help="patterns of the models that it is for, such as 'ctr*'",
     )
     parser.add_argument(
         "--spaces",
         metavar="NAMES",
         type=common.names,
         default=(),
-        help="patterns of the archive's spaces that it is for (default none)",
+        help="patterns of the archive's spaces that it is for",
     )
     parser.add_argument(
         "--days",

@@ -21,7 +21,13 @@ from headrace.config import (
     read_model_config,
 )
 from headrace.config.checks import wrong
-from headrace.versions.layout import MANIFEST_FILE, SIGNATURE_FILE, holds_versions, version_number
+from headrace.versions.layout import (
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    holds_versions,
+    model_directories,
+    version_number,
+)
 from headrace.versions.manifest import Manifest, Signer, check_manifest, publish, read_manifest
 from headrace.versions.user_files import copy_files, named_files
 
@@ -69,9 +75,7 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         type=number_types.whole("version", least=0, most=LARGEST_VERSION),
         help="the version's number (default the next one)",
     )
-    parser.add_argument(
-        "--signing-key", metavar="FILE", type=Path, help="sign it with this private key (default none)"
-    )
+    parser.add_argument("--signing-key", metavar="FILE", type=Path, help="sign it with this private key")
     auditing.add_option(parser)
 
 
@@ -158,6 +162,10 @@ def _expect_model(model: Path) -> None:
         ConfigError: The path is one of these, or its last part is no model's name.
     """
     if models.is_directory(model):
+        if model_directories(model):
+            raise ConfigError(
+                f"{models.MODEL}: {model} is a directory of models; add the model's name: {model}/NAME"
+            )
         directory, number = models.find_model(model, there=False)
     elif model.exists():
         raise ConfigError(

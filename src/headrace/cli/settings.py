@@ -52,7 +52,10 @@ class Settings:
             parser.wanted = [self.actions[key] for key in self._required]
         for key, action in self.actions.items():
             told = (action.help or "").replace("%(default)s", str(action.default))
-            told += " (required)" if action.required else ""
+            if action.required:
+                told += " (required)"
+            elif action.nargs != 0 and not action.default and "default" not in told:
+                told += " (default none)"
             action.help = f"{told} [{self.variable(key)}]"
             action.default, action.required = argparse.SUPPRESS, False
             if action.nargs == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.base.errors import ConfigError, HeadraceError, StreamError, needs_extra
-from headrace.base.terminal import table
+from headrace.base.terminal import counted, table
 from headrace.cli import common
 from headrace.cli.stream_publish import add_publish
 from headrace.stream.schema import Field, Schema, parse_schema
@@ -134,7 +134,7 @@ def _add_generated_output(parser: argparse.ArgumentParser) -> None:
         "--pace",
         type=float,
         metavar="R",
-        help="write R rows per second, like a live source; else as fast as possible",
+        help="write R rows per second, like a live source (default as fast as possible)",
     )
     add("--out", type=Path, metavar="FILE", help="where to write (default standard output)")
 
@@ -193,7 +193,7 @@ def _add_encode(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--schema",
         type=Path,
         metavar="FILE",
-        help="the schema of the columns, as TOML or JSON; guessed if left out",
+        help="the schema of the columns, as TOML or JSON (default a guess)",
     )
     add("--print-schema", action="store_true", help="print the schema as TOML, and write no stream")
     add("--label", default="", metavar="NAME", help="the column with the label, 0 or 1; clicks, with --views")
@@ -381,7 +381,8 @@ def _needs_extra() -> Iterator[None]:
 def inspection_text(found: Inspection) -> str:
     """Return a few lines of totals of a stream, then one line per field."""
     size = f" ({found.bytes / found.rows:,.0f} a row)" if found.rows else ""
-    lines = [f"{found.rows:,} rows in {found.batches:,} batches, {found.bytes:,} bytes{size}"]
+    batches = "1 batch" if found.batches == 1 else f"{found.batches:,} batches"
+    lines = [f"{counted(found.rows, 'row')} in {batches}, {found.bytes:,} bytes{size}"]
     if found.schema is not None and found.schema.generator:
         settings = ", ".join(f"{name} {value:g}" for name, value in sorted(found.schema.generator.items()))
         lines.append(f"generated with {settings}")

@@ -142,7 +142,7 @@ def _add_stream(parser: argparse.ArgumentParser) -> None:
         "--rows",
         type=number_types.whole("rows", least=1, most=number_types.MOST_OF_A_STREAM),
         metavar="N",
-        help="stop after N rows of the stream",
+        help="stop after N rows of the stream (default no limit)",
     )
     group.add_argument(
         "--label-delay-seconds",
@@ -200,9 +200,7 @@ def _add_publication(parser: argparse.ArgumentParser) -> None:
         help="a server's --config: the versions that its labels and numbers name are kept, too; may be "
         "repeated",
     )
-    group.add_argument(
-        "--signing-key", metavar="FILE", type=Path, help="sign versions with this private key (default none)"
-    )
+    group.add_argument("--signing-key", metavar="FILE", type=Path, help="sign versions with this private key")
     group.add_argument(
         "--quantize", type=int, choices=(16, 8), help="store tables in this many bits (default 32)"
     )

@@ -61,6 +61,10 @@ class Address:
     prefix: str
     is_secure: bool
 
+    def __str__(self) -> str:
+        """Return the host and the port, as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Reply(NamedTuple):
     """A response with status 200.
@@ -201,10 +205,11 @@ class RestClient:
                     return self._once(kept, request, deadline, most_bytes, is_kept=True)
             return self._once(self._connected(deadline), request, deadline, most_bytes, is_kept=False)
         except TimeoutError as error:
-            raise TimedOut(f"{self._address.host} did not answer within {seconds:g} s") from error
+            raise TimedOut(f"{self._address} did not answer within {seconds:g} s") from error
         except (OSError, http.client.HTTPException) as error:
-            said = f"{type(error).__name__}: {error}"
-            raise Unavailable(f"{self._address.host} cannot be reached: {said}") from error
+            hint = "; is the server running there?" if isinstance(error, ConnectionRefusedError) else ""
+            said = f"{type(error).__name__}: {error}{hint}"
+            raise Unavailable(f"{self._address} cannot be reached: {said}") from error
 
     def close(self) -> None:
         """Close the idle connections now, and others once their calls end."""

@@ -14,7 +14,9 @@ import base64
 import io
 import json
 import logging
+import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -364,6 +366,12 @@ _WAY_OUT_OF_ENDPOINTS = (
 )
 _LOG_SAYS_MORE = "; the server's log says more"
 _RECORD_SOME = "; record some in warm_up.jsonl"
+_NOT_OF_THE_MODEL = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+    "<",
+)
+"""Beginnings of the files whose lines say nothing about a model's code."""
 _FEW_ROWS = 8
 _LEAST_SECONDS, _LOAD_SHARE = 1.0, 0.1
 """Time limit of the checks: the longer of this many seconds, and this share of the loading time."""
@@ -431,7 +439,17 @@ def _reason(error: Exception) -> str:
     own = error.__cause__ if isinstance(error, ModelError) else None
     if own is None:  # of an isolated model the log has the traceback
         return str(error).removesuffix(_LOG_SAYS_MORE)
-    return f"{type(own).__name__}: {own}"
+    return f"{_place(own)}{type(own).__name__}: {own}"
+
+
+def _place(error: BaseException) -> str:
+    """Return the line of the model's own code that failed, such as ``app.py:12: ``; "" if there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(_NOT_OF_THE_MODEL)]
+    if not own:
+        return ""
+    last = [one for one in own if one.filename == own[0].filename][-1]
+    return f"{Path(last.filename).name}:{last.lineno}: "
 
 
 def _predict(servable: Servable, signature: Signature, inputs: Tensors) -> Tensors:

@@ -355,10 +355,10 @@ class Signature:
         chosen: dict[str, None] = {}
         for name in names:  # stops at the first error: a client may send any number of names
             if name not in known:
-                raise InvalidRequest(
-                    f"unknown output {shown(name)}; the model gives {listed(map(shown, known))}",
-                    field="outputs",
-                )
+                said = f"unknown output {shown(name)}; the model gives {listed(map(shown, known))}"
+                if (whole := _spelled(names)) in known:
+                    said += f"; put the name into a list: [{whole!r}]"
+                raise InvalidRequest(said, field="outputs")
             if name in chosen:
                 raise InvalidRequest(f"output {shown(name)} is asked for twice", field="outputs")
             chosen[name] = None
@@ -386,6 +386,13 @@ class Signature:
         said += [f"unknown input {listed(map(shown, map(str, unknown)), _NAMES_TOLD)}"] if unknown else []
         wanted = "; ".join(str(spec) for spec in self.inputs)
         return InvalidRequest(f"{', '.join(said)}; the model takes {wanted}", field="inputs")
+
+
+def _spelled(names: Iterable[str]) -> str:
+    """Return the text that was passed instead of a list of names; it may have become its letters by now."""
+    if isinstance(names, list | tuple) and any(len(name) != 1 for name in names):
+        return ""
+    return "".join(names) if isinstance(names, str | list | tuple) and len(names) <= _NAMES_TOLD else ""
 
 
 def charge_spread(spread: Sequence[int], layout: RowLayout, rows: int, budget: Expansion) -> None:

@@ -103,7 +103,8 @@ class RuntimeOptions:
         if not self.allow_code:
             raise NotLoadable(
                 f"{problem}. If only people you trust can write to the models' directory, start the server "
-                "with --allow-code, or set allow_code = true in its configuration"
+                "with --allow-code, set allow_code = true in its configuration, or in Python pass "
+                "allow_code=True to headrace.serve"
             )
 
     def check_known(self, known: Mapping[str, type]) -> None:

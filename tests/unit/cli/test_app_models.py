@@ -56,6 +56,18 @@ def test_each_endpoint_is_a_model_whatever_its_name(tmp_path: Path) -> None:
     assert not directory.exists()
 
 
+def test_a_file_that_serves_itself_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    file = written(tmp_path, f"{APP}\nheadrace.serve(__file__)\n")
+    with (
+        pytest.raises(ConfigError, match=r"^app\.py: serves itself .* below `if __name__ == '__main__':`$"),
+        directory_of(file, reload=False),
+    ):
+        pass
+    once = f"{APP}\nif __name__ == '__main__':\n    headrace.serve(__file__)\n"
+    with directory_of(written(tmp_path, once), reload=False) as directory:
+        assert models_in(directory) == ["1.py/1", "second/1"]
+
+
 @pytest.mark.parametrize(
     ("mistake", "told"),
     [

@@ -96,6 +96,8 @@ def test_every_option_has_a_variable_and_both_are_in_the_help(words: str) -> Non
         expected = f"HEADRACE_{words}_{action.dest}".translate(str.maketrans(" .-", "___")).upper()
         assert f"[{expected}]" in told
         assert action.default is argparse.SUPPRESS
+        if action.nargs != 0:
+            assert re.search("default|required", action.help), f"{words} {name} does not state its default"
 
 
 @every_verb

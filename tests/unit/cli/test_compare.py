@@ -69,7 +69,7 @@ def test_rows_that_rounding_moves_across_a_threshold_are_counted(
     assert found is not None, said.out
     assert 0 < int(found[1]) < 300
     assert float(found[2]) > 0.01
-    assert "3000 rows" in said.out
+    assert ", 3,000 rows\n" in said.out
     assert "warning: the models' outputs differ" in said.err
 
 
@@ -98,6 +98,11 @@ def test_columns_of_a_table_are_found_and_outputs_of_other_names_are_paired(
     (tmp_path / "rows.csv").write_text("\n".join(lines))
     assert main(["compare", str(original), str(converted), str(tmp_path / "rows.csv")]) == 0
     assert "prediction, variable: 0 rows differ" in capsys.readouterr().out
+    (tmp_path / "rows.csv").write_text("\n".join(lines[:2]))
+    assert (
+        main(["compare", str(original), str(converted), str(tmp_path / "rows.csv"), "--tolerance", "0"]) == 1
+    )
+    assert re.search(r", 1 row\n.*: 1 row differs by more than 0;", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,11 @@ def test_a_place_that_is_no_models_is_refused(made: Path, tmp_path: Path, capsys
         ),
         ([model / "2", made], common.WRONG, f"give the model, {model}, and --version 2"),
         ([model / "1", made], common.WRONG, f"give the model, {model}, and --version 1"),
-        ([model.parent, made], common.WRONG, "is a directory of models; name one of them"),
+        (
+            [model.parent, made],
+            common.WRONG,
+            f"DIR/NAME: {model.parent} is a directory of models; add the model's name: {model.parent}/NAME",
+        ),
         (
             [tmp_path / "x/my model", made],
             common.WRONG,

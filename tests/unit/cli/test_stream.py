@@ -47,6 +47,9 @@ def test_what_is_generated_can_be_inspected() -> None:
 def test_a_file_takes_its_name_when_it_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "clicks.arrows"
     assert main(["stream", "generate", "--rows", "100", "--shape", "small", "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["stream", "inspect", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("100 rows in 1 batch, ")
     before = out.read_bytes()
     bad = tmp_path / "bad.csv"
     bad.write_text("label,a\n" + "1,2\n" * 60_000 + "7,2\n")

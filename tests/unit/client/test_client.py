@@ -238,6 +238,8 @@ def test_names_that_the_server_does_not_know_are_not_found(function: LocalServer
                 client.predict(model, inputs, version=version)
         with pytest.raises(InvalidRequest, match="unknown output 'y'"):
             client.predict("parts", inputs, outputs=["y"])
+        with pytest.raises(InvalidRequest, match=r"put the name into a list: \['doubled'\]"):
+            client.predict("parts", inputs, outputs="doubled")
 
 
 def test_an_answer_that_does_not_come_is_given_up(function: LocalServer) -> None:

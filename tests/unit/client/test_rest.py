@@ -113,7 +113,7 @@ def test_a_call_over_several_addresses_ends_at_its_deadline(monkeypatch: pytest.
     monkeypatch.setattr(deadline_connection, "socket", SimpleNamespace(**sockets, **kinds))
     for module in (deadline_connection, rest):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    with pytest.raises(Unavailable, match=r"two\.example did not answer within 30 s"):
+    with pytest.raises(Unavailable, match=r"two\.example:80 did not answer within 30 s"):
         RestClient(read_address("http://two.example"), "", "").ask("/", b"", {}, 30.0, 1000)
     assert waits == [("192.0.2.1", 15.0), ("2001:db8::1", 15.0)]
 
@@ -122,7 +122,7 @@ def test_a_call_does_not_wait_for_a_resolver_that_hangs(monkeypatch: pytest.Monk
     ended = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: ended.wait() and [])
     try:
-        with pytest.raises(Unavailable, match=r"lost\.example did not answer within 0\.1 s"):
+        with pytest.raises(Unavailable, match=r"lost\.example:80 did not answer within 0\.1 s"):
             RestClient(read_address("http://lost.example"), "", "").ask("/", b"", {}, 0.1, 1000)
     finally:
         ended.set()

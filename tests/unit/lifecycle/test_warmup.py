@@ -179,10 +179,10 @@ def test_the_log_has_the_exception_of_a_model_and_a_place_for_recorded_rows_that
     warm_up(model, ModelConfig(), None, BatchCost())
     assert not checked(model)
     place = "" if kind == "endpoint" else "; record some in warm_up.jsonl"
+    said = "app.py:5: KeyError: 'rome'" if kind == "endpoint" else "model.py:9: KeyError: 'rome'"
     assert [one.getMessage() for one in caplog.records] == [
-        "a generated warm-up batch of 1 rows failed: KeyError: 'rome'",
-        "m version 1: row independence was not checked: every generated request failed (KeyError: 'rome')"
-        + place,
+        f"a generated warm-up batch of 1 rows failed: {said}",
+        f"m version 1: row independence was not checked: every generated request failed ({said}){place}",
     ]
     with pytest.raises(LoadError, match="fails every generated request") as refused:
         checked(model, must_answer=True)

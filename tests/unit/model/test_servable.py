@@ -280,6 +280,18 @@ def test_outputs_are_chosen_by_name_once_each() -> None:
         signature.check_outputs(["y", "z", "y"])
 
 
+def test_a_text_instead_of_names_of_outputs_is_told_from_a_wrong_name() -> None:
+    signature = Signature("", (spec("x", np.float32),), (spec("label", STRING), spec("l", np.float32)))
+    for names in ("label", tuple("label"), list("label")):
+        with pytest.raises(
+            InvalidRequest, match=r"unknown output 'a'; .*; put the name into a list: \['label'\]$"
+        ):
+            signature.check_outputs(names)
+    for names in ("labels", tuple("labels"), ["label", "s"], ["a", "label"], iter("label")):
+        with pytest.raises(InvalidRequest, match=r"unknown output '[as]'; the model gives 'label', 'l'$"):
+            signature.check_outputs(names)
+
+
 def test_a_spec_is_written_as_people_write_it() -> None:
     assert str(spec("cat", np.int32, 26)) == "cat INT32 [rows, 26]"
     assert str(spec("text", STRING, None, 2)) == "text BYTES [rows, any, 2]"

@@ -64,6 +64,11 @@ def test_a_timeout_that_is_no_number_is_refused() -> None:
     run(scenario())
     with Engine.in_thread(objects={"m": Doubling()}) as engine, pytest.raises(InvalidRequest, match="nan"):
         engine.predict_blocking("m", {"x": ROW}, timeout_seconds=math.nan)
+    with (
+        Engine.in_thread(objects={"m": Doubling()}) as engine,
+        pytest.raises(InvalidRequest, match="timeout_seconds: expected a number of seconds, got '1'"),
+    ):
+        engine.predict_blocking("m", {"x": ROW}, timeout_seconds="1")  # type: ignore[arg-type]
 
 
 def test_an_engine_that_was_not_started_says_so() -> None:

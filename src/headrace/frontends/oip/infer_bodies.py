@@ -329,7 +329,7 @@ def _choices(signature: Signature, request: InferRequest) -> tuple[OutputChoice,
     if not request.outputs:
         return tuple(OutputChoice(spec, binary) for spec in signature.outputs)
     by_name = {spec.name: spec for spec in signature.outputs}
-    signature.check_outputs(output.name for output in request.outputs)
+    signature.check_outputs([output.name for output in request.outputs])
     return tuple(OutputChoice(by_name[one.name], _wants_binary(one, binary)) for one in request.outputs)
 
 

@@ -175,6 +175,10 @@ def test_a_model_without_explanations_names_the_kinds_that_have_them() -> None:
             r'body: expected JSON, got binary data; send {"instances": \[{"b64": "…"}\]}',
         ),
         (b"GIF89a\1\0\1\0", "body: expected JSON, got binary data"),
+        (
+            b"--1d3\r\nContent-Disposition: form-data; name=f; filename=a.png\r\n\r\n\x89PNG",
+            r'body: expected JSON, got a form \(multipart.*\); send {"instances": \[{"b64": "…"}\]}',
+        ),
         (b'\xef\xbb\xbf{"instances": [1]}', "body: expected JSON: "),
         (b'{"instances": [NaN, }', "body: expected JSON"),
         (
