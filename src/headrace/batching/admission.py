@@ -10,6 +10,7 @@ falls with each that did not.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from headrace.base.errors import Overloaded, TooLarge
@@ -17,6 +18,9 @@ from headrace.batching.request import NO_DEADLINE, Request
 
 if TYPE_CHECKING:
     from headrace.batching.batch_queue import Batch, BatchQueue
+
+_MOST_PRICED = 256
+"""Number of explanations of a lane that are priced one by one."""
 
 _TIMELY_SHARE = 0.8
 """Share of the time to the deadline within which an answer is timely; the rest is left for the network."""
@@ -75,8 +79,9 @@ def explanations_ahead(
         now: Current time on the monotonic clock.
 
     Returns:
-        The rows of all explanations, and the predicted time in seconds of those that are certain to run
+        The rows of the explanations, and the predicted time in seconds of those that are certain to run
         before the prediction: a running one, and those older than the predictions whose batch it may join.
+        Of each lane only the first requests count, so that a long queue costs a prediction little.
     """
     explained, seconds = 0, 0.0
     for batch in running:
@@ -86,8 +91,9 @@ def explanations_ahead(
     until = lane.waits_since if lane.queue else now
     for other in lanes:
         if other.cost is not lane.cost:
-            explained += sum(request.rows for request in other.queue)
-            older = sum(request.rows for request in other.queue if request.enqueued <= until)
+            first = list(islice(other.queue, _MOST_PRICED))
+            explained += sum([request.rows for request in first])
+            older = sum([request.rows for request in first if request.enqueued <= until])
             seconds += other.cost.wait_seconds(older, other.max_rows, 1)
     return explained, seconds
 

@@ -116,6 +116,17 @@ def test_in_fair_order_explanations_in_the_queue_are_priced_as_well() -> None:
         assert all(one.answered_right for one in [*explained, timely])
 
 
+def test_only_the_first_explanations_of_a_long_queue_are_priced() -> None:
+    """Otherwise each prediction beside them would take time in proportion to the queue."""
+    with Both() as stage:
+        for _ in range(301):
+            stage.explain(1.0)
+        stage.turn(enter=1)
+        late, waiting = stage.predict(2.0, within=257 * 9.0 - 0.1), stage.predict(3.0, within=257 * 9.0 + 0.1)
+        assert "the answer would take about 2313045.0 ms" in late.error.message
+        assert not waiting.settlements
+
+
 def test_with_two_instances_predictions_do_not_wait_for_explanations() -> None:
     with Both(instances=2) as stage:
         explained, predicted = stage.explain(1.0), stage.predict(2.0, within=0.1)
