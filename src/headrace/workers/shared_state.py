@@ -178,7 +178,7 @@ _GATHER_SECONDS = 0.005
 """Time for which changes are collected before they are sent to all workers."""
 
 
-class Commons:
+class SharedState:
     """Merges the messages of the workers, and sends the result to all of them.
 
     Attributes:
