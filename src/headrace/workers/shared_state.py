@@ -20,7 +20,7 @@ from headrace.workers.messages import (
     Count,
     Counted,
     Message,
-    ModelTold,
+    ModelState,
     Scrape,
     Scraped,
     States,
@@ -110,9 +110,9 @@ class MergedStates:
 
     def __init__(self) -> None:
         """Begin without states."""
-        self.view: dict[str, ModelTold] = {}
+        self.view: dict[str, ModelState] = {}
         self.ready = False
-        self._told: dict[int, dict[str, ModelTold]] = {}
+        self._told: dict[int, dict[str, ModelState]] = {}
         self._ready: dict[int, bool] = {}
         self._counted: list[int] = []
         self._changed: set[str] = set()
@@ -152,7 +152,7 @@ class MergedStates:
         if counted != self._counted:
             self._changed |= self.view.keys() | {name for told in self._told.values() for name in told}
         self._counted = counted
-        changed: dict[str, ModelTold | None] = {}
+        changed: dict[str, ModelState | None] = {}
         for name in self._changed:
             model = state_merge.model([self._told.get(number, {}).get(name) for number in counted])
             if model == self.view.get(name):

@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.config import ServerConfig
 from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.workers.messages import Channel, Message, ModelTold, Scrape, Scraped, States, View
+from headrace.workers.messages import Channel, Message, ModelState, Scrape, Scraped, States, View
 from headrace.workers.shared_state import SharedState
 from headrace.workers.worker_processes import Place
 
@@ -41,7 +41,7 @@ class Told:
             self.answers.put_nowait(message)
 
     def say(self, *versions: VersionStatus) -> None:
-        told = ModelTold(versions, answers=True, problems=())
+        told = ModelState(versions, answers=True, problems=())
         self.channel.send(States({"m": told}, ready=True))
 
     async def sees(self, *versions: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.workers import state_merge
-from headrace.workers.messages import ModelTold, States
+from headrace.workers.messages import ModelState, States
 from headrace.workers.shared_state import MergedStates
 from headrace.workers.state_merge import Standing
 
@@ -50,9 +50,9 @@ def test_a_failure_is_told_with_its_reason_whoever_has_it() -> None:
     assert found.reason == "no memory for /m/1"
 
 
-def model(*versions: tuple[int, State], answers: bool = True, problem: str = "") -> ModelTold:
+def model(*versions: tuple[int, State], answers: bool = True, problem: str = "") -> ModelState:
     statuses = tuple(VersionStatus(number, state) for number, state in versions)
-    return ModelTold(statuses, answers, (problem,) if problem else ())
+    return ModelState(statuses, answers, (problem,) if problem else ())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def model(*versions: tuple[int, State], answers: bool = True, problem: str = "")
     ],
 )
 def test_models_are_merged_over_workers(
-    told: list[ModelTold | None], numbers: list[int], answers: bool, problems: tuple[str, ...]
+    told: list[ModelState | None], numbers: list[int], answers: bool, problems: tuple[str, ...]
 ) -> None:
     found = state_merge.model(told)
     assert found is not None
