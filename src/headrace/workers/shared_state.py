@@ -202,7 +202,7 @@ class SharedState:
         self._known: set[Version] | None = None  # None: unknown, so the next `_forget` checks all kept counts
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
-        self._telling: asyncio.TimerHandle | None = None
+        self._planned: asyncio.TimerHandle | None = None
         self._is_over = False
         self.restarts = 0
         self.was_ready = False
@@ -223,8 +223,8 @@ class SharedState:
     def stop(self) -> None:
         """Stop scanning, and freeze the shared view: a worker that ends early makes no other unready."""
         self._is_over = True
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._planned is not None:
+            self._planned.cancel()
         if self._source is not None:
             self._source.stop()
 
@@ -271,11 +271,11 @@ class SharedState:
 
     def changed(self) -> None:
         """Schedule an update of the shared view, for example after a worker has begun to serve."""
-        if self._telling is None and not self._is_over:
-            self._telling = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
+        if self._planned is None and not self._is_over:
+            self._planned = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
 
     def _tell(self) -> None:
-        self._telling = None
+        self._planned = None
         standings = {
             place.number: standing
             for place in self._places

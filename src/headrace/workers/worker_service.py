@@ -34,7 +34,7 @@ from headrace.workers.messages import (
 )
 
 
-class Telling:
+class StateReporter:
     """Reports changed model states. Serving thread only."""
 
     def __init__(self, engine: Engine, send: Callable[[States], object]) -> None:
