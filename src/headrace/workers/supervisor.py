@@ -364,7 +364,7 @@ class Supervisor:
                 place.send(Beat(report))
 
     def _judge(self, place: Place, silence: restart_rules.Silence, limit: float) -> None:
-        if silence is restart_rules.Silence.OVER:
+        if silence is restart_rules.Silence.TIMED_OUT:
             _log.error(
                 "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
