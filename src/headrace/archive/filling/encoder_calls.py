@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
-from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.pooled_embedder import Call, DependencyUnavailable, PooledEmbedder, Where
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.net.content_failures import Failure
 
@@ -107,8 +107,8 @@ class EncoderCalls:
             patience: Longest wait in seconds, if there are other embedders to call.
 
         Raises:
-            Away: The embedder cannot be called or has not answered in time; or its earlier answer is still
-                wanted by messages that are held.
+            DependencyUnavailable: The embedder cannot be called or has not answered in time; or held messages
+                still need its earlier answer.
             Stopped: The filler must end.
             Exception: Any other error of the embedder.
         """
@@ -116,13 +116,13 @@ class EncoderCalls:
         before = self._calls.get(where)
         if before is None:
             if any(call.supplier is supplier and not call.ended.is_set() for call in self._calls.values()):
-                raise Away(supplier)
+                raise DependencyUnavailable(supplier)
             return self._answer(supplier.begin(encoder.embedder, where, contents), patience)
         known = {content: place for place, content in enumerate(before.contents)}
         rest = [content for content in contents if content not in known]
         is_others = len(rest) == len(contents) and before in self._awaited
         if is_others or not before.ended.is_set():
-            raise Away(supplier, None if rest else before)
+            raise DependencyUnavailable(supplier, None if rest else before)
         del self._calls[where]
         if len(rest) == len(contents):  # the earlier answer is no longer wanted
             return self.ask(encoder, where, contents, patience)
@@ -144,7 +144,7 @@ class EncoderCalls:
             if not is_only and not self._stop.event.is_set() and time.monotonic() >= until:
                 self._calls[call.where] = call
                 self._awaited.add(call)
-                raise Away(call.supplier, call)
+                raise DependencyUnavailable(call.supplier, call)
         return call.result()
 
 

@@ -53,13 +53,13 @@ class Call:
         """Return the result of an ended call.
 
         Raises:
-            Away: The embedder refused the call, or is unavailable.
+            DependencyUnavailable: The embedder refused the call, or is unavailable.
             Exception: Any other error of the embedder.
         """
         if isinstance(self._came, Embedded):
             return self._came
         if isinstance(self._came, (Refused, FailedPrecondition)) or self._came is None:
-            raise Away(
+            raise DependencyUnavailable(
                 self.supplier, refused=len(self.contents), answers=self.supplier.answers
             ) from self._came
         raise self._came
@@ -93,8 +93,8 @@ class Askable(Protocol):
         """Check that it is available, and log faults at intervals; to be called often."""
 
 
-class Away(Exception):
-    """The embedder or table is away or has not answered yet; only the keys that need it wait.
+class DependencyUnavailable(Exception):
+    """The embedder or table is unavailable or has not answered yet; only the keys that need it wait.
 
     Attributes:
         awaited: The embedder or table.
@@ -106,7 +106,7 @@ class Away(Exception):
     def __init__(
         self, awaited: Askable, call: Call | None = None, *, refused: int = 0, answers: int = 0
     ) -> None:
-        """Record what is away."""
+        """Record what is unavailable."""
         super().__init__(awaited.name)
         self.awaited, self.call = awaited, call
         self.refused, self.answers = refused, answers
@@ -285,12 +285,12 @@ class PooledEmbedder:
             contents: As for ``Embedder.embed``.
 
         Raises:
-            Away: The embedder cannot be called now.
+            DependencyUnavailable: The embedder cannot be called now.
         """
         with self._lock:
             is_other = self._embedder is not embedder
             if is_other or self._is_closed or not self.may_be_asked(time.monotonic()):
-                raise Away(self)
+                raise DependencyUnavailable(self)
             is_probe = self._outage is not None
             self._is_probing = self._is_probing or is_probe
             call = Call(self, where, contents)

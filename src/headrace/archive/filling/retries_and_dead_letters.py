@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.archive.filling.pooled_embedder import Askable, Away, Call
+from headrace.archive.filling.pooled_embedder import Askable, Call, DependencyUnavailable
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.net.content_failures import Failure
@@ -213,21 +213,21 @@ def again(task: Task) -> Task:
     return Task(task.delivery, attempts, time.monotonic() + seconds)
 
 
-def aside(task: Task, away: Away) -> Task:
-    """Return a task whose embedder is away.
+def aside(task: Task, unavailable: DependencyUnavailable) -> Task:
+    """Return a task whose embedder is unavailable.
 
     An attempt counts only if the embedder refused this content alone, and answered others since it last did.
     """
     attempts, answers = task.attempts, task.answers
-    if away.refused == 1:
-        attempts += 0 <= answers < away.answers
-        answers = away.answers
+    if unavailable.refused == 1:
+        attempts += 0 <= answers < unavailable.answers
+        answers = unavailable.answers
     return Task(
         task.delivery,
         attempts,
-        awaits=away.awaited,
-        call=away.call,
-        refused=away.refused,
+        awaits=unavailable.awaited,
+        call=unavailable.call,
+        refused=unavailable.refused,
         answers=answers,
     )
 

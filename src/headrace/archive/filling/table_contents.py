@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from headrace.archive.filling.pooled_embedder import Away
+from headrace.archive.filling.pooled_embedder import DependencyUnavailable
 from headrace.archive.model.archive_toml import TableColumn
 from headrace.archive.model.catalog import SpaceRecord, partition
 from headrace.archive.model.columns import TEXT, Column, column_values
@@ -51,13 +51,13 @@ class TableTexts:
         """Return the texts of keys; None for a key without a row.
 
         Raises:
-            Away: The table has no rows yet, or no such text column.
+            DependencyUnavailable: The table has no rows yet, or no such text column.
             Unavailable: The store does not answer.
         """
         record = self._record(self.table)
         if text_column(record, self._source) is None:
             self._was_missed = True
-            raise Away(self)
+            raise DependencyUnavailable(self)
         return texts_of(self._store, record, self._source, keys)
 
     def may_be_asked(self, now: float) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop
-from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.pooled_embedder import Call, DependencyUnavailable, PooledEmbedder, Where
 from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ class Thread:
         return found
 
     def is_told_to_wait(self, contents: Sequence[bytes], patience: float = 60.0) -> Call | None:
-        with pytest.raises(Away) as raised:
+        with pytest.raises(DependencyUnavailable) as raised:
             self.asks(contents, patience)
         return raised.value.call
 
