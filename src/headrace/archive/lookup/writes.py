@@ -294,4 +294,4 @@ class Writes:
         ]
         where, epoch = partition(reader.space, reader.version.number), reader.epoch
         self._store.put_many(where, items, reader.settings.ttl_seconds)
-        reader.took(keys, records, epoch)
+        reader.cache_stored(keys, records, epoch)
