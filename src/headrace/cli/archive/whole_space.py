@@ -47,7 +47,7 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
             options.space,
             options.version,
             most_bytes=options.most_bytes,
-            told=lambda keys: progress("reading", keys, 0),
+            progress=lambda keys: progress("reading", keys, 0),
         )
 
 

@@ -186,7 +186,7 @@ def test_a_space_version_is_read_as_it_is_stored(tmp_path: Path, kind: str, dtyp
         archive.put("texts", KEYS, given)
         archive.put("texts", KEYS[:1], given[:1])
         archive.invalidate("texts", KEYS[7:9])
-        whole = read_whole(archive, "texts", told=told.append)
+        whole = read_whole(archive, "texts", progress=told.append)
         answered = archive.lookup("texts", whole.keys[:1000]).vectors
     assert (whole.space, whole.version) == ("texts", 1)
     assert sorted(whole.keys) == sorted(KEYS[:7] + KEYS[9:])
