@@ -88,7 +88,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_for_a_default_when_the_server_is_told_to_stop_gets_it(models: Path, way: str) -> None:
+def test_calls_that_wait_for_a_default_get_it_when_the_server_stops(models: Path, way: str) -> None:
     ask, options = WAYS[way]
     with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
         calls = {

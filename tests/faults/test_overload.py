@@ -120,7 +120,7 @@ def status_of_what_nobody_can_read(server: RunningServer, path: str) -> int:
 
 @pytest.mark.exact
 @pytest.mark.parametrize("path", ["/v1/models/slow:predict", "/v2/models/slow/infer"])
-def test_what_would_come_too_late_is_refused_before_its_body_is_read(models: Path, path: str) -> None:
+def test_requests_that_would_expire_are_refused_before_their_body_is_read(models: Path, path: str) -> None:
     """Or refusing would cost about as much as answering, and there would be no time left to answer.
 
     The server learns from the first request that a batch takes half a second at least; warm-up would have

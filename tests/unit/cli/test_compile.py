@@ -56,7 +56,7 @@ def test_a_directory_without_click_models_is_said_to_be_one(
         (["--factors", "0"], "factors: expected"),
     ],
 )
-def test_what_is_wrong_is_explained(
+def test_invalid_arguments_are_explained(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", *arguments]) == 2

@@ -149,7 +149,7 @@ def test_marks_are_bounded_and_lose_the_oldest() -> None:
         ("\ud800", r"keys\[1\]: expected Unicode text, got '\\ud800', which contains an unpaired surrogate"),
     ],
 )
-def test_what_cannot_be_a_key_is_named(key: object, said: str) -> None:
+def test_invalid_keys_are_named(key: object, said: str) -> None:
     cache = Cache(FORM, 2**20)
     with pytest.raises(InvalidRequest, match=said):
         cache.hashes(["film", key, "other"], 100)  # type: ignore[list-item]

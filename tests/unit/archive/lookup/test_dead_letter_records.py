@@ -59,7 +59,7 @@ def queue_is_empty(archive: Archive) -> bool:
     return archive.queue.depth().messages == 0
 
 
-def test_what_cannot_be_embedded_is_not_tried_again_when_it_is_asked_for_again(archive: Archive) -> None:
+def test_a_dead_letter_is_not_retried_when_its_key_is_wanted_again(archive: Archive) -> None:
     embedder = LengthEmbedder()
     with Running(archive, embedder):
         archive.want("texts", ["missing"])
