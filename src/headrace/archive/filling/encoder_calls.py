@@ -40,12 +40,12 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class VersionEmbedder:
     """An embedder with the space version that it fills.
 
     Attributes:
-        supplier: Supplier of the embedder.
-        embedder: The supplier's embedder that makes this version.
+        supplier: The pooled embedder that it belongs to.
+        embedder: The opened embedder that makes this version.
         version: Number of the version.
     """
 
@@ -55,22 +55,22 @@ class Encoder:
 
 
 @dataclass(frozen=True)
-class Filled:
-    """Everything that fills an archive, shared by all threads of a filler.
+class FillSources:
+    """The embedders and tables that fill an archive, shared by all threads of a filler.
 
     Attributes:
-        encoders: By space, its encoders, the newest last; replaced when another embedder is opened.
-        awaited: By space, the supplier that fills it and is not open yet.
+        encoders: By space, the embedders of its versions, the newest last; replaced when another one is opened.
+        awaited: By space, the embedder that fills it and is not open yet.
         texts: By space, the table of its contents, if they come from one.
     """
 
-    encoders: dict[str, Sequence[Encoder]] = field(default_factory=dict)
+    encoders: dict[str, Sequence[VersionEmbedder]] = field(default_factory=dict)
     awaited: dict[str, PooledEmbedder] = field(default_factory=dict)
     texts: Mapping[str, TableTexts] = field(default_factory=dict)
 
     @property
     def suppliers(self) -> set[PooledEmbedder]:
-        """All suppliers."""
+        """All pooled embedders, open or not."""
         those = {encoder.supplier for encoders in self.encoders.copy().values() for encoder in encoders}
         return those | set(self.awaited.copy().values())
 
@@ -78,7 +78,7 @@ class Filled:
 class EncoderCalls:
     """Calls embedders for one thread, one call at a time each; collects the results of long calls later."""
 
-    def __init__(self, filled: Filled, stop: Stop) -> None:
+    def __init__(self, filled: FillSources, stop: Stop) -> None:
         """Start with no calls.
 
         Args:
@@ -89,19 +89,21 @@ class EncoderCalls:
         self._calls: dict[Where, Call] = {}  # calls that took too long, with results to collect
         self._awaited: set[Call] = set()  # calls among them whose messages are held until they end
 
-    def come(self, calls: Collection[Call | None]) -> None:
-        """Record that the messages held for these calls are being processed."""
+    def stop_awaiting(self, calls: Collection[Call | None]) -> None:
+        """Record that no message is held for these calls any more: they are being processed."""
         self._awaited.difference_update(calls)
 
-    def nobody_waits(self) -> None:
-        """Record that no message is held for a call any more."""
+    def stop_awaiting_all(self) -> None:
+        """Record that no message is held for any call."""
         self._awaited.clear()
 
-    def ask(self, encoder: Encoder, where: Where, contents: Sequence[bytes], patience: float) -> Embedded:
+    def ask(
+        self, encoder: VersionEmbedder, where: Where, contents: Sequence[bytes], patience: float
+    ) -> Embedded:
         """Return the vectors of contents, using the result of an earlier call that took too long.
 
         Args:
-            encoder: The encoder.
+            encoder: The embedder of the space version.
             where: Space version of the contents.
             contents: As for ``Embedder.embed``.
             patience: Longest wait in seconds, if there are other embedders to call.

@@ -16,7 +16,7 @@ import numpy as np
 import tenacity
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop, Stopped
+from headrace.archive.filling.encoder_calls import EncoderCalls, FillSources, Stop, Stopped, VersionEmbedder
 from headrace.archive.filling.pooled_embedder import DependencyUnavailable
 from headrace.archive.filling.retries_and_dead_letters import (
     ATTEMPTS,
@@ -64,7 +64,7 @@ class _Group:
     """Keys of one space version, each once, with the first message that asks for it."""
 
     reader: SpaceReader
-    encoder: Encoder
+    encoder: VersionEmbedder
     keys: dict[str, Task] = field(default_factory=dict)
     missing: Sequence[str] = ()  # keys to embed
     dead: set[str] = field(default_factory=set)  # keys with a dead letter
@@ -85,7 +85,7 @@ class BatchFiller:
     def __init__(
         self,
         archive: Archive,
-        filled: Filled,
+        filled: FillSources,
         counts: Mapping[str, FillCounts],
         stop: Stop,
     ) -> None:
@@ -115,7 +115,7 @@ class BatchFiller:
         Raises:
             Stopped: The batch was not finished.
         """
-        self._asking.come([task.call for task in tasks])
+        self._asking.stop_awaiting([task.call for task in tasks])
         wanted = list(self._wanted(tasks))
         forgotten = self._persist(lambda: self._forgotten(wanted))
         later: set[tuple[str, str]] = set()
@@ -142,7 +142,7 @@ class BatchFiller:
 
     def begin_anew(self) -> None:
         """Record that the caller holds no messages any more; the queue delivers them again."""
-        self._asking.nobody_waits()
+        self._asking.stop_awaiting_all()
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Put messages back to the queue's end; on return they may be acknowledged.
@@ -220,7 +220,7 @@ class BatchFiller:
         self._persist(lambda: self._archive.dead_letters.add([letter]))
         return True
 
-    def _bury_unfillable(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
+    def _bury_unfillable(self, wanted: Wanted, encoders: Sequence[VersionEmbedder]) -> None:
         """Write a dead letter, which can be replayed, for a key of a version that this filler cannot fill."""
         made = f"it fills version {encoders[-1].version}" if encoders else "it has no embedder of this space"
         reason = (

@@ -1,7 +1,7 @@
-"""Supplier: an embedder as fillers use it. One that is down or hangs delays its own spaces only.
+"""Embedders as fillers use them: one that is down or hangs delays only its own spaces.
 
-It is opened once it answers, and called in threads of its own, so that a caller may go on without an answer.
-While it is down, single calls at growing intervals probe whether it is back.
+An embedder is opened once it answers, and called in threads of its own, so that a caller may continue without
+an answer. While it is down, single calls at growing intervals probe whether it is back.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Call:
     """A call of an embedder, in flight or ended.
 
     Attributes:
-        supplier: Supplier of the embedder.
+        supplier: The embedder that is called.
         where: Space version of the contents.
         contents: Contents to embed.
         began: Start time, on the monotonic clock.
@@ -65,7 +65,7 @@ class Call:
         raise self._came
 
 
-class Askable(Protocol):
+class Dependency(Protocol):
     """Something that messages may wait for: an embedder, or the texts of a feature table.
 
     Attributes:
@@ -98,13 +98,13 @@ class DependencyUnavailable(Exception):
 
     Attributes:
         awaited: The embedder or table.
-        call: The call whose answer is awaited; None if no call was made.
-        refused: Number of contents refused together; 0 if no call was made.
+        call: A call in flight whose answer will cover all contents; None if there is none.
+        refused: Number of contents that the embedder refused together; 0 if it refused none.
         answers: Number of batches that the embedder had answered by then.
     """
 
     def __init__(
-        self, awaited: Askable, call: Call | None = None, *, refused: int = 0, answers: int = 0
+        self, awaited: Dependency, call: Call | None = None, *, refused: int = 0, answers: int = 0
     ) -> None:
         """Record what is unavailable."""
         super().__init__(awaited.name)
@@ -222,7 +222,7 @@ class PooledEmbedder:
     def lend(self, seconds: float | None) -> Embedder:
         """Return the embedder if it opens in time; otherwise opening continues, and the caller may try again.
 
-        Only the first call waits.
+        Only the first call waits, and the first one after ``close_idle``.
 
         Args:
             seconds: Longest wait; None for as long as it takes.
@@ -322,8 +322,8 @@ class PooledEmbedder:
             embedder.close()
         call.end(came)
 
-    def put_away(self) -> None:
-        """Close an embedder that is not in use; it is opened again when it is wanted."""
+    def close_idle(self) -> None:
+        """Close an embedder that is not in use; ``look`` and ``lend`` open it again."""
         with self._lock:
             embedder, self._embedder = self._embedder, None
             self._was_waited_for = False

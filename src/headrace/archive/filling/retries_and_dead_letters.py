@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.archive.filling.pooled_embedder import Askable, Call, DependencyUnavailable
+from headrace.archive.filling.pooled_embedder import Call, Dependency, DependencyUnavailable
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.net.content_failures import Failure
@@ -44,16 +44,16 @@ class Task(NamedTuple):
     delivery: Delivery
     attempts: int = 0
     due: float = 0.0
-    awaits: Askable | None = None
+    awaits: Dependency | None = None
     call: Call | None = None
     refused: int = 0
     answers: int = -1
 
 
-class Held:
+class HeldMessages:
     """The held messages of one receiver, for one thread."""
 
-    def __init__(self, ways: Iterable[Sequence[Askable]], batch: int) -> None:
+    def __init__(self, ways: Iterable[Sequence[Dependency]], batch: int) -> None:
         """Start with no messages.
 
         Args:
@@ -63,9 +63,9 @@ class Held:
         self._ways = tuple(ways)
         self._batch = batch
         self._later: list[Task] = []
-        self._aside: dict[Askable, deque[tuple[float, Task]]] = {}
+        self._aside: dict[Dependency, deque[tuple[float, Task]]] = {}
         self._count = self._bytes = 0  # of the messages set aside
-        self._sizes: dict[Askable, int] = {}  # number of messages set aside to try together next
+        self._sizes: dict[Dependency, int] = {}  # number of messages set aside to try together next
         self._calls: dict[Call, list[Task]] = {}
         self._rests_until = 0.0
 
@@ -149,7 +149,7 @@ class Held:
         """Return whether any message that may come can be filled."""
         return any(all(self._can_ask(one, now) for one in way) for way in self._ways)
 
-    def _can_ask(self, awaited: Askable, now: float) -> bool:
+    def _can_ask(self, awaited: Dependency, now: float) -> bool:
         """Return whether this thread may ask it; not while one of its own calls is unanswered."""
         return awaited.may_be_asked(now) and not any(call.supplier is awaited for call in self._calls)
 

@@ -67,7 +67,7 @@ def open_archive(
     def lent(name: str) -> Embedder:
         borrowed = Borrowed(known[name].lend(_seconds_for(config, name)))
         if suppliers is None:
-            known[name].put_away()
+            known[name].close_idle()
         return borrowed
 
     return Archive(config, store, queue, lent)

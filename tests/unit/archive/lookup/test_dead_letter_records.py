@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.filling.encoder_calls import Filled, Stop
+from headrace.archive.filling.encoder_calls import FillSources, Stop
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.filler import Filler
 from headrace.archive.filling.retries_and_dead_letters import ATTEMPTS
@@ -147,7 +147,7 @@ def test_each_space_has_its_own_time_to_take_a_mean(tmp_path: Path) -> None:
     stores = open_store(config.store), open_queue(config.queue)
     with Archive(config, *stores, lambda _: LengthEmbedder()) as archive:
         counts = {name: FillCounts() for name in ("few", "many")}
-        filler = BatchFiller(archive, Filled(), counts, Stop())
+        filler = BatchFiller(archive, FillSources(), counts, Stop())
         filler._keep_mean(archive.reader("few"), ENOUGH - 100)  # too few: it is tried again later
         archive.put("many", [f"film {number}" for number in range(ENOUGH)], np.ones((ENOUGH, 4)))
         filler._keep_mean(archive.reader("many"), ENOUGH)
