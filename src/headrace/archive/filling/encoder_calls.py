@@ -59,7 +59,7 @@ class FillSources:
     """The embedders and tables that fill an archive, shared by all threads of a filler.
 
     Attributes:
-        encoders: By space, the embedders of its versions, the newest last; replaced when another one is opened.
+        encoders: By space, the embedders of its versions, the newest last; replaced when another is opened.
         awaited: By space, the embedder that fills it and is not open yet.
         texts: By space, the table of its contents, if they come from one.
     """

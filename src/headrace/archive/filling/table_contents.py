@@ -81,7 +81,8 @@ class TableTexts:
             if before:
                 _log.warning("the keys of the space %r no longer wait: %r is loaded", self.name, self.table)
         elif self._was_missed:
-            self.trouble = f"the keys of the space {self.name!r} wait: {told(record, self._source)}"
+            reason = missing_column_reason(record, self._source)
+            self.trouble = f"the keys of the space {self.name!r} wait: {reason}"
             if self.trouble != before:
                 _log.warning("%s", self.trouble)
 
@@ -104,7 +105,7 @@ def texts_of(
     version = record.version(record.default)
     column = text_column(record, source)
     if version is None or column is None:
-        raise FailedPrecondition(told(record, source))
+        raise FailedPrecondition(missing_column_reason(record, source))
     form = version.form
     values = store.get_many(partition(source.table, version.number), all_stored(keys), form.missing)
     records = joined(values, form)
@@ -120,7 +121,7 @@ def text_column(record: SpaceRecord, source: TableColumn) -> Column | None:
     return next((one for one in columns if one.name == source.column and one.dtype == TEXT), None)
 
 
-def told(record: SpaceRecord, source: TableColumn) -> str:
+def missing_column_reason(record: SpaceRecord, source: TableColumn) -> str:
     """Describe why a source has no text column, and the remedy."""
     version = record.version(record.default)
     if version is None:

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 100_000
 _MOST_WAITING_BYTES = 128 * 2**20
-_WAITING_BYTES, _LETTER_BYTES = 300, 6  # memory in Python of a key, and of each of its characters
+_WAITING_BYTES, _CHARACTER_BYTES = 300, 6  # memory in Python of a key, and of each of its characters
 _MOST_A_CALL = 1000
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -78,7 +78,7 @@ def wanted_of(message: Message) -> Wanted:
 
 
 def _size_of(wanted: Wanted) -> int:
-    return _WAITING_BYTES + _LETTER_BYTES * len(wanted.key)
+    return _WAITING_BYTES + _CHARACTER_BYTES * len(wanted.key)
 
 
 Accepted = Callable[[Sequence[Wanted]], object]

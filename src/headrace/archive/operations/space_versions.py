@@ -50,7 +50,7 @@ class Lacking:
     keys: int = 0
     example: str = ""
 
-    def told(self, of: int) -> str:
+    def describe(self, of: int) -> str:
         """Describe the missing keys in words.
 
         Args:
@@ -130,7 +130,7 @@ def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -
     record = archive.catalog.read(space)
     if not may_lose and (lost := lost_by_moving(archive, space, record, number)).keys:
         raise FailedPrecondition(
-            f"version {number} of {space!r} lacks {lost.told(record.default)}; version {record.default} "
+            f"version {number} of {space!r} lacks {lost.describe(record.default)}; version {record.default} "
             "stays the default. Fill the other version first, or accept missing keys with --fewer-keys"
         )
     return archive.catalog.move_default(space, number)

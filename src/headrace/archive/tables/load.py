@@ -44,7 +44,7 @@ def fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
     return not _differences(columns, there)
 
 
-def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
+def describe_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
     """Describe how the columns of a file differ from those of a table."""
     found = _differences(columns, there)
     more = len(found) - _SHOWN
@@ -374,9 +374,10 @@ class Load:
                 return default
             is_begun = default.is_full and has_keys(self._archive, self._space, default)
             if is_begun and not is_other_allowed:
+                differences = describe_differences(columns, default.columns)
                 raise InvalidRequest(
                     f"expected the columns of {self._space!r}, as version {default.number} has them; "
-                    f"{told_differences(columns, default.columns)}. Correct the file, or load all rows with "
+                    f"{differences}. Correct the file, or load all rows with "
                     "--new-columns: into another version, which answers once it has all keys",
                     field="FILE",
                 )
