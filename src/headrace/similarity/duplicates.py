@@ -24,9 +24,9 @@ from headrace.similarity.stored_rows import (
     Numbers,
     Progress,
     Rows,
+    ignore_progress,
     make_cells,
     scores,
-    unwatched,
 )
 
 # Equal vectors: rows are grouped by a hash of their numbers, then compared.
@@ -239,7 +239,7 @@ class _Cut:
 
 
 def duplicates(
-    rows: Rows, threshold: float, effort: Effort = DEFAULT_EFFORT, progress: Progress = unwatched
+    rows: Rows, threshold: float, effort: Effort = DEFAULT_EFFORT, progress: Progress = ignore_progress
 ) -> Duplicates:
     """Find near-duplicates.
 

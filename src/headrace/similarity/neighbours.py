@@ -17,9 +17,9 @@ from headrace.similarity.stored_rows import (
     Numbers,
     Progress,
     Rows,
+    ignore_progress,
     scores,
     similarities,
-    unwatched,
 )
 
 # Exact nearest rows by comparison with all rows, block by block; needs no additional package.
@@ -47,7 +47,7 @@ class Nearest(NamedTuple):
     similarities: Doubles
 
 
-def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
+def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = ignore_progress) -> Nearest:
     """Find the nearest rows.
 
     Args:
@@ -141,7 +141,7 @@ _BLOCK_ROWS = 4096
 class Index:
     """A graph of neighbouring rows that queries traverse."""
 
-    def __init__(self, rows: Rows, progress: Progress = unwatched) -> None:
+    def __init__(self, rows: Rows, progress: Progress = ignore_progress) -> None:
         """Build the index.
 
         Args:
@@ -173,7 +173,7 @@ class Index:
             self._index.add(rows.take(some))
             progress("indexing", some.stop, rows.count)
 
-    def search(self, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
+    def search(self, queries: Rows, count: int, progress: Progress = ignore_progress) -> Nearest:
         """Find the nearest rows, approximately.
 
         Args:
@@ -210,7 +210,7 @@ def neighbours(
     *,
     metric: Metric = "cosine",
     exact: bool | None = None,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Nearest:
     """Find the nearest neighbours of vectors.
 

@@ -99,7 +99,7 @@ def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) 
     del model["threads"]
     if settings.kind != "mdn":
         del model["components"]  # absent from checkpoints that predate the setting
-    if not settings.halves:
+    if not settings.has_half_life:
         del model["half_life_rows"]  # absent from checkpoints that predate the setting
     return {
         "model": model if options.keras is None else options.keras,

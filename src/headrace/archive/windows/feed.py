@@ -27,7 +27,7 @@ try:
     from headrace.archive.tables.file_readers import ColumnFile
     from headrace.archive.windows.row_conversion import RowMaker
     from headrace.stream.arrow_ipc_parser import StreamParser
-    from headrace.stream.byte_sources import Ahead
+    from headrace.stream.byte_sources import ReadAhead
 except ImportError as error:  # as with every optional package
     raise needs_extra("feeding a table", "train", error) from error
 
@@ -66,7 +66,7 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
         source.attach(parser)
     with closing(source):
         columns = read_schema(source, parser)
-        with closing(Ahead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
+        with closing(ReadAhead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
             yield Batches(columns.names, batches, batches.wait)
 
 

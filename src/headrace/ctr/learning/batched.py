@@ -126,7 +126,7 @@ class BatchedModel(LearningModel):
             name: shared(self._groups.optimizer(name), name, settings, features)
             for name in self._groups.tables
         }
-        self._memory = HalfLife(settings.half_life_rows) if self._groups.forget_squares else None
+        self._memory = HalfLife(settings.half_life_rows) if self._groups.has_decaying_squares else None
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:

@@ -176,7 +176,7 @@ class Groups:
             table.values[:] = state[name]
 
     @property
-    def forget_squares(self) -> bool:
+    def has_decaying_squares(self) -> bool:
         """Whether any group's sums of squares decay."""
         return any(table.optimizer == "forgetting" for table in self.tables.values())
 

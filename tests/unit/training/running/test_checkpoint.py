@@ -272,7 +272,7 @@ def test_kinds_with_a_network_go_on_with_adagrad(kind: Kind) -> None:
     """Where that was the default when the checkpoint was saved; half-lives were no part of it then."""
     made = settings_of({"kind": kind, **settings_with_saved_optimizers({}, saved_with(kind=kind))}, "x")
     assert (made.linear, made.embeddings) == (ADAGRAD, ADAGRAD)
-    assert not made.halves
+    assert not made.has_half_life
 
 
 @pytest.mark.parametrize("resume", [False, True])
