@@ -130,7 +130,7 @@ class Grouping:
 
 
 EXACT_ROWS = 10_000
-"""Up to this many different vectors, all pairs are compared: cells would not be faster."""
+"""Maximum number of different vectors for which all pairs are compared: cells would not be faster."""
 
 _PROBES = 4
 _QUERIES_AT_ONCE = 1024
@@ -171,7 +171,7 @@ class Group:
     """Rows joined by similar pairs: each row is similar to another one of the group, maybe not to all.
 
     Attributes:
-        rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
+        rows: int64 ``[n]``: the most central row first, the others after it, the nearest first.
         similarities: float64 ``[n]``: similarity to the first row, computed in float64; the distance for
             ``l2``, and 1 for equal zero vectors.
     """

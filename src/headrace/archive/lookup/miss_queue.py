@@ -85,7 +85,7 @@ Accepted = Callable[[Sequence[Wanted]], object]
 
 
 class Publisher:
-    """Queues missing keys in the background, each once, however many lookups miss it.
+    """Queues missing keys in the background; a key that is pending is not submitted again.
 
     Keys that cannot be queued are dropped: the next lookup that misses one submits it again.
 
@@ -135,7 +135,7 @@ class Publisher:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Queue the pending keys, within a few seconds, and end the thread."""
+        """Queue the pending keys that the queue accepts within a few seconds, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

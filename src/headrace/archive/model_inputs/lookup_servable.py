@@ -412,7 +412,7 @@ def _key(name: str, source: InputSource, there: TensorSpec | None, fed: TensorSp
 def _sample(
     signature: Signature, public: Mapping[str, TensorSpec], keys: set[str]
 ) -> dict[str, Array] | None:
-    """Return a row without keys, so that made-up rows queue nothing; None if a shape is unknown."""
+    """Return a sample row without keys, so that warm-up queues nothing; None if a shape is unknown."""
     sample = {}
     for name, spec in public.items():
         if signature.sample is not None and name in signature.sample and name not in keys:

@@ -378,7 +378,7 @@ class KafkaSource(Pieces):
     def _fail(self, error: Any) -> None:
         """Record a client error; the client retries by itself.
 
-        The client also calls this, while one of its methods runs.
+        The client also calls this while one of its methods runs.
         """
         import confluent_kafka  # noqa: PLC0415 - as above
 
