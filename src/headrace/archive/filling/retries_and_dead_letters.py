@@ -100,7 +100,7 @@ class HeldMessages:
             if waiting and self._can_ask(awaited, now):
                 size = self._sizes.get(awaited, self._batch)
                 self._sizes[awaited] = min(self._batch, 2 * size)
-                return due + self._taken(waiting, _together(waiting, size))
+                return due + self._taken(waiting, _retry_size(waiting, size))
         return due
 
     def excess(self, now: float) -> list[Task]:
@@ -160,7 +160,7 @@ class HeldMessages:
         return [task._replace(awaits=None) for task in found]
 
 
-def _together(waiting: deque[tuple[float, Task]], size: int) -> int:
+def _retry_size(waiting: deque[tuple[float, Task]], size: int) -> int:
     """Return how many of the first tasks to try together; one that was refused alone is tried alone again."""
     alone = (place for place, (_, task) in enumerate(islice(waiting, size)) if task.answers >= 0)
     return max(1, next(alone, min(size, len(waiting))))

@@ -251,6 +251,7 @@ class Catalog:
             Conflict: Other processes keep changing it.
             FailedPrecondition: A newer headrace wrote it.
             Unavailable: The store does not answer.
+            HeadraceError: It is damaged, or ``decide`` refuses the change.
         """
         for _ in range(_MOST_TRIES):
             before = self._store.read(_name(space))

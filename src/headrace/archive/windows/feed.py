@@ -73,7 +73,7 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
     """Read some columns of a file; the batches raise ``InvalidRequest`` if its rows cannot be read."""
     there = [name for name in columns if name in file.schema.names]
-    return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)), lambda _: True)
+    return Batches(file.schema.names, _rechunked(file.batches(there, _ROWS_AT_ONCE)), lambda _: True)
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
         )
 
 
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join small batches into large ones, so that a key is written once for several buckets."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
