@@ -228,7 +228,8 @@ class Feed:
         """Count rows, and write the changes at the boundaries that they pass.
 
         Raises:
-            StreamError: A row is invalid. Only rows before it are counted; ``rows`` is their number.
+            StreamError: A row is invalid. Rows are counted in parts of up to 65,536; ``rows`` counts those
+                in the parts before.
             FailedPrecondition: There are more pairs of a key and a bucket than allowed.
             Unavailable: The store does not answer, and the feed is stopping.
         """
