@@ -52,7 +52,7 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TopicRequest:
     """Which messages of a topic to read.
 
     Attributes:
@@ -90,7 +90,7 @@ class KafkaSource(Pieces):
 
     wakes = True
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TopicRequest) -> None:
         """Find the topic, and begin to fetch.
 
         Raises:
