@@ -44,12 +44,12 @@ class VersionEmbedder:
     """An embedder with the space version that it fills.
 
     Attributes:
-        supplier: The pooled embedder that it belongs to.
+        pooled: The pooled embedder that it belongs to.
         embedder: The opened embedder that makes this version.
         version: Number of the version.
     """
 
-    supplier: PooledEmbedder
+    pooled: PooledEmbedder
     embedder: Embedder
     version: int
 
@@ -69,9 +69,9 @@ class FillSources:
     texts: Mapping[str, TableTexts] = field(default_factory=dict)
 
     @property
-    def suppliers(self) -> set[PooledEmbedder]:
+    def pooled(self) -> set[PooledEmbedder]:
         """All pooled embedders, open or not."""
-        those = {encoder.supplier for encoders in self.encoders.copy().values() for encoder in encoders}
+        those = {encoder.pooled for encoders in self.encoders.copy().values() for encoder in encoders}
         return those | set(self.awaited.copy().values())
 
 
@@ -114,17 +114,17 @@ class EncoderCalls:
             Stopped: The filler must end.
             Exception: Any other error of the embedder.
         """
-        supplier = encoder.supplier
+        pooled = encoder.pooled
         before = self._calls.get(where)
         if before is None:
-            if any(call.supplier is supplier and not call.ended.is_set() for call in self._calls.values()):
-                raise DependencyUnavailable(supplier)
-            return self._answer(supplier.begin(encoder.embedder, where, contents), patience)
+            if any(call.pooled is pooled and not call.ended.is_set() for call in self._calls.values()):
+                raise DependencyUnavailable(pooled)
+            return self._answer(pooled.begin(encoder.embedder, where, contents), patience)
         known = {content: place for place, content in enumerate(before.contents)}
         rest = [content for content in contents if content not in known]
         is_others = len(rest) == len(contents) and before in self._awaited
         if is_others or not before.ended.is_set():
-            raise DependencyUnavailable(supplier, None if rest else before)
+            raise DependencyUnavailable(pooled, None if rest else before)
         del self._calls[where]
         if len(rest) == len(contents):  # the earlier answer is no longer wanted
             return self.ask(encoder, where, contents, patience)
@@ -138,7 +138,7 @@ class EncoderCalls:
 
     def _answer(self, call: Call, patience: float) -> Embedded:
         """Return a call's answer if it comes in time; wait without limit if there is no other embedder."""
-        is_only = len(self._filled.suppliers) == 1
+        is_only = len(self._filled.pooled) == 1
         until = call.began + patience
         while not call.ended.wait(_LOOK_SECONDS):
             if self._stop.is_over():
@@ -146,7 +146,7 @@ class EncoderCalls:
             if not is_only and not self._stop.event.is_set() and time.monotonic() >= until:
                 self._calls[call.where] = call
                 self._awaited.add(call)
-                raise DependencyUnavailable(call.supplier, call)
+                raise DependencyUnavailable(call.pooled, call)
         return call.result()
 
 

@@ -70,8 +70,10 @@ class Filler:
         self._archive = archive
         self._batch = batch
         self._stop = Stop()
-        self._wanted = {space: suppliers_of(archive, space, those) for space, those in embedders.items()}
-        self._suppliers = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
+        self._wanted = {
+            space: pooled_embedders_of(archive, space, those) for space, those in embedders.items()
+        }
+        self._pooled = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
         awaited = {space: those[-1] for space, those in self._wanted.items() if those}
         self._filled = FillSources(dict.fromkeys(self._wanted, ()), awaited, _texts_of(archive, self._wanted))
         self.counts = {space: archive.fills.setdefault(space, FillCounts()) for space in self._wanted}
@@ -114,7 +116,7 @@ class Filler:
 
     @property
     def _askable(self) -> Sequence[Dependency]:
-        return *self._suppliers, *self._filled.texts.values()
+        return *self._pooled, *self._filled.texts.values()
 
     def _look(self) -> None:
         """Open embedders, find their space versions, and report faults, until stopped."""
@@ -147,12 +149,12 @@ class Filler:
         Raises:
             HeadraceError: The store does not answer, or the embedder does not fit.
         """
-        suppliers, filled = self._wanted[space], self._filled
-        opened = [(one, embedder) for one in suppliers if (embedder := one.embedder) is not None]
-        known = [(encoder.supplier, encoder.embedder) for encoder in filled.encoders[space]]
-        if len(opened) < len(suppliers) or known != opened:
-            filled.awaited.update(dict.fromkeys(self._spaces_of(suppliers), suppliers[-1]))
-        if len(opened) < len(suppliers) or space not in filled.awaited:
+        pooled, filled = self._wanted[space], self._filled
+        opened = [(one, embedder) for one in pooled if (embedder := one.embedder) is not None]
+        known = [(encoder.pooled, encoder.embedder) for encoder in filled.encoders[space]]
+        if len(opened) < len(pooled) or known != opened:
+            filled.awaited.update(dict.fromkeys(self._spaces_of(pooled), pooled[-1]))
+        if len(opened) < len(pooled) or space not in filled.awaited:
             return
         filled.encoders[space] = [
             VersionEmbedder(one, embedder, self._archive.add_version(space, embedder).number)
@@ -172,9 +174,9 @@ class Filler:
             for one in those
         ]
 
-    def _spaces_of(self, suppliers: Sequence[PooledEmbedder]) -> set[str]:
-        """Return the spaces that any of the suppliers fills."""
-        return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
+    def _spaces_of(self, pooled: Sequence[PooledEmbedder]) -> set[str]:
+        """Return the spaces that any of the embedders fills."""
+        return {space for space, those in self._wanted.items() if not set(those).isdisjoint(pooled)}
 
     # ---- one thread --------------------------------------------------------------------------------
 
@@ -243,7 +245,7 @@ class Filler:
                 self._fill(filler, receiver, held.due(0.0))
 
 
-def suppliers_of(
+def pooled_embedders_of(
     archive: Archive, space: str, embedders: Sequence[Embedder | PooledEmbedder]
 ) -> Sequence[PooledEmbedder]:
     """Wrap embedders in ``PooledEmbedder``; those that are wrapped already are returned as they are."""

@@ -30,16 +30,16 @@ class Call:
     """A call of an embedder, in flight or ended.
 
     Attributes:
-        supplier: The embedder that is called.
+        pooled: The embedder that is called.
         where: Space version of the contents.
         contents: Contents to embed.
         began: Start time, on the monotonic clock.
         ended: Set when the call ends.
     """
 
-    def __init__(self, supplier: PooledEmbedder, where: Where, contents: Sequence[bytes]) -> None:
+    def __init__(self, pooled: PooledEmbedder, where: Where, contents: Sequence[bytes]) -> None:
         """Record the start."""
-        self.supplier, self.where, self.contents = supplier, where, tuple(contents)
+        self.pooled, self.where, self.contents = pooled, where, tuple(contents)
         self.began = time.monotonic()
         self.ended = threading.Event()
         self._came: Embedded | Exception | None = None
@@ -60,7 +60,7 @@ class Call:
             return self._came
         if isinstance(self._came, (Refused, FailedPrecondition)) or self._came is None:
             raise DependencyUnavailable(
-                self.supplier, refused=len(self.contents), answers=self.supplier.answers
+                self.pooled, refused=len(self.contents), answers=self.pooled.answers
             ) from self._came
         raise self._came
 

@@ -151,7 +151,7 @@ class HeldMessages:
 
     def _can_ask(self, awaited: Dependency, now: float) -> bool:
         """Return whether this thread may ask it; not while one of its own calls is unanswered."""
-        return awaited.may_be_asked(now) and not any(call.supplier is awaited for call in self._calls)
+        return awaited.may_be_asked(now) and not any(call.pooled is awaited for call in self._calls)
 
     def _taken(self, waiting: deque[tuple[float, Task]], count: int) -> list[Task]:
         found = [waiting.popleft()[1] for _ in range(count)]

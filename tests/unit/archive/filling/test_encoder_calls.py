@@ -20,9 +20,9 @@ class Thread:
 
     def __init__(self) -> None:
         self.embedder = LengthEmbedder()
-        supplier = PooledEmbedder("ill", ["texts"], embedder=self.embedder)
-        supplier.is_ready = True
-        self.encoder = VersionEmbedder(supplier, self.embedder, 1)
+        pooled = PooledEmbedder("ill", ["texts"], embedder=self.embedder)
+        pooled.is_ready = True
+        self.encoder = VersionEmbedder(pooled, self.embedder, 1)
         other = PooledEmbedder("well", ["films"], embedder=LengthEmbedder())
         self.asking = EncoderCalls(FillSources({"texts": [self.encoder]}, {"films": other}), Stop())
 
