@@ -119,7 +119,7 @@ def fill_cache(opened: Archive, keys: list[str]) -> None:
     reader = opened.reader(SPACE)
     for start in range(0, len(keys), PART):
         some = keys[start : start + PART]
-        reader.took(some, reader.version.form.encode(vectors(start, start + len(some)), 1), 0)
+        reader.cache_stored(some, reader.version.form.encode(vectors(start, start + len(some)), 1), 0)
 
 
 def fill_store(opened: Archive, keys: list[str]) -> None:

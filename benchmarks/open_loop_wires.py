@@ -29,7 +29,7 @@ _LARGE = (1 << 31) - 1
 _BY_HTTP = {b"200": Ended.ANSWERED, b"503": Ended.REFUSED, b"429": Ended.REFUSED, b"504": Ended.TOLD_LATE}
 _BY_GRPC = {"0": Ended.ANSWERED, "14": Ended.REFUSED, "8": Ended.REFUSED, "4": Ended.TOLD_LATE}
 
-Told = Callable[[int, Ended], None]
+Report = Callable[[int, Ended], None]
 
 
 class Connection:
@@ -97,7 +97,7 @@ class Connection:
 class Http1:
     """HTTP/1.1: a connection for each request that is open, kept for the next."""
 
-    def __init__(self, load: Load, epoll: select.epoll, told: Told) -> None:
+    def __init__(self, load: Load, epoll: select.epoll, report: Report) -> None:
         """Write the requests beforehand."""
         deadline = (
             f"x-request-timeout-ms: {load.deadline_seconds * 1000:g}\r\n" if load.deadline_seconds else ""
@@ -106,7 +106,7 @@ class Http1:
         self._requests = [
             f"{head}content-length: {len(body)}\r\n\r\n".encode() + body for body in load.bodies
         ]
-        self._port, self._epoll, self._told = load.port, epoll, told
+        self._port, self._epoll, self._report = load.port, epoll, report
         self._idle: list[Connection] = []
         self._all: dict[int, Connection] = {}
         self._by_number: dict[int, Connection] = {}
@@ -119,11 +119,11 @@ class Http1:
             try:
                 connection = Connection(self._port, self._epoll)
             except OSError:
-                self._told(number, Ended.FAILED)
+                self._report(number, Ended.FAILED)
                 return
             self._all[connection.descriptor] = connection
         else:
-            self._told(number, Ended.FAILED)
+            self._report(number, Ended.FAILED)
             return
         connection.number = number
         self._by_number[number] = connection
@@ -151,7 +151,7 @@ class Http1:
             if how is not None:
                 connection.number = -1
                 del self._by_number[number]
-                self._told(number, how)
+                self._report(number, how)
         if not goes_on:
             if connection in self._idle:
                 self._idle.remove(connection)
@@ -200,7 +200,7 @@ class _Http2Connection(Connection):
 class Http2:
     """gRPC over some connections, each call a stream."""
 
-    def __init__(self, load: Load, epoll: select.epoll, told: Told) -> None:
+    def __init__(self, load: Load, epoll: select.epoll, report: Report) -> None:
         """Write the requests beforehand, and open the connections.
 
         Raises:
@@ -216,7 +216,7 @@ class Http2:
         encoder.header_table_size = 0
         self._block = encoder.encode(headers)
         self._bodies = load.bodies
-        self._port, self._epoll, self._told = load.port, epoll, told
+        self._port, self._epoll, self._report = load.port, epoll, report
         self._at: dict[int, _Http2Connection] = {}
         self._all: dict[int, _Http2Connection] = {}
         self._connections = [self._connect() for _ in range(_HTTP2_CONNECTIONS)]
@@ -350,7 +350,7 @@ class Http2:
 
     def _end(self, number: int, how: Ended) -> None:
         if self._at.pop(number, None) is not None:
-            self._told(number, how)
+            self._report(number, how)
 
 
 def _decoded(block: bytes) -> list[tuple[str, str]]:

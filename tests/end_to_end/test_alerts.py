@@ -128,7 +128,7 @@ def test_promtool_is_given_trouble_for_each_rule_and_a_healthy_server_for_all() 
     assert healthy == {name for expression in expressions(rules) for name in names_in(expression)}
 
 
-def test_what_says_that_it_is_to_be_alerted_on_is_in_a_rule() -> None:
+def test_metrics_documented_for_alerting_are_used_in_a_rule() -> None:
     rules = RULES.read_text("utf-8")
     named = [one.name for one in ALL if "alert on" in one.help]
     assert named

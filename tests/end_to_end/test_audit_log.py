@@ -104,7 +104,7 @@ def test_administration_over_the_network_is_told(tmp_path: Path, options: tuple[
     assert all(one["by"]["address"].startswith("127.0.0.1:") for one in asked_for)
 
 
-def test_who_has_a_key_is_named_and_new_keys_are_told(
+def test_key_holders_are_named_and_new_keys_are_logged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     example.write(tmp_path / "models")
@@ -239,7 +239,7 @@ def test_a_log_that_cannot_be_written_keeps_no_server_from_stopping(tmp_path: Pa
     assert "refused" not in errors
 
 
-def test_what_cannot_be_told_is_refused(tmp_path: Path) -> None:
+def test_actions_that_cannot_be_logged_are_refused(tmp_path: Path) -> None:
     example.write(tmp_path / "models")
     file = tmp_path / "audit.jsonl"
     with RunningServer(tmp_path / "models", "--admin", "--audit-file", str(file)) as server:

@@ -122,7 +122,7 @@ def test_a_model_with_wrong_settings_is_in_the_table_and_the_index(tmp_path: Pat
         assert "batchin" in wrong["reason"]
 
 
-def test_what_cannot_be_served_is_in_the_table_and_in_the_answers_with_the_way_out(tmp_path: Path) -> None:
+def test_unusable_directories_are_listed_and_answered_with_the_way_out(tmp_path: Path) -> None:
     models, settings = tmp_path / "models", tmp_path / "server.toml"
     write(models, "good", 1, affine(1.0, 1.0))
     write(models, "bad name!", 1, affine(1.0, 1.0))

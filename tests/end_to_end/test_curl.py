@@ -142,7 +142,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("path", "body", "status", "names"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong_gets_its_code_and_an_error_that_names_it(
+def test_invalid_requests_get_their_status_and_an_error_that_names_the_fault(
     server: RunningServer, tmp_path: Path, path: str, body: str, status: int, names: str
 ) -> None:
     file = tmp_path / "body"

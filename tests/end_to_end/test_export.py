@@ -22,7 +22,9 @@ def test_a_version_becomes_an_onnx_file(tmp_path: Path, capsys: pytest.CaptureFi
     assert [node.name for node in session.get_outputs()] == ["probability"]
 
 
-def test_what_is_no_version_is_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_explains_a_missing_model_and_an_unwritable_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["export", str(tmp_path), str(tmp_path / "model.onnx")]) == 2
     assert "holds no click model (model.ctr)" in capsys.readouterr().err
     (tmp_path / "1").mkdir()

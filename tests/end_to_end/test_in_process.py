@@ -76,7 +76,7 @@ def test_versions_labels_and_outputs_are_chosen_by_the_call(menagerie: Path) -> 
     asyncio.run(scenario())
 
 
-def test_what_is_wrong_is_raised_as_a_typed_error(menagerie: Path) -> None:
+def test_invalid_calls_raise_typed_errors(menagerie: Path) -> None:
     async def scenario() -> None:
         async with Engine(menagerie) as engine:
             x = {"x": [1.0]}

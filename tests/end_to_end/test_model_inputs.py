@@ -254,7 +254,7 @@ def test_a_click_model_answers_as_if_the_request_had_the_vectors(
     np.testing.assert_array_equal(given, wanted)
 
 
-def test_what_was_served_is_what_is_learnt(opened: tuple[Engine, Archive]) -> None:
+def test_training_uses_the_values_that_were_served(opened: tuple[Engine, Archive]) -> None:
     """Although a vector has come since, another has changed, and so has what the row itself counted up."""
     engine, archive = opened
     archive.put("images", ["image 900"], np.full((1, 4), 0.1), version=2)

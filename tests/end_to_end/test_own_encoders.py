@@ -47,7 +47,7 @@ def test_an_lstm_with_attention_embeds_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.rest
-def test_what_padding_changes_is_refused(tmp_path: Path) -> None:
+def test_an_encoder_that_depends_on_padding_is_refused(tmp_path: Path) -> None:
     import keras
 
     titles.train(FILMS, tmp_path / "titles", epochs=1)

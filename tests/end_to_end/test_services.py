@@ -22,9 +22,7 @@ KINDS = ("redis", "cassandra", "kafka")
 
 @pytest.mark.rest
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_acknowledged_survives_a_kill_and_a_restart(
-    kind: str, request: pytest.FixtureRequest
-) -> None:
+def test_acknowledged_writes_survive_a_kill_and_a_restart(kind: str, request: pytest.FixtureRequest) -> None:
     server: Service = request.getfixturevalue(f"own_{kind}")()
     client = client_of(server)
     client.write(server, "before the kill")

@@ -50,7 +50,7 @@ def test_classify_and_regress_send_whole_examples(answers: dict[str, Any]) -> No
     assert answers["values of TensorFlow 2"] == [15.0, 20.0]
 
 
-def test_what_an_example_says_goes_before_its_context(answers: dict[str, Any]) -> None:
+def test_an_examples_features_override_its_context(answers: dict[str, Any]) -> None:
     assert answers["in context"] == [[["Ulm", 1.5], ["other", 3.0]], [["Rom", 9.0], ["other", 18.0]]]
 
 

@@ -127,7 +127,7 @@ def test_a_cut_stream_keeps_what_was_learnt(rows: Path, undisturbed: dict[str, A
         assert again[-1][name] == undisturbed[name]
 
 
-def test_what_is_no_stream_is_refused_before_anything_is_learnt() -> None:
+def test_input_that_is_not_a_stream_is_refused_before_training() -> None:
     done = subprocess.run([*HEADRACE, "train"], input=b"label,c1\n1,a\n", capture_output=True, check=False)
     assert done.returncode == 1
     assert b"headrace stream encode" in done.stderr

@@ -138,7 +138,7 @@ def joined(folder: Path, rows: list[dict[str, Any]], *words: str) -> list[tuple[
 
 
 @pytest.mark.rest
-def test_what_was_served_is_what_is_learnt(
+def test_training_uses_the_values_that_were_served(
     tmp_path: Path, served: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert joined(tmp_path, served) == [row["served"] for row in served]

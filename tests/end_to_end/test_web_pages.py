@@ -78,7 +78,7 @@ def test_nothing_is_said_out_of_the_box(tmp_path: Path) -> None:
             assert not [name for name in found if name == "vary" or name.startswith("access-control")]
 
 
-def test_what_no_browser_sends_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_an_origin_that_no_browser_sends_is_an_error_at_the_start(tmp_path: Path) -> None:
     example.write(tmp_path / "models")
     command = [sys.executable, "-m", "headrace", "serve", str(tmp_path / "models")]
     command += ["--cors-origins", "https://shop.example/"]

@@ -144,7 +144,7 @@ def test_a_model_that_cannot_be_loaded_is_told_of_by_all(models: Path) -> None:
         assert everywhere(server, "/v2/models/m/ready") == {200}
 
 
-def test_what_one_worker_is_told_to_unload_all_unload(models: Path) -> None:
+def test_an_unload_through_one_worker_reaches_all(models: Path) -> None:
     with RunningServer(models, "--workers", "2", "--admin") as server:
         first = workers_of(server)
         assert server.request("POST", "/v2/repository/models/m/unload")[0] == 200

@@ -155,7 +155,7 @@ def test_cassandra_goes_and_comes_back_under_load(folder: Path, cassandra: Cassa
         found(archive, keys)
 
 
-def test_what_is_missed_while_kafka_is_away_is_queued_by_a_later_lookup(
+def test_misses_during_an_outage_of_kafka_are_queued_by_a_later_lookup(
     folder: Path, encoder: Encoder, kafka: Kafka
 ) -> None:
     known = [f"known {number}" for number in range(9)]

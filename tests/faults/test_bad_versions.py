@@ -41,7 +41,7 @@ def gone_through(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("what", ["an empty directory", "no model in it", "a draft", "a file", "no number"])
-def test_what_is_no_version_yet_is_never_served(models: Path, what: str) -> None:
+def test_incomplete_versions_are_never_served(models: Path, what: str) -> None:
     write(models, "m", 1, affine(1.0, 1.0), RETRY_SOON)
     with RunningServer(models) as server:
         if what == "an empty directory":
@@ -124,7 +124,7 @@ def test_a_load_that_fails_is_retried_until_it_succeeds(models: Path) -> None:
 
 
 @pytest.mark.rest
-def test_what_no_retry_can_mend_is_tried_once_until_its_settings_change(models: Path) -> None:
+def test_permanent_load_errors_are_not_retried_until_the_settings_change(models: Path) -> None:
     import skops.io
 
     from tests.conformance.sklearn_models import forest

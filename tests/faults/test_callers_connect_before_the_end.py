@@ -29,7 +29,7 @@ WAYS = {
 @pytest.mark.rest
 @pytest.mark.exact
 @pytest.mark.parametrize("way", WAYS)
-def test_who_has_connected_in_the_lead_and_sends_after_it_is_answered(models: Path, way: str) -> None:
+def test_connections_opened_in_the_drain_lead_are_answered_after_it(models: Path, way: str) -> None:
     lead = ("--drain-lead-seconds", str(LEAD_SECONDS))
     with RunningServer(models, *lead, *WAYS[way]) as server, ExitStack() as opened:
         server.process.send_signal(signal.SIGTERM)
@@ -46,7 +46,7 @@ def test_who_has_connected_in_the_lead_and_sends_after_it_is_answered(models: Pa
         assert server.wait_until_ended() == 0
 
 
-def test_who_never_asks_does_not_keep_the_server(models: Path) -> None:
+def test_silent_connections_do_not_delay_the_end(models: Path) -> None:
     options = ("--drain-lead-seconds", "0.1", *WAYS["one process by uvicorn"])  # h2corn lets it be for 15 s
     with RunningServer(models, *options) as server, connect(server.http_port) as silent:
         server.process.send_signal(signal.SIGTERM)

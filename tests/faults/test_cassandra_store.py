@@ -148,7 +148,7 @@ def test_copies_that_do_not_exist_are_unavailable(cassandra_server: Cassandra) -
     store.close()
 
 
-def test_what_cannot_be_is_said_at_opening(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused_at_opening(tmp_path: Path) -> None:
     for wrong in (
         {"user": "somebody"},
         {"user": "somebody", "password_file": tmp_path / "nothing"},

@@ -22,7 +22,7 @@ def version_of(offset: float) -> bytes:
     return affine(0.0, offset, VERSION_BYTES)
 
 
-def test_what_is_published_comes_whole_or_not_at_all(small_disk: Path) -> None:
+def test_publishing_is_atomic(small_disk: Path) -> None:
     models = small_disk / "models"
     write(models, MODEL, 1, affine(1.0, 1.0))
     write(models, "m", 1, affine(1.0, 1.0))
@@ -39,7 +39,7 @@ def test_what_is_published_comes_whole_or_not_at_all(small_disk: Path) -> None:
         does_it_still_serve(server)
 
 
-def test_what_is_copied_by_hand_and_cut_is_not_loaded_and_a_decision_is_not_half_written(
+def test_truncated_copies_are_not_loaded_and_decisions_are_written_whole(
     small_disk: Path, tmp_path: Path
 ) -> None:
     models = small_disk / "models"

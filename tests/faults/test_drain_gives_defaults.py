@@ -36,11 +36,11 @@ ONE_BY_ONE = "[batching]\ninstances = 1\nmax_batch_rows = 1\n"
 CALLS = 4
 DEFAULTS = {"values": (-1, "default"), "another": (7, "default fast/1")}
 
-Told = tuple[int, str]
-Ask = Callable[[RunningServer, str, float], Told]
+Answer = tuple[int, str]
+Ask = Callable[[RunningServer, str, float], Answer]
 
 
-def by_rest(server: RunningServer, model: str, seconds: float) -> Told:
+def by_rest(server: RunningServer, model: str, seconds: float) -> Answer:
     """What was answered, and who by."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=PATIENCE_SECONDS)
     try:
@@ -53,7 +53,7 @@ def by_rest(server: RunningServer, model: str, seconds: float) -> Told:
         connection.close()
 
 
-def by_grpc(server: RunningServer, model: str, seconds: float) -> Told:
+def by_grpc(server: RunningServer, model: str, seconds: float) -> Answer:
     message = protos.message("inference.ModelInferRequest")(model_name=model)
     given = message.inputs.add(name="seconds", datatype="FP32", shape=[1])
     given.contents.fp32_contents.append(seconds)
@@ -88,7 +88,7 @@ def models(tmp_path: Path) -> Path:
 
 @pytest.mark.rest
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_for_a_default_when_the_server_is_told_to_stop_gets_it(models: Path, way: str) -> None:
+def test_calls_that_wait_for_a_default_get_it_when_the_server_stops(models: Path, way: str) -> None:
     ask, options = WAYS[way]
     with ThreadPoolExecutor(len(DEFAULTS) * CALLS) as callers, _server(models, *options) as server:
         calls = {
@@ -108,7 +108,7 @@ def _server(models: Path, *options: str) -> RunningServer:
     return RunningServer(models, "--allow-code", "--drain-seconds", str(DRAIN_SECONDS), *options)
 
 
-def _stop_when_all_wait(server: RunningServer, calls: dict[str, list[Future[Told]]]) -> None:
+def _stop_when_all_wait(server: RunningServer, calls: dict[str, list[Future[Answer]]]) -> None:
     """Where some have their answers before all wait, the signal comes once all have them."""
 
     def waiting() -> bool:

@@ -250,7 +250,7 @@ def test_faults_are_red_without_a_second_look(suite: Path, files: dict[str, str]
     ],
     ids=["skip", "end of the process", "end of pytest"],
 )
-def test_what_is_no_pass_alone_is_red(suite: Path, alone: str, reason: str) -> None:
+def test_a_test_that_does_not_pass_alone_is_red(suite: Path, alone: str, reason: str) -> None:
     write(suite, faults_test_a=ALONE.format(alone), unit_test_b=RIGHT)
     code, said, verdict = gate(suite)
     assert (code, verdict["flaky"]) == (1, []), said

@@ -177,7 +177,7 @@ def test_whatever_else_is_said_is_passed_over(models: Path, place: Path, message
         still_hands_over(server, models, place)
 
 
-def test_what_a_killed_server_has_left_is_no_server(models: Path, place: Path) -> None:
+def test_the_socket_of_a_killed_server_is_replaced(models: Path, place: Path) -> None:
     with RunningServer(models, "--handover", str(place)) as server:
         server.kill()
     assert place.exists()

@@ -324,7 +324,9 @@ def test_compressed_bodies_are_not_opened(door: Door, server: HostileServer) -> 
         assert "which was not requested" in failure.reason
 
 
-def test_what_is_no_http_is_a_reason(door: Door, server: HostileServer) -> None:
+def test_responses_that_are_not_http_become_dead_letters_with_a_reason(
+    door: Door, server: HostileServer
+) -> None:
     answers = {
         "/nothing": b"",
         "/noise": os.urandom(1000),

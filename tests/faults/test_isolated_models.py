@@ -132,7 +132,7 @@ def test_a_process_that_is_stopped_is_replaced(server: RunningServer) -> None:
         assert not is_there(process)
 
 
-def test_what_a_model_does_wrong_in_good_health_is_said_as_in_process(server: RunningServer) -> None:
+def test_errors_of_a_healthy_model_are_reported_as_in_process(server: RunningServer) -> None:
     (process,) = children_of(server.process.pid)
     with neighbours(server):
         assert ask(server, 3, GARBLE) == (200, [6, 2 * GARBLE])
@@ -244,7 +244,7 @@ def descriptors(server: RunningServer) -> int:
     return len(os.listdir(f"/proc/{server.process.pid}/fd"))
 
 
-def test_what_took_its_files_place_is_not_started(models: Path) -> None:
+def test_replaced_files_are_not_loaded_by_a_restarted_process(models: Path) -> None:
     """A process that is started again loads what was checked before, or nothing."""
     write_hostile(models, settings="[isolation]\ntimeout_seconds = 5\n")
     version = models / NAME / "1"

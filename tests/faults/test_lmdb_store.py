@@ -264,7 +264,7 @@ def test_one_file_is_opened_twice_in_a_process(tmp_path: Path) -> None:
     opened(tmp_path / "a", largest_bytes=2**29).close()
 
 
-def test_what_was_dropped_and_what_is_over_its_time_is_removed_by_those_who_write(tmp_path: Path) -> None:
+def test_writers_remove_dropped_and_expired_records(tmp_path: Path) -> None:
     store = opened(tmp_path, timeout_seconds=0.05)
     store.create("dropped")
     for first in range(0, 20_000, 100):

@@ -28,7 +28,7 @@ SETTINGS = "[batching]\ninstances = 1\nmax_batch_rows = 4\n" + UNPROBED
 LATE_SECONDS = 1.5
 
 
-def test_what_comes_too_late_is_given_to_nobody(models: Path) -> None:
+def test_late_answers_are_given_to_nobody(models: Path) -> None:
     write(models, "late", 1, ECHO, SETTINGS)
     with RunningServer(models, "--allow-code") as server:
 

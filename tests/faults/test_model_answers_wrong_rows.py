@@ -50,7 +50,7 @@ SAID = {
 }
 
 
-def test_who_sent_it_gets_an_error_and_the_others_their_rows(models: Path) -> None:
+def test_only_the_request_with_wrong_rows_gets_an_error(models: Path) -> None:
     """No row of an answer is ever guessed: rows out are rows in, or the batch is computed one by one."""
     write(models, "wrong", 1, WRONG, TOGETHER)
     with RunningServer(models, "--allow-code") as server, ThreadPoolExecutor(12) as threads:

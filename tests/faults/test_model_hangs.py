@@ -32,7 +32,7 @@ class Model:
         if (x == -1).any():
             threading.Event().wait()
         if (x == -2).any():
-            ctypes.PyDLL(None).sleep(3600)  # with Python's lock
+            ctypes.PyDLL(None).sleep(3600)  # with the GIL
         return {"y": x}
 """
 SMALL = "[batching]\ninstances = 1\nmax_batch_rows = 1\nmax_queue_rows = 4\n"
@@ -83,7 +83,7 @@ def test_a_new_version_takes_the_place_of_one_that_hangs(models: Path) -> None:
 
 
 @pytest.mark.rest
-def test_a_worker_whose_model_hangs_with_pythons_lock_is_replaced(models: Path) -> None:
+def test_a_worker_whose_model_hangs_with_the_gil_is_replaced(models: Path) -> None:
     """Nothing else of its process goes on, and only other processes can notice."""
     write(models, "hangs", 1, HANGS)
     options = (*OPTIONS, "--workers", "2", "--worker-timeout-seconds", "4")

@@ -228,7 +228,7 @@ def test_an_archive_says_what_is_wrong(
     checked(path, said)
 
 
-def test_who_has_no_key_learns_nothing_of_the_server(
+def test_callers_without_a_key_learn_nothing_of_the_server(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "keys.toml"

@@ -24,10 +24,10 @@ HELD = 1.0
 """Holds the model until the test opens its gate."""
 DEADLINE_SECONDS = 1.0
 
-Told = tuple[int, str | None, str]
+Answer = tuple[int, str | None, str]
 
 
-def ask(server: RunningServer, seconds: float, **headers: str) -> Told:
+def ask(server: RunningServer, seconds: float, **headers: str) -> Answer:
     """Status, Retry-After, and error."""
     connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
     try:
@@ -94,7 +94,7 @@ def test_deadlines_that_pass_under_load_are_told_in_time_and_never_computed(mode
     """All are told while the model still computes what came before them."""
     write(models, "slow", 1, held_until(gate := models.parent / "gate"), ROW_BY_ROW)
     with ThreadPoolExecutor(21) as threads, RunningServer(models, "--allow-code") as server:
-        first: Future[Told] = threads.submit(ask, server, HELD)
+        first: Future[Answer] = threads.submit(ask, server, HELD)
         server.wait_for(lambda: computing(server), "the model to be busy")
         limit = str(1000 * DEADLINE_SECONDS)
         hasty = [threads.submit(ask, server, 0.0, x_request_timeout_ms=limit) for _ in range(20)]
@@ -120,7 +120,7 @@ def status_of_what_nobody_can_read(server: RunningServer, path: str) -> int:
 
 @pytest.mark.exact
 @pytest.mark.parametrize("path", ["/v1/models/slow:predict", "/v2/models/slow/infer"])
-def test_what_would_come_too_late_is_refused_before_its_body_is_read(models: Path, path: str) -> None:
+def test_requests_that_would_expire_are_refused_before_their_body_is_read(models: Path, path: str) -> None:
     """Or refusing would cost about as much as answering, and there would be no time left to answer.
 
     The server learns from the first request that a batch takes half a second at least; warm-up would have

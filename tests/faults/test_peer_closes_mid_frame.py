@@ -55,7 +55,7 @@ CUT = (rest_body, data_frame, grpc_message, prefix_of_a_message, head_of_a_frame
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_what_it_held_is_free_again_and_nobody_else_notices(
+def test_a_cut_connection_frees_its_memory_and_disturbs_no_other_caller(
     models: Path, tmp_path: Path, pair: tuple[str, ...]
 ) -> None:
     """Each is cut sixty times, with and without a reset: four that stayed would fill the budget."""

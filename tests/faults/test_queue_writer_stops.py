@@ -106,7 +106,7 @@ def test_others_are_told_in_time_while_a_writer_is_stopped(queue: LmdbMessages, 
             writer.kill()
 
 
-def test_who_is_refused_while_a_writer_is_stopped_keeps_no_thread_and_no_file(tmp_path: Path) -> None:
+def test_writers_refused_during_a_suspension_leak_no_thread_and_no_file(tmp_path: Path) -> None:
     command = [sys.executable, "-c", REFUSED, str(tmp_path / "queue")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as refused:
         try:

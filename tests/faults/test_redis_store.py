@@ -210,7 +210,7 @@ def test_another_service_is_unavailable_in_time(serve: Callable[[socket.socket],
         store.close()
 
 
-def test_who_has_the_password_may_come_in(
+def test_the_password_grants_access(
     own_redis: Start[Redis], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = own_redis(password=True)
@@ -254,7 +254,7 @@ def test_a_server_is_known_by_its_certificate(own_redis: Start[Redis], tmp_path:
     store.close()
 
 
-def test_what_cannot_be_is_said_at_opening(tmp_path: Path) -> None:
+def test_invalid_settings_are_refused_at_opening(tmp_path: Path) -> None:
     for wrong in (
         {"password_variable": "THERE_IS_NO_SUCH_VARIABLE"},
         {"password_file": tmp_path / "nothing"},
@@ -267,7 +267,7 @@ def test_what_cannot_be_is_said_at_opening(tmp_path: Path) -> None:
             open_store(settings("127.0.0.1:1", **wrong))
 
 
-def test_what_was_dropped_is_removed(own_redis: Start[Redis]) -> None:
+def test_dropped_partitions_are_removed(own_redis: Start[Redis]) -> None:
     server = own_redis()
     store = open_store(settings(server.address))
     store.create("values")

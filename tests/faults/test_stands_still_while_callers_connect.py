@@ -18,7 +18,7 @@ REQUEST = predict_request(MODEL, [1.0])
 
 
 @pytest.mark.rest
-def test_who_has_connected_just_before_or_meanwhile_is_answered(models: Path) -> None:
+def test_connections_opened_before_or_during_a_suspension_are_answered(models: Path) -> None:
     with RunningServer(models) as server, ExitStack() as opened:
         before = [opened.enter_context(connect(server.http_port)) for _ in range(5)]
         time.sleep(0.3)  # so that they are accepted

@@ -108,7 +108,7 @@ def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
 
-def test_what_a_servers_settings_label_is_not_deleted(rows: Path, tmp_path: Path) -> None:
+def test_versions_labelled_in_a_servers_settings_are_not_deleted(rows: Path, tmp_path: Path) -> None:
     server = tmp_path / "server.toml"
     words = ("train", str(rows), "--model", "lr", "--publish", str(tmp_path / "models/ctr"))
     words += ("--every-rows", "10000", "--keep", "1", "--server-config", str(server))

@@ -131,7 +131,7 @@ def test_a_new_partition_is_found_while_others_are_busy(
     run("stream", "publish", rows(tmp_path, 2000), address, "--partitions", 1, "--batch-rows", 1)
     with monkeypatch.context() as patched:
         patched.setattr(topic_source, "_LOOK_FOR_PARTITIONS_SECONDS", 0.0)
-        source = topic_source.KafkaSource(topic_source.Asked(topic=parse_topic(address, "input")))
+        source = topic_source.KafkaSource(topic_source.TopicRequest(topic=parse_topic(address, "input")))
         with Reader(source, ReadSettings(batch_rows=100)) as reader:
             blocks = iter(reader)
             next(blocks)

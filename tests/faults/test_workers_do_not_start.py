@@ -58,7 +58,9 @@ def test_a_setting_that_is_wrong(models: Path, options: tuple[str, ...], message
         ('[store]\nkind = "memory"\n[spaces.items]\ndimension = 2\n', "store.kind: expected one that"),
     ],
 )
-def test_what_only_a_worker_finds_out(text: str, message: str, models: Path, tmp_path: Path) -> None:
+def test_errors_that_only_a_worker_finds_end_the_server(
+    text: str, message: str, models: Path, tmp_path: Path
+) -> None:
     archive = tmp_path / "archive.toml"
     archive.write_text(text)
     code, said = ended(models, "--workers", "2", "--archive", str(archive))
@@ -66,7 +68,7 @@ def test_what_only_a_worker_finds_out(text: str, message: str, models: Path, tmp
     assert message in said[0]
 
 
-def test_what_a_worker_finds_out_before_it_is_set_up(models: Path, tmp_path: Path) -> None:
+def test_errors_that_a_worker_finds_before_its_setup_end_the_server(models: Path, tmp_path: Path) -> None:
     for options, message in (
         (("--signing-keys", str(tmp_path / "missing.pem")), "missing.pem cannot be read"),
         (("--trusted-owners", "nobody-of-this-name"), "--trusted-owners: expected users of this machine"),

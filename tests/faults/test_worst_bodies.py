@@ -57,7 +57,7 @@ class Model:
 """
 
 
-def test_the_thread_that_reads_sockets_has_pythons_lock_within_a_slice(models: Path) -> None:
+def test_the_thread_that_reads_sockets_gets_the_gil_within_a_slice(models: Path) -> None:
     """Python's own 5 ms are never over where turns are shorter: what had come lay there for 0.1 to 0.6 s."""
     write(models, "switch", 1, SWITCH)
     with RunningServer(models, "--allow-code") as server:

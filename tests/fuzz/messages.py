@@ -77,7 +77,7 @@ class Messages:
 
 
 def _of_workers() -> list[workers.Message]:
-    told = workers.ModelTold((), answers=True, problems=("slow",))
+    told = workers.ModelState((), answers=True, problems=("slow",))
     return [
         workers.Begin(0, None, ServerConfig(), (3, 4), 2, announces=True, json=False, begun=1.0, waits=False,
                       fills=True, keeper=None),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _SETTLE_SECONDS = 10.0
 """How long the table waits for models to be tried."""
 _LOOK_SECONDS = 1.0
-"""Time between looks at models that were not tried yet when the table was printed."""
+"""Poll interval for models that were not tried yet when the table was printed."""
 _STATE, _TRIED = 2, ("ready", "failed")
 
 _Rows = list[tuple[str, ...]]
@@ -53,7 +53,7 @@ async def announce(serving: Server, directory: Path | None, seconds: float, *, a
 
 
 async def _print_later(serving: Server, printed: set[tuple[str, ...]], *, is_tried_out: bool) -> None:
-    """Print the lines of versions that were still loading, and once a command to try.
+    """Print a line for each version that was still loading, and the command to try unless it was printed.
 
     Args:
         serving: The server.

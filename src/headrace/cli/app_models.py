@@ -64,7 +64,7 @@ def publish_endpoints(file: Path, directory: Path, number: int, *, as_guest: boo
         file: The ``app.py``, resolved.
         directory: The directory of models.
         number: The version's number.
-        as_guest: Whether the process is someone else's, who keeps the modules that it has.
+        as_guest: Whether the process is not headrace's own, such as a notebook's; its modules stay unchanged.
 
     Raises:
         ConfigError: The file cannot be read or imported, or its models cannot be written.
@@ -122,9 +122,9 @@ def _watch(file: Path, before: dict[Path, int], directory: Path, ended: threadin
                 number,
             )
         except HeadraceError as error:
-            _log.error("%s has changed, but the version before goes on: %s", file.name, error.message)
+            _log.error("%s has changed, but the previous version keeps serving: %s", file.name, error.message)
         except BaseException:  # noqa: BLE001 - the thread must go on, or later changes are not served
-            _log.exception("%s has changed, but the version before goes on", file.name)
+            _log.exception("%s has changed, but the previous version keeps serving", file.name)
 
 
 def _changes(file: Path) -> dict[Path, int]:

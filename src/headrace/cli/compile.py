@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
                 print(f" failed: {problem}" if problem else f" {done[-1][1]:.1f} s", flush=True)
     if not done:
         print(
-            f"{options.models} holds no click model, and none of Vowpal Wabbit: there is nothing to compile",
+            f"{options.models} has no click model and no Vowpal Wabbit model; nothing to compile",
             file=sys.stderr,
         )
     is_beside = where.name == "__pycache__"  # each module's kernels are in the one beside it
@@ -128,13 +128,13 @@ def _run_version(version: Path) -> None:
 
 
 def _kernels(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield the names of all that needs kernels, and what calls those."""
+    """Yield everything that needs kernels: its name, and a function that runs them once."""
     from headrace.runtimes import vw  # noqa: PLC0415 - compiled kernels
 
     if options.models is None:
         yield "archive", _run_archives
         yield "Vowpal Wabbit", vw.run_once
-        for name, version in _made_up(options.factors or [8], options.quantize or [], folder):
+        for name, version in _generated_models(options.factors or [8], options.quantize or [], folder):
             yield name, partial(_run_version, version)
         return
     if options.factors or options.quantize:
@@ -156,7 +156,7 @@ def _kernels(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, C
                 yield name, vw.run_once
 
 
-def _made_up(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
+def _generated_models(factors: list[int], quantize: list[Bits], folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield small generated models of every kind, with every sort of field, written to a directory."""
     from headrace.ctr.factory import create  # noqa: PLC0415
     from headrace.ctr.files.model_files import write_model  # noqa: PLC0415 - as above

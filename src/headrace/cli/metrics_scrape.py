@@ -79,7 +79,7 @@ class _Entry(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class MetricsClient:
-    """A server that is asked for its metrics.
+    """A client for the metrics of one server.
 
     Attributes:
         name: The server's URL, for messages.
@@ -97,7 +97,7 @@ class MetricsClient:
     def of(
         cls, url: str, token_file: Path | None = None, ca_file: Path | None = None, *own: Path | None
     ) -> MetricsClient:
-        """Create a Source from the command line's values.
+        """Create a client from the values of the command line.
 
         Args:
             url: The server's address, such as ``http://127.0.0.1:8501``; the scheme may be left out.
@@ -257,7 +257,7 @@ def _bounds(earlier: Mapping[Labels, float], later: Mapping[Labels, float]) -> I
     yield from grown.items()
 
 
-def add_source(parser: argparse.ArgumentParser) -> None:
+def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that select the server and how to ask it."""
     parser.add_argument(
         "url",
@@ -290,8 +290,8 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def source(options: argparse.Namespace) -> MetricsClient:
-    """Return the Source that the options describe.
+def metrics_client(options: argparse.Namespace) -> MetricsClient:
+    """Return the client of the server that the options name.
 
     Raises:
         ConfigError: An option is wrong.

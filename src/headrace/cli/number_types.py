@@ -21,8 +21,8 @@ def whole(option: str, *, least: int | None = None, most: int | None = None) -> 
 
     Args:
         option: The option's name without leading dashes.
-        least: The smallest value; None if the caller checks the bounds later.
-        most: The largest value; None if the caller checks the bounds later.
+        least: The smallest value; None, as is ``most``, if the caller checks the bounds later.
+        most: The largest value.
 
     Returns:
         A function that parses a word.

@@ -8,7 +8,14 @@ from dataclasses import asdict, dataclass, replace
 
 from headrace.base.terminal import table
 from headrace.cli import common
-from headrace.cli.metrics_scrape import Failure, Interval, MetricsClient, Scrape, add_source, source
+from headrace.cli.metrics_scrape import (
+    Failure,
+    Interval,
+    MetricsClient,
+    Scrape,
+    add_server_options,
+    metrics_client,
+)
 
 _EXAMPLES = """examples:
   headrace status http://127.0.0.1:8501
@@ -42,12 +49,12 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    add_source(parser)
+    add_server_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Scrape twice, and print the state."""
-    seen = look(source(options), options.interval_seconds)
+    seen = look(metrics_client(options), options.interval_seconds)
     if options.json:
         common.print_json(as_json(seen))
     else:
@@ -55,11 +62,11 @@ def run(options: argparse.Namespace) -> int:
     return common.DONE
 
 
-def look(asked: MetricsClient, seconds: float, before: Scrape | None = None) -> ServerStatus:
+def look(client: MetricsClient, seconds: float, before: Scrape | None = None) -> ServerStatus:
     """Scrape a server twice, and return its state.
 
     Args:
-        asked: The server.
+        client: The server.
         seconds: Time between the scrapes in seconds.
         before: The first scrape, if it was already made.
 
@@ -67,11 +74,11 @@ def look(asked: MetricsClient, seconds: float, before: Scrape | None = None) -> 
         ConfigError: The server refuses access, or is not a headrace server.
         Unavailable: The server does not answer.
     """
-    before = before or asked.scrape()
+    before = before or client.scrape()
     time.sleep(seconds)
-    seen = watched(asked.name, Interval(before, asked.scrape()))
+    seen = watched(client.name, Interval(before, client.scrape()))
     has_failed = any("failed" in model.versions.values() or not model.versions for model in seen.models)
-    return replace(seen, failures=asked.failures()) if has_failed else seen
+    return replace(seen, failures=client.failures()) if has_failed else seen
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ def add_kafka_config(parser: argparse.ArgumentParser | argparse._ArgumentGroup) 
 
 
 def add_publish(tools: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the tool to the command line."""
+    """Add the verb to the command line."""
     parser = common.add(
         tools,
         common.Verb(

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from headrace.base.errors import Unavailable
 from headrace.base.terminal import fitted
 from headrace.cli import common
-from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_source, source
+from headrace.cli.metrics_scrape import Interval, MetricsClient, Scrape, add_server_options, metrics_client
 from headrace.cli.status import as_json, as_text, look, watched
 
 _EXAMPLES = """examples:
@@ -41,41 +41,41 @@ def add_to(words: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
             run=run,
         ),
     )
-    add_source(parser)
+    add_server_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the server's activity until interrupted."""
-    asked = source(options)
-    before = asked.scrape()
+    client = metrics_client(options)
+    before = client.scrape()
     if options.json:
-        common.print_json(as_json(look(asked, options.interval_seconds, before)))
+        common.print_json(as_json(look(client, options.interval_seconds, before)))
     elif not sys.stdout.isatty():
-        print(as_text(look(asked, options.interval_seconds, before)))
+        print(as_text(look(client, options.interval_seconds, before)))
     else:
         try:
             with _screen():
-                _show(f"{asked.name}: …")
-                _watch(asked, before, options.interval_seconds)
+                _show(f"{client.name}: …")
+                _watch(client, before, options.interval_seconds)
         except KeyboardInterrupt:  # the regular way to quit
             pass
     return common.DONE
 
 
-def _watch(asked: MetricsClient, before: Scrape | None, seconds: float) -> None:
-    """Refresh the display forever; a server that does not answer is asked again."""
+def _watch(client: MetricsClient, before: Scrape | None, seconds: float) -> None:
+    """Refresh the display forever; if the server does not answer, retry."""
     while True:
         time.sleep(seconds)
         try:
-            after = asked.scrape()
+            after = client.scrape()
         except Unavailable as error:
             before = None
             _show(f"{error.message}\nretrying every {seconds:g} s; Ctrl-C ends it")
             continue
         if before is None:
-            _show(f"{asked.name}: the server answers again …")
+            _show(f"{client.name}: the server answers again …")
         else:
-            _show(as_text(watched(asked.name, Interval(before, after))))
+            _show(as_text(watched(client.name, Interval(before, after))))
         before = after
 
 

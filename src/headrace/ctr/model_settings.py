@@ -231,7 +231,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         return 1 + 3 * self.components if self.kind == "mdn" else 1
 
     @property
-    def halves(self) -> bool:
+    def has_half_life(self) -> bool:
         """Whether sums of squares decay at a fixed rate (``half_life_rows``)."""
         kinds = (self.linear.kind, self.embeddings.kind, self.network.kind)
         return not self.online and "forgetting" in kinds

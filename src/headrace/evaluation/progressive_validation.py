@@ -214,7 +214,7 @@ def _scores(tally: Tally, rows: Scored, groups: Array) -> list[Score]:
     """Add a window's rows to an empty tally, and return the score of each group, with its exact AUC."""
     tally.add(rows, groups)
     groups = groups if rows.views is None else np.tile(groups, 2)
-    rows = rows.apart()
+    rows = rows.split_views()
     areas = exact_areas(rows.predictions, rows.labels, rows.weights, groups, len(tally.sums))
     return [tally.score(group, float(area)) for group, area in enumerate(areas)]
 

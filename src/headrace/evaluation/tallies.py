@@ -100,7 +100,7 @@ class Scored(NamedTuple):
         found = {name: None if one is None else one[..., there] for name, one in self._asdict().items()}
         return Scored.of(found)
 
-    def apart(self) -> Scored:
+    def split_views(self) -> Scored:
         """Split each row with views in two: its clicks and its other views, weighted by their number."""
         if self.views is None:
             return self
@@ -177,7 +177,7 @@ class Tally:
             groups: Group of each row: int64 ``[rows]``, none negative.
         """
         if rows.views is not None:
-            self.add(rows.apart(), np.tile(groups, 2))
+            self.add(rows.split_views(), np.tile(groups, 2))
             self.sums[:, 0] -= np.bincount(groups, minlength=len(self.sums))  # each row was counted twice
             return
         self.with_truth = self.with_truth or rows.truth is not None

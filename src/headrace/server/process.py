@@ -22,7 +22,7 @@ from headrace.server.server import Server
 
 if TYPE_CHECKING:
     from headrace.server.handover.startup import Handover
-    from headrace.server.service_manager import ServiceManager, Statuses, Telling
+    from headrace.server.service_manager import ServiceManager, Statuses, StatusReporter
 
 _log = logging.getLogger(__name__)
 
@@ -77,14 +77,14 @@ async def run(
     tune_process()
     announced = loop.create_task(announce(server))
     server.supervisor.allows("printing the served models", announced)
-    telling = tells(manager, lambda: server.statuses, config, life)
+    reporter = tells(manager, lambda: server.statuses, config, life)
     failed = server.supervisor.failed
     taken = () if handover is None else (handover.taken,)
     await asyncio.wait((stopping, failed, *taken), return_when=asyncio.FIRST_COMPLETED)
     announced.cancel()
     code = int(failed.done())
-    if telling is not None:
-        telling.stop(follower_of(handover))
+    if reporter is not None:
+        reporter.stop(follower_of(handover))
     _log.info("draining", extra={"seconds": config.drain_seconds})
     began = time.monotonic()
     lead = stopping.done() and stopping.result() is signal.SIGTERM
@@ -186,7 +186,7 @@ def service_manager(config: ServerConfig) -> ServiceManager | None:
 
 def tells(
     manager: ServiceManager | None, statuses: Statuses, config: ServerConfig, life: ServerLife
-) -> Telling | None:
+) -> StatusReporter | None:
     """Report this process's state to the service manager, and let SIGUSR2 start a successor.
 
     Args:
@@ -197,17 +197,17 @@ def tells(
     """
     if manager is None:
         return None
-    from headrace.server.service_manager import Telling  # noqa: PLC0415 - as above
+    from headrace.server.service_manager import StatusReporter  # noqa: PLC0415 - as above
 
-    telling = Telling(manager, statuses, config.handover_seconds)
+    reporter = StatusReporter(manager, statuses, config.handover_seconds)
 
     def start_successor() -> None:
-        if telling.start_successor():
+        if reporter.start_successor():
             life.note("start-successor")
 
     if config.handover is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR2, start_successor)
-    return telling
+    return reporter
 
 
 def end_of(handover: Handover | None) -> str:

@@ -129,7 +129,7 @@ def status(models: Mapping[str, Sequence[VersionStatus]]) -> str:
     return f"{said}; {counted(failed, 'version')} failed" if failed else said
 
 
-class Telling:
+class StatusReporter:
     """Reports this process's state to the service manager, from the serving loop."""
 
     def __init__(self, manager: ServiceManager, statuses: Statuses, handover_seconds: float) -> None:

@@ -24,9 +24,9 @@ from headrace.similarity.stored_rows import (
     Numbers,
     Progress,
     Rows,
+    ignore_progress,
     make_cells,
     scores,
-    unwatched,
 )
 
 # Equal vectors: rows are grouped by a hash of their numbers, then compared.
@@ -130,7 +130,7 @@ class Grouping:
 
 
 EXACT_ROWS = 10_000
-"""Up to this many different vectors, all pairs are compared: cells would not be faster."""
+"""Maximum number of different vectors for which all pairs are compared: cells would not be faster."""
 
 _PROBES = 4
 _QUERIES_AT_ONCE = 1024
@@ -171,7 +171,7 @@ class Group:
     """Rows joined by similar pairs: each row is similar to another one of the group, maybe not to all.
 
     Attributes:
-        rows: int64 ``[n]``: the most central row first, the others by descending similarity to it.
+        rows: int64 ``[n]``: the most central row first, the others after it, the nearest first.
         similarities: float64 ``[n]``: similarity to the first row, computed in float64; the distance for
             ``l2``, and 1 for equal zero vectors.
     """
@@ -239,7 +239,7 @@ class _Cut:
 
 
 def duplicates(
-    rows: Rows, threshold: float, effort: Effort = DEFAULT_EFFORT, progress: Progress = unwatched
+    rows: Rows, threshold: float, effort: Effort = DEFAULT_EFFORT, progress: Progress = ignore_progress
 ) -> Duplicates:
     """Find near-duplicates.
 

@@ -8,7 +8,15 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from headrace.base.errors import InvalidRequest, needs_extra
-from headrace.similarity.stored_rows import Doubles, Floats, Numbers, Progress, Rows, make_cells, unwatched
+from headrace.similarity.stored_rows import (
+    Doubles,
+    Floats,
+    Numbers,
+    Progress,
+    Rows,
+    ignore_progress,
+    make_cells,
+)
 
 Method = Literal["pca", "tsne"]
 """Layout by the two principal components, or by t-SNE, which keeps neighbours together."""
@@ -45,7 +53,7 @@ class Layout:
 
 
 def layout(
-    rows: Rows, method: Method = "pca", *, most: int = 0, seed: int = 0, progress: Progress = unwatched
+    rows: Rows, method: Method = "pca", *, most: int = 0, seed: int = 0, progress: Progress = ignore_progress
 ) -> Layout:
     """Lay out a space in two dimensions.
 

@@ -17,9 +17,9 @@ from headrace.similarity.stored_rows import (
     Numbers,
     Progress,
     Rows,
+    ignore_progress,
     scores,
     similarities,
-    unwatched,
 )
 
 # Exact nearest rows by comparison with all rows, block by block; needs no additional package.
@@ -47,7 +47,7 @@ class Nearest(NamedTuple):
     similarities: Doubles
 
 
-def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
+def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = ignore_progress) -> Nearest:
     """Find the nearest rows.
 
     Args:
@@ -61,7 +61,7 @@ def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatche
     """
     count = checked_count(count, rows)
     found = np.empty((queries.count, count), np.int64)
-    told = np.empty((queries.count, count), np.float64)
+    similarity = np.empty((queries.count, count), np.float64)
     total = queries.count * rows.count
     for some in queries.blocks(_QUERIES_AT_ONCE):
         asked = queries.take(some)
@@ -70,8 +70,8 @@ def nearest(rows: Rows, queries: Rows, count: int, progress: Progress = unwatche
             best = _better(best, scores(rows.metric, asked, rows.take(block)), block.start, count)
             progress("comparing", some.start * rows.count + len(asked) * block.stop, total)
         if best is not None:
-            found[some], told[some] = ranked(rows, queries, some, best[1], count)
-    return Nearest(found, told)
+            found[some], similarity[some] = ranked(rows, queries, some, best[1], count)
+    return Nearest(found, similarity)
 
 
 def checked_count(count: int, rows: Rows) -> int:
@@ -97,13 +97,13 @@ def ranked(rows: Rows, queries: Rows, some: slice, candidates: Numbers, count: i
     """
     is_distance = rows.metric == "l2"
     found = np.empty((len(candidates), count), np.int64)
-    told = np.empty((len(candidates), count), np.float64)
+    similarity = np.empty((len(candidates), count), np.float64)
     for row, (asked, numbers) in enumerate(zip(queries.doubles(some), candidates, strict=True)):
         made = similarities(rows.metric, asked[None], rows.doubles(np.maximum(numbers, 0)))
         made[numbers < 0] = np.inf if is_distance else -np.inf
         order = np.argsort(made if is_distance else -made, kind="stable")[:count]
-        found[row], told[row] = numbers[order], made[order]
-    return Nearest(found, told)
+        found[row], similarity[row] = numbers[order], made[order]
+    return Nearest(found, similarity)
 
 
 def _better(
@@ -141,7 +141,7 @@ _BLOCK_ROWS = 4096
 class Index:
     """A graph of neighbouring rows that queries traverse."""
 
-    def __init__(self, rows: Rows, progress: Progress = unwatched) -> None:
+    def __init__(self, rows: Rows, progress: Progress = ignore_progress) -> None:
         """Build the index.
 
         Args:
@@ -173,7 +173,7 @@ class Index:
             self._index.add(rows.take(some))
             progress("indexing", some.stop, rows.count)
 
-    def search(self, queries: Rows, count: int, progress: Progress = unwatched) -> Nearest:
+    def search(self, queries: Rows, count: int, progress: Progress = ignore_progress) -> Nearest:
         """Find the nearest rows, approximately.
 
         Args:
@@ -188,12 +188,12 @@ class Index:
         candidates = min(self._rows.count, count * _MORE_CANDIDATES)
         self._index.hnsw.efSearch = max(_LEAST_EFFORT, candidates * 2)
         found = np.empty((queries.count, count), np.int64)
-        told = np.empty((queries.count, count), np.float64)
+        similarity = np.empty((queries.count, count), np.float64)
         for some in queries.blocks(_BLOCK_ROWS):
             numbers = self._index.search(queries.take(some), candidates)[1].astype(np.int64)
-            found[some], told[some] = ranked(self._rows, queries, some, numbers, count)
+            found[some], similarity[some] = ranked(self._rows, queries, some, numbers, count)
             progress("searching", some.stop, queries.count)
-        return Nearest(found, told)
+        return Nearest(found, similarity)
 
 
 INDEX_PAYS_QUERIES = 15_000
@@ -210,7 +210,7 @@ def neighbours(
     *,
     metric: Metric = "cosine",
     exact: bool | None = None,
-    progress: Progress = unwatched,
+    progress: Progress = ignore_progress,
 ) -> Nearest:
     """Find the nearest neighbours of vectors.
 

@@ -34,7 +34,7 @@ _LARGEST = 1e15
 _SMALLEST_NORM = 1e-300
 
 
-def unwatched(what: str, done: int, total: int) -> None:
+def ignore_progress(what: str, done: int, total: int) -> None:
     """Ignore the progress."""
 
 
@@ -280,7 +280,13 @@ class Cells:
 
 
 def make_cells(
-    rows: Rows, count: int, probes: int, seed: int = 0, progress: Progress = unwatched, *, turns: int = _TURNS
+    rows: Rows,
+    count: int,
+    probes: int,
+    seed: int = 0,
+    progress: Progress = ignore_progress,
+    *,
+    turns: int = _TURNS,
 ) -> Cells:
     """Assign rows to cells.
 

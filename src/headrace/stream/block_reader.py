@@ -20,10 +20,10 @@ from headrace.stream.arrow_ipc_parser import StreamParser
 from headrace.stream.block import Block, Features
 from headrace.stream.block_joining import Joiner
 from headrace.stream.byte_sources import (
-    Ahead,
     FileSource,
     Pieces,
     Readable,
+    ReadAhead,
     Source,
     is_pieces,
     read_schema,
@@ -92,7 +92,7 @@ class Reader:
         self._parser = StreamParser(self._settings.schema)
         self._joiner: Joiner | None = None
         self._blocks: Iterator[Block] | None = None
-        self._ahead: Ahead[Block] | None = None
+        self._ahead: ReadAhead[Block] | None = None
         self._pieces: Pieces | None = None
         self.rows = self._settings.skip_rows
         self.idle_seconds = 0.0
@@ -228,7 +228,7 @@ class BackgroundReader(Reader):
     def __enter__(self) -> Self:
         """Read as far as the schema, then start to read ahead; see ``Reader``."""
         super().__enter__()
-        self._blocks = self._ahead = Ahead(
+        self._blocks = self._ahead = ReadAhead(
             self._blocks or iter(()), self._source, self._settings.blocks_ahead
         )
         return self

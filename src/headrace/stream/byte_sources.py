@@ -1,6 +1,6 @@
 """Sources of bytes: a file, a pipe or a socket, read as far as data is available.
 
-``Ahead`` computes the items of an iterator over such a source in a thread, ahead of their consumer.
+``ReadAhead`` computes the items of an iterator over such a source in a thread, ahead of their consumer.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ _CLOSE_SECONDS = 1.0
 """Longest wait for the thread when closing, if its source cannot be woken."""
 
 
-class Ahead(Generic[Item]):
+class ReadAhead(Generic[Item]):
     """An iterator whose items are computed in the background, a few ahead.
 
     Closing it early never hangs: the thread is woken by its source if it waits for bytes, and by a semaphore

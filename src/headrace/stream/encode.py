@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from headrace.base.errors import ConfigError, StreamError
 from headrace.stream import vw_text
-from headrace.stream.byte_sources import Ahead
+from headrace.stream.byte_sources import ReadAhead
 from headrace.stream.column_conversion import column_of, is_text, shown, stream_column, stream_type
 from headrace.stream.record_batches import Validator
 from headrace.stream.schema import METADATA_KEY, Field, Schema
@@ -301,7 +301,7 @@ def _rows(settings: EncodeSettings, path: Path, lines: Lines | None, read: list[
                     "expected a first line that names the columns; if there is none, set --columns a,b,c"
                 )
             # Arrow parses the next piece, without the GIL, while this one is converted.
-            with contextlib.closing(Ahead(iter(rows), lines.source, 1)) as ahead:
+            with contextlib.closing(ReadAhead(iter(rows), lines.source, 1)) as ahead:
                 yield from ahead
 
 

@@ -88,13 +88,13 @@ class Inspection:
     problem: StreamError | None = None
 
 
-def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) -> Inspection:
+def inspect(file: BinaryIO, schema: Schema | None, progress: Callable[[int], None]) -> Inspection:
     """Read a stream to its end, or to its first error.
 
     Args:
         file: The stream; preferably unbuffered.
         schema: The Schema of its columns; None for the stream's own.
-        told: Called with the number of rows so far.
+        progress: Called with the number of rows so far.
 
     Returns:
         The statistics; ``problem`` is the error that the learner would raise.
@@ -116,7 +116,7 @@ def inspect(file: BinaryIO, schema: Schema | None, told: Callable[[int], None]) 
                 tally.add(batch, found.rows)
                 found.rows += batch.num_rows
                 found.batches += 1
-                told(found.rows)
+                progress(found.rows)
         parser.finish()
     except StreamError as error:
         found.problem = error

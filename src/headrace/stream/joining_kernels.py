@@ -176,7 +176,7 @@ class Entries(NamedTuple):
 def _load(
     array: Integer, column: np.record, entries: Entries, span: tuple[Integer, Integer], into: Entries
 ) -> None:
-    """Do the same as ``_plain``, for values with or without a dictionary."""
+    """Write what ``_plain`` writes, for values with or without a dictionary."""
     source = _values(array, column.type)
     found, there = into
     if column.entry_type < 0:
@@ -198,7 +198,7 @@ def _load(
 
 @cached(nogil=True)
 def _entries(array: Integer, columns: Array, rows: int) -> list[Entries]:
-    """Read the dictionaries once instead of at each row, unless they are much longer than the batch."""
+    """Read each dictionary once, not for each row, unless it is much longer than the batch."""
     made = []
     for number in range(len(columns)):
         column = columns[number]

@@ -74,7 +74,9 @@ Progress = Callable[[int], None]
 """Called with the number of rows written so far."""
 
 
-def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], told: Progress) -> int:
+def write_stream(
+    file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordBatch], progress: Progress
+) -> int:
     """Write record batches as a stream.
 
     Each batch is flushed before the next one is requested. If an error or Ctrl-C ends the rows, the stream
@@ -84,7 +86,7 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
         file: The file to write to.
         schema: The Arrow schema of the rows, with headrace's schema in its metadata.
         batches: The rows.
-        told: Called after each batch.
+        progress: Called after each batch.
 
     Returns:
         Number of rows written.
@@ -102,7 +104,7 @@ def write_stream(file: BinaryIO, schema: pa.Schema, batches: Iterable[pa.RecordB
             file.flush()
             is_writing = False
             rows += batch.num_rows
-            told(rows)
+            progress(rows)
     except BaseException as error:
         # Ctrl-C within a write has cut the message already, and writing more could block.
         if isinstance(error, Exception) or not is_writing:

@@ -180,7 +180,7 @@ class Lines:
         """Return the first line as soon as it is complete; the whole text if it ends before.
 
         Raises:
-            StreamError: The line is too long.
+            StreamError: The line is too long, or the source cannot be read.
         """
         seen = 0
         while (end := self._first_end(seen)) < 0 and not self._over:

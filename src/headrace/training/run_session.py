@@ -99,7 +99,7 @@ def identity_of(options: TrainOptions, settings: ModelSettings, schema: Schema) 
     del model["threads"]
     if settings.kind != "mdn":
         del model["components"]  # absent from checkpoints that predate the setting
-    if not settings.halves:
+    if not settings.has_half_life:
         del model["half_life_rows"]  # absent from checkpoints that predate the setting
     return {
         "model": model if options.keras is None else options.keras,
@@ -157,7 +157,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
         metrics = telemetry(
             options.metrics_host, options.metrics_port, errors, publishes=options.publish is not None
         )
-        told = stack.enter_context(metrics)  # before the stream, whose first row may take long
+        observers = stack.enter_context(metrics)  # before the stream, whose first row may take long
         origin = stack.enter_context(open_origin(options, checkpoint))
         skipped = origin.skip_rows if origin else 0 if options.continued else rows_before(checkpoint)
         reading = options.reading(settings.batch_rows, skipped)
@@ -176,8 +176,8 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
             identity=identity_of(options, settings, reader.features.schema),
             origin=origin,
         )
-        reports = Reports(output, errors, make_plot(options, settings), told, windows=not options.json)
-        stack.enter_context(told_of_compiling(errors, reports.clear))
+        reports = Reports(output, errors, make_plot(options, settings), observers, windows=not options.json)
+        stack.enter_context(announcing_compilation(errors, reports.clear))
         trainer = Trainer(learner, plan, reports.observers)
         if checkpoint is not None:
             reports.resume(trainer.resume(checkpoint, continued=options.continued or origin is not None))
@@ -187,7 +187,7 @@ def train(options: TrainOptions, output: TextIO, errors: TextIO) -> int:
 
 
 @contextmanager
-def told_of_compiling(errors: TextIO, clear: Callable[[], None]) -> Iterator[None]:
+def announcing_compilation(errors: TextIO, clear: Callable[[], None]) -> Iterator[None]:
     """On a terminal, announce the first compilation of a kernel in this context.
 
     Args:
@@ -250,10 +250,10 @@ class Reports:
         self._errors = errors
         self._plot = plot
         self._lines, self._terminal = JsonReport(output), TerminalReport(errors)
-        told: list[Observer] = [self._terminal] if errors.isatty() else []
+        observers: list[Observer] = [self._terminal] if errors.isatty() else []
         if windows and not (errors.isatty() and output.isatty()):
-            told.append(self._lines)
-        self.observers: list[Observer] = [*told, Warnings(errors), *([plot] if plot else []), *others]
+            observers.append(self._lines)
+        self.observers: list[Observer] = [*observers, Warnings(errors), *([plot] if plot else []), *others]
 
     def resume(self, progress: Progress) -> None:
         """Continue the output of an earlier part of the run.

@@ -1,9 +1,9 @@
 """Search (``headrace train --search``): several configurations learn from one pass over a stream.
 
 The configurations are every combination of a grid, and further ones. Each predicts and learns every row, and
-is scored on all of them; the best one is reported. Its batches are those that it would learn alone if its
-``batch_rows`` divides the largest one. It is excluded if its model is too large or too slow to serve, however
-good the score.
+is scored on all of them; the best one is reported. A configuration has the same batches as in a run of its
+own if its ``batch_rows`` divides the largest ``batch_rows``. It is excluded if its model is too large or too
+slow to serve, however good the score.
 """
 
 from __future__ import annotations

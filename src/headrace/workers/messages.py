@@ -120,7 +120,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     wrong: bool
 
 
-class ModelTold(msgspec.Struct, frozen=True):
+class ModelState(msgspec.Struct, frozen=True):
     """State of one model, in one worker or merged over all.
 
     Attributes:
@@ -142,7 +142,7 @@ class States(msgspec.Struct, frozen=True, tag=True):
         ready: Whether its models have been tried and one is ready.
     """
 
-    models: dict[str, ModelTold | None]
+    models: dict[str, ModelState | None]
     ready: bool
 
 
@@ -154,11 +154,11 @@ class View(msgspec.Struct, frozen=True, tag=True):
         ready: Whether the server is ready.
     """
 
-    models: dict[str, ModelTold | None]
+    models: dict[str, ModelState | None]
     ready: bool
 
 
-class WantedTold(msgspec.Struct, frozen=True):
+class WantedModel(msgspec.Struct, frozen=True):
     """Wanted state of one model.
 
     Attributes:
@@ -184,7 +184,7 @@ class Wants(msgspec.Struct, frozen=True, tag=True):
         unusable: Names that cannot be used as models, with the reasons.
     """
 
-    models: dict[str, WantedTold]
+    models: dict[str, WantedModel]
     unusable: dict[str, str]
 
 

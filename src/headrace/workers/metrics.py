@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from headrace.frontends.metrics.metric_types import Metric
-from headrace.workers.messages import ModelTold, Scrape, Scraped
+from headrace.workers.messages import ModelState, Scrape, Scraped
 
 Number = int | float
 Series = dict[str, Number]
@@ -402,7 +402,7 @@ class Scraping:
 
 
 def own_families(
-    view: dict[str, ModelTold], *, ready: bool, workers: int, workers_ready: int, restarts: int
+    view: dict[str, ModelState], *, ready: bool, workers: int, workers_ready: int, restarts: int
 ) -> dict[str, Family]:
     """Return the supervisor's own metrics.
 

@@ -78,7 +78,7 @@ class Silence(Enum):
 
     NONE = "none"
     SUSPECT = "suspect"
-    OVER = "over"
+    TIMED_OUT = "timed out"
 
 
 def silence(missed: int, beat_seconds: float, timeout_seconds: float) -> Silence:
@@ -92,10 +92,10 @@ def silence(missed: int, beat_seconds: float, timeout_seconds: float) -> Silence
         timeout_seconds: Longest time for which a worker may be silent.
 
     Returns:
-        ``SUSPECT`` from a third of the timeout: the worker gets no new connections. ``OVER`` from the
+        ``SUSPECT`` from a third of the timeout: the worker gets no new connections. ``TIMED_OUT`` from the
         timeout: the worker is to be killed.
     """
     seconds = missed * beat_seconds
     if seconds >= timeout_seconds:
-        return Silence.OVER
+        return Silence.TIMED_OUT
     return Silence.SUSPECT if seconds >= timeout_seconds / 3 else Silence.NONE

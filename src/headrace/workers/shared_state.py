@@ -20,7 +20,7 @@ from headrace.workers.messages import (
     Count,
     Counted,
     Message,
-    ModelTold,
+    ModelState,
     Scrape,
     Scraped,
     States,
@@ -100,7 +100,7 @@ class Counting:
             question.complete.set()
 
 
-class Together:
+class MergedStates:
     """States of all models in all workers, merged incrementally.
 
     Attributes:
@@ -110,9 +110,9 @@ class Together:
 
     def __init__(self) -> None:
         """Begin without states."""
-        self.view: dict[str, ModelTold] = {}
+        self.view: dict[str, ModelState] = {}
         self.ready = False
-        self._told: dict[int, dict[str, ModelTold]] = {}
+        self._told: dict[int, dict[str, ModelState]] = {}
         self._ready: dict[int, bool] = {}
         self._counted: list[int] = []
         self._changed: set[str] = set()
@@ -152,7 +152,7 @@ class Together:
         if counted != self._counted:
             self._changed |= self.view.keys() | {name for told in self._told.values() for name in told}
         self._counted = counted
-        changed: dict[str, ModelTold | None] = {}
+        changed: dict[str, ModelState | None] = {}
         for name in self._changed:
             model = state_merge.model([self._told.get(number, {}).get(name) for number in counted])
             if model == self.view.get(name):
@@ -178,7 +178,7 @@ _GATHER_SECONDS = 0.005
 """Time for which changes are collected before they are sent to all workers."""
 
 
-class Commons:
+class SharedState:
     """Merges the messages of the workers, and sends the result to all of them.
 
     Attributes:
@@ -195,14 +195,14 @@ class Commons:
             places: The workers' places.
         """
         self._places = places
-        self._together = Together()
+        self._merged = MergedStates()
         self._scraping = Scraping(self._ask)
         self._counting = Counting(self._ask_others)
         self._wants: Wants | None = None
         self._known: set[Version] | None = None  # None: unknown, so the next `_forget` checks all kept counts
         self._unloaded: set[str] = set()
         self._answering: set[asyncio.Task[None]] = set()
-        self._telling: asyncio.TimerHandle | None = None
+        self._planned: asyncio.TimerHandle | None = None
         self._is_over = False
         self.restarts = 0
         self.was_ready = False
@@ -223,42 +223,42 @@ class Commons:
     def stop(self) -> None:
         """Stop scanning, and freeze the shared view: a worker that ends early makes no other unready."""
         self._is_over = True
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._planned is not None:
+            self._planned.cancel()
         if self._source is not None:
             self._source.stop()
 
     @property
     def has_tried(self) -> bool:
         """Whether each wanted version is ready in all workers, or has failed in one."""
-        if self._wants is None or not self._wants.models.keys() <= self._together.view.keys():
+        if self._wants is None or not self._wants.models.keys() <= self._merged.view.keys():
             return False
-        wanted = (one for told in self._together.view.values() for one in told.versions if one.wanted)
+        wanted = (one for told in self._merged.view.values() for one in told.versions if one.wanted)
         return all(one.state in (State.READY, State.FAILED) for one in wanted)
 
     @property
     def statuses(self) -> dict[str, Sequence[VersionStatus]]:
         """Merged status of the versions of all models."""
-        return {name: told.versions for name, told in self._together.view.items()}
+        return {name: told.versions for name, told in self._merged.view.items()}
 
     # --- starts and ends of workers ---
 
     def is_ready(self, place: Place) -> bool:
         """Return whether a worker's models have been tried and one is ready."""
-        return self._together.is_ready(place.number)
+        return self._merged.is_ready(place.number)
 
     def began(self, place: Place) -> None:
         """Send a new process the current state."""
-        self._together.begin(place.number)
+        self._merged.begin(place.number)
         if self._wants is not None:
             place.send(self._wants)
-        place.send(self._together.whole())
+        place.send(self._merged.whole())
         for model in sorted(self._unloaded):
             place.send(Act(model, unload=True))
 
     def ended(self, place: Place) -> None:
         """Record that a process has ended."""
-        self._together.end(place.number)
+        self._merged.end(place.number)
         self._scraping.end(place.number)
         self._counting.pass_over(place.number)
         self.changed()
@@ -271,18 +271,18 @@ class Commons:
 
     def changed(self) -> None:
         """Schedule an update of the shared view, for example after a worker has begun to serve."""
-        if self._telling is None and not self._is_over:
-            self._telling = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
+        if self._planned is None and not self._is_over:
+            self._planned = asyncio.get_running_loop().call_later(_GATHER_SECONDS, self._tell)
 
     def _tell(self) -> None:
-        self._telling = None
+        self._planned = None
         standings = {
             place.number: standing
             for place in self._places
-            if (standing := place.standing(ready=self._together.is_ready(place.number))) is not None
+            if (standing := place.standing(ready=self._merged.is_ready(place.number))) is not None
         }
-        view = self._together.changes(standings)
-        self.was_ready = self.was_ready or self._together.ready
+        view = self._merged.changes(standings)
+        self.was_ready = self.was_ready or self._merged.ready
         if view is not None:
             self._forget()
             for place in self._places:
@@ -293,7 +293,7 @@ class Commons:
     def told(self, place: Place, message: Message) -> None:
         """Handle a message of a worker."""
         if isinstance(message, States):
-            self._together.take(place.number, message)
+            self._merged.take(place.number, message)
             self.changed()
         elif isinstance(message, Act):
             self._act(place, message)
@@ -333,7 +333,7 @@ class Commons:
             return
         wants = {} if self._wants is None else self._wants.models
         known = {(name, str(number)) for name, one in wants.items() for number in one.versions}
-        for name, told in self._together.view.items():
+        for name, told in self._merged.view.items():
             known.update((name, str(one.version)) for one in told.versions)
         if self._known is None or not self._known <= known:
             self._scraping.forget_but(known)
@@ -354,8 +354,8 @@ class Commons:
     async def _scrape(self, place: Place, message: Scrape) -> None:
         await self._scraping.round()
         added = own_families(
-            self._together.view,
-            ready=self._together.ready,
+            self._merged.view,
+            ready=self._merged.ready,
             workers=len(self._places),
             workers_ready=sum(one.answers and self.is_ready(one) for one in self._places),
             restarts=self.restarts,

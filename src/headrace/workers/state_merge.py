@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.workers.messages import ModelTold
+from headrace.workers.messages import ModelState
 
 _ON_THE_WAY = (State.NEW, State.LOADING, State.WARMING, State.READY)
 _GOING = (State.DRAINING, State.UNLOADED)
@@ -79,7 +79,7 @@ def _first(told: Sequence[VersionStatus]) -> VersionStatus:
     return next((one for one in told if one.error), told[0])
 
 
-def model(told: Sequence[ModelTold | None]) -> ModelTold | None:
+def model(told: Sequence[ModelState | None]) -> ModelState | None:
     """Merge the workers' states of a model; return None if no worker knows it.
 
     Args:
@@ -90,7 +90,7 @@ def model(told: Sequence[ModelTold | None]) -> ModelTold | None:
         return None
     by_number = [{status.version: status for status in one.versions} if one else {} for one in told]
     numbers = sorted({number for statuses in by_number for number in statuses}, reverse=True)
-    return ModelTold(
+    return ModelState(
         versions=tuple(version([statuses.get(number) for statuses in by_number]) for number in numbers),
         answers=all(one is not None and one.answers for one in told),
         problems=tuple(dict.fromkeys(problem for one in known for problem in one.problems)),

@@ -22,7 +22,7 @@ from headrace.server.lifetime_audit import ServerLife
 from headrace.server.process import end_of, expect_signals, follower_of, service_manager, tells
 from headrace.workers import restart_rules, worker_shares
 from headrace.workers.messages import Alone, Beat, Begin, Channel, Drain, Failed, Finish, Message, Serving
-from headrace.workers.shared_state import Commons
+from headrace.workers.shared_state import SharedState
 from headrace.workers.worker_processes import Place, Process, Processes, how_ended, open_places, places_at
 from headrace.workers.worker_shares import taking, weighted
 
@@ -91,7 +91,7 @@ class Supervisor:
         else:
             self.listeners = ports.listeners
             self.places = places_at(self.listeners, workers)
-        self._commons = Commons(start.models, config, self.places)
+        self._shared = SharedState(start.models, config, self.places)
         loop = asyncio.get_running_loop()
         self.failed: asyncio.Future[HeadraceError] = loop.create_future()
         self._time = loop.time  # asyncio's own loop: the monotonic clock, as in all workers
@@ -117,16 +117,16 @@ class Supervisor:
     def statuses(self) -> dict[str, Sequence[VersionStatus]] | None:
         """Merged status of all models' versions; None until all have been tried and all workers serve."""
         self._was_tried = self._was_tried or (
-            self._commons.has_tried and all(one.serving for one in self.places)
+            self._shared.has_tried and all(one.serving for one in self.places)
         )
-        return self._commons.statuses if self._was_tried else None
+        return self._shared.statuses if self._was_tried else None
 
     # --- life ---
 
     def start(self) -> None:
         """Start the workers, and keep them running from now on."""
         self._steer()
-        self._commons.start()
+        self._shared.start()
         tasks = [self._keep(place) for place in self.places]
         self._keeping = [asyncio.ensure_future(task) for task in (*tasks, self._measure(), self._beat())]
         for one in self._keeping:
@@ -170,7 +170,7 @@ class Supervisor:
                 keep reporting ready.
         """
         self._stopping.set()
-        self._commons.stop()
+        self._shared.stop()
         self._tell_all(Drain(is_followed))
 
     async def _finish(self, message: Finish) -> None:
@@ -219,7 +219,7 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             now = self._time()
-            ready = sum(map(self._commons.is_ready, self.places))
+            ready = sum(map(self._shared.is_ready, self.places))
             if restart_rules.gives_up(self._ends, now, ready=ready):
                 self._fail(
                     HeadraceError(
@@ -233,7 +233,7 @@ class Supervisor:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
                 return
-            self._commons.restarts += 1
+            self._shared.restarts += 1
 
     async def _run(self, place: Place) -> None:
         """Start a worker, and wait until it ends."""
@@ -247,7 +247,7 @@ class Supervisor:
         if self._stopping.is_set():
             place.kill()
         place.send(self._begin(place))
-        self._commons.began(place)
+        self._shared.began(place)
         self._hurry()
         self._ended(place, how_ended(await process.wait()))
 
@@ -271,7 +271,7 @@ class Supervisor:
             announces=place.number == 0 and not self._announced,
             json=self._start.json,
             begun=self._start.begun,
-            waits=self._commons.was_ready,
+            waits=self._shared.was_ready,
             fills=place.number == 0,
             keeper=None if self._keeper is None else self._keeper.descriptor,
             callers=self._callers[0] if self._callers else -1,
@@ -281,12 +281,12 @@ class Supervisor:
     def _ended(self, place: Place, how: str) -> None:
         self._last_end = how
         if not self._stopping.is_set():
-            now, ready = self._time(), self._commons.is_ready(place)
+            now, ready = self._time(), self._shared.is_ready(place)
             lately = (one for one in self._ends if now - one.at < restart_rules.COUNTED_SECONDS)
             self._ends = [*lately, restart_rules.End(place.number, now, ready)]
             _log.error("a worker has ended: it %s", how, extra={"worker": place.number})
         place.leave()
-        self._commons.ended(place)
+        self._shared.ended(place)
         self._steer()
 
     def _told(self, place: Place, message: Message) -> None:
@@ -295,14 +295,14 @@ class Supervisor:
             if place.suspect:
                 place.suspect = False
                 _log.info("a worker answers again", extra={"worker": place.number})
-                self._commons.changed()
+                self._shared.changed()
                 self._steer()
         elif isinstance(message, Serving):
             place.serving, place.late = True, self._stopping.is_set()
             place.other_files = place.open_files
             place.missed = 0  # during the start a longer limit applied; count anew for the shorter one
             self._announced = self._announced or place.number == 0
-            self._commons.changed()
+            self._shared.changed()
             self._steer()
         elif isinstance(message, Failed):
             _log.error("a worker cannot start: %s", message.message, extra={"worker": place.number})
@@ -310,9 +310,9 @@ class Supervisor:
                 kind = ConfigError if message.wrong else HeadraceError
                 self._fail(kind(message.message))
         else:
-            was_ready = self._commons.is_ready(place)
-            self._commons.told(place, message)
-            if self._commons.is_ready(place) != was_ready:
+            was_ready = self._shared.is_ready(place)
+            self._shared.told(place, message)
+            if self._shared.is_ready(place) != was_ready:
                 self._steer()
 
     # --- all workers ---
@@ -334,7 +334,7 @@ class Supervisor:
             [one.serving for one in self.places],
             [one.late for one in self.places],
             [one.suspect for one in self.places],
-            [self._commons.is_ready(one) for one in self.places],
+            [self._shared.is_ready(one) for one in self.places],
         )
         most = self._config.limits.max_connections
         shares = weighted(found, [one.connections for one in self.places], most)
@@ -344,7 +344,7 @@ class Supervisor:
     async def _measure(self) -> None:
         while True:
             await asyncio.sleep(_LONGEST_BEAT_SECONDS)
-            await self._commons.look_after()
+            await self._shared.look_after()
 
     async def _beat(self) -> None:
         """Send beats to all workers periodically, and kill those that do not answer."""
@@ -364,7 +364,7 @@ class Supervisor:
                 place.send(Beat(report))
 
     def _judge(self, place: Place, silence: restart_rules.Silence, limit: float) -> None:
-        if silence is restart_rules.Silence.OVER:
+        if silence is restart_rules.Silence.TIMED_OUT:
             _log.error(
                 "a worker has not answered for %g s; it is killed", limit, extra={"worker": place.number}
             )
@@ -374,7 +374,7 @@ class Supervisor:
             _log.warning(
                 "a worker does not answer; it gets no new connections", extra={"worker": place.number}
             )
-            self._commons.silent(place)
+            self._shared.silent(place)
             self._steer()
 
 

@@ -40,7 +40,7 @@ from headrace.workers.messages import (
     Wants,
 )
 from headrace.workers.restart_rules import ALONE_SECONDS
-from headrace.workers.worker_service import Telling, WorkerService
+from headrace.workers.worker_service import StateReporter, WorkerService
 from headrace.workers.worker_shares import ToldSource
 
 _log = logging.getLogger(__name__)
@@ -201,7 +201,7 @@ class Worker:
             self._channel.send(message if self._service is None else self._service.beat(message))
             self._heard()
             if self._server is not None:
-                self._telling.look()
+                self._reporter.look()
         elif isinstance(message, Begin):
             self._begin(message)
         elif isinstance(message, Alone):
@@ -241,7 +241,7 @@ class Worker:
     def _told_to_serve(self, message: Message, service: WorkerService) -> None:
         if isinstance(message, Wants):
             self._source.take(message)
-            self._telling.wanted(message.models)
+            self._reporter.wanted(message.models)
         elif isinstance(message, View):
             service.see(message)
         elif isinstance(message, Act):
@@ -269,8 +269,8 @@ class Worker:
 
     def _make_service(self, begin: Begin) -> WorkerService:
         engine = Engine(begin.models, config=begin.config, source=self._source.made_for)
-        self._telling = Telling(engine, self._channel.send)
-        engine.on_change = self._telling.changed
+        self._reporter = StateReporter(engine, self._channel.send)
+        engine.on_change = self._reporter.changed
         return WorkerService(engine, self._channel.send)
 
     async def serve(self, begin: Begin) -> int:

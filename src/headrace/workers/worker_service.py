@@ -26,7 +26,7 @@ from headrace.workers.messages import (
     Count,
     Counted,
     Message,
-    ModelTold,
+    ModelState,
     Scrape,
     Scraped,
     States,
@@ -34,7 +34,7 @@ from headrace.workers.messages import (
 )
 
 
-class Telling:
+class StateReporter:
     """Reports changed model states. Serving thread only."""
 
     def __init__(self, engine: Engine, send: Callable[[States], object]) -> None:
@@ -47,7 +47,7 @@ class Telling:
         self._engine = engine
         self._send = send
         self._changed: set[str] = set()
-        self._told: dict[str, ModelTold] = {}
+        self._told: dict[str, ModelState] = {}
         self._troubles: dict[tuple[str, int], str] = {}
         self._ready = self._planned = False
 
@@ -80,9 +80,9 @@ class Telling:
 
     def _tell(self) -> None:
         self._planned = False
-        news: dict[str, ModelTold | None] = {}
+        news: dict[str, ModelState | None] = {}
         for name in self._changed:
-            told = model_told(self._engine, name)
+            told = model_state(self._engine, name)
             if told == self._told.get(name):
                 continue
             news[name] = told
@@ -97,7 +97,7 @@ class Telling:
             self._send(States(news, ready))
 
 
-def model_told(engine: Engine, model: str) -> ModelTold | None:
+def model_state(engine: Engine, model: str) -> ModelState | None:
     """Return one process's state of a model; None if it does not know the model.
 
     Args:
@@ -107,7 +107,7 @@ def model_told(engine: Engine, model: str) -> ModelTold | None:
     manager = engine.manager
     try:
         statuses = manager.status(model)
-        return ModelTold(
+        return ModelState(
             # The number of requests changes all the time and matters only within the process.
             versions=tuple(replace(one, outstanding=0) for one in statuses),
             answers=any(one.answers for one in statuses),
@@ -142,7 +142,7 @@ class WorkerService(Service):
         super().__init__(engine)
         self.engine = engine
         self._send = send
-        self._view: dict[str, ModelTold] = {}
+        self._view: dict[str, ModelState] = {}
         self._all_ready = False
         self._report: LoadReport | None = None
         self._on_report: Callable[[LoadReport], object] | None = None
@@ -216,7 +216,7 @@ class WorkerService(Service):
             NotFound: There is no such model.
         """
         super().status(model)
-        merged = state_merge.model([model_told(self._engine, model), self._view.get(model)])
+        merged = state_merge.model([model_state(self._engine, model), self._view.get(model)])
         return [] if merged is None else list(merged.versions)
 
     def report_load(self, on_report: Callable[[LoadReport], object]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from headrace.base.errors import ConfigError
 from headrace.config import ModelConfig, ServerConfig
 from headrace.lifecycle.desired_state import Want, Wanted
-from headrace.workers.messages import WantedTold, Wants
+from headrace.workers.messages import WantedModel, Wants
 
 if TYPE_CHECKING:
     from headrace.archive.model.archive_toml import ArchiveConfig
@@ -90,7 +90,7 @@ def of_wanted(models: Mapping[str, Wanted], unusable: Mapping[str, str], workers
     """
     return Wants(
         {
-            name: WantedTold(
+            name: WantedModel(
                 versions=dict(one.versions),
                 config=of_model(one.config, workers),
                 labels=dict(one.labels),

@@ -40,7 +40,7 @@ def test_the_missing_keys_of_a_store_elsewhere_never_become_fewer(tmp_path: Path
         wait(found.waits, 40)
         reader.end(found, 20.0)
         assert (counts.keys, counts.stored, counts.missing) == (2, 1, 1)
-        until(lambda: reader.cache.held() == 1)  # it is kept a moment after it was read
+        until(lambda: reader.cache.count() == 1)  # it is kept a moment after it was read
         reader.begin(["a", "b"])  # the one is in memory, of the other it is known that there is none
         assert counts.cached == 1
         assert counts.missing <= 2

@@ -123,14 +123,14 @@ def test_a_hung_embedder_does_not_block_a_stop_and_its_keys_are_released(
 ) -> None:
     ill = LengthEmbedder("ill")
     ill.hold.clear()
-    supplier = PooledEmbedder("ill", ["texts"], lambda: ill)
+    pooled = PooledEmbedder("ill", ["texts"], lambda: ill)
     archive.want("texts", TEXTS[:30])
-    filling = Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}, 0.1)
+    filling = Filling(archive, {"films": LengthEmbedder("well"), "texts": pooled}, 0.1)
     with filling:
         until(lambda: ill.calls)
     assert not ill.hold.is_set(), "the filler has ended, and the embedder hangs still"
     assert not ill.embedded
-    supplier.close()
+    pooled.close()
     assert "the embedder 'ill' (of texts) is still working on a batch; it is abandoned" in caplog.text
     again = LengthEmbedder("ill")
     with Filling(archive, {"films": LengthEmbedder("well"), "texts": again}):
@@ -146,10 +146,10 @@ def test_an_embedder_is_opened_once_it_becomes_available(archive: Archive) -> No
             raise refuses[0]
         return ill
 
-    supplier = PooledEmbedder("ill", ["texts"], open_one, address="http://encoder:8501")
+    pooled = PooledEmbedder("ill", ["texts"], open_one, address="http://encoder:8501")
     archive.want("texts", TEXTS[:40])
     archive.want("films", FILMS)
-    with Filling(archive, {"films": LengthEmbedder("well"), "texts": supplier}):
+    with Filling(archive, {"films": LengthEmbedder("well"), "texts": pooled}):
         until(lambda: all_found(archive, "films", FILMS))
         until(lambda: archive.troubles)
         archive._reporter._due = 0
@@ -159,7 +159,7 @@ def test_an_embedder_is_opened_once_it_becomes_available(archive: Archive) -> No
         refuses.clear()
         until(lambda: all_found(archive, "texts", TEXTS[:40]) and is_empty(archive))
         until(lambda: not archive.troubles)
-    supplier.close()
+    pooled.close()
     assert not list(archive.dead_letters.all())
 
 
@@ -176,15 +176,15 @@ def test_an_embedder_that_is_not_open_gives_the_reason() -> None:
         hanging.hold.wait(120)
         return hanging
 
-    supplier = PooledEmbedder("ill", ["texts"], slow)
+    pooled = PooledEmbedder("ill", ["texts"], slow)
     with pytest.raises(Unavailable, match=r"the embedder 'ill' \(of texts\) is not open yet"):
-        supplier.lend(0.05)
+        pooled.lend(0.05)
     with pytest.raises(Unavailable, match="is not open yet"):
-        supplier.lend(10.0)  # waits no second time
+        pooled.lend(10.0)  # waits no second time
     hanging.hold.set()
-    until(lambda: supplier.embedder)
-    assert supplier.lend(10.0) is hanging
-    supplier.close()
+    until(lambda: pooled.embedder)
+    assert pooled.lend(10.0) is hanging
+    pooled.close()
 
 
 @pytest.mark.rest

@@ -92,7 +92,7 @@ def test_a_table_without_columns_has_them_from_whoever_fills_it(archive: Archive
     assert archive.lookup("films", ["a"]).values()["title"].tolist() == [b"Heat"]
 
 
-def test_what_another_process_replaced_is_seen_after_a_moment(tmp_path: Path) -> None:
+def test_replacements_by_another_process_are_seen_after_a_moment(tmp_path: Path) -> None:
     with tables(tmp_path, "lmdb", cache_seconds=0.05) as one, tables(tmp_path, "lmdb") as other:
         one.put_rows("users", ["a", "b"], GIVEN)
         assert one.lookup("users", ["a"]).values()["age"].tolist() == [30]

@@ -80,7 +80,7 @@ def test_a_file_that_ends_the_program_does_not_end_reloads(
 ) -> None:
     with directory_of(written(tmp_path), reload=True) as directory:
         written(tmp_path, mistake)
-        until(lambda: "app.py has changed, but the version before goes on" in caplog.text)
+        until(lambda: "app.py has changed, but the previous version keeps serving" in caplog.text)
         assert told in caplog.text
         assert models_in(directory) == ["1.py/1", "second/1"]
         written(tmp_path)
@@ -95,7 +95,7 @@ def test_a_version_that_cannot_be_written_does_not_end_reloads(
         shutil.rmtree(drafts, ignore_errors=True)
         drafts.write_text("in the way")
         written(tmp_path, APP + "# 2\n")
-        until(lambda: "the version before goes on" in caplog.text)
+        until(lambda: "the previous version keeps serving" in caplog.text)
         assert ".drafts" in caplog.text
         assert models_in(directory) == ["1.py/1", "second/1"]
         drafts.unlink()

@@ -41,11 +41,11 @@ def test_kernels_are_in_the_printed_directory(tmp_path: Path, capsys: pytest.Cap
         assert Path(kernel.stats.cache_path).is_relative_to(directory)
 
 
-def test_a_directory_without_click_models_is_said_to_be_one(
+def test_a_directory_without_click_models_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", str(tmp_path)]) == 0
-    assert "holds no click model" in capsys.readouterr().err
+    assert "has no click model and no Vowpal Wabbit model; nothing to compile" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_directory_without_click_models_is_said_to_be_one(
         (["--factors", "0"], "factors: expected"),
     ],
 )
-def test_what_is_wrong_is_explained(
+def test_invalid_arguments_are_explained(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compile", *arguments]) == 2

@@ -48,7 +48,7 @@ def test_a_verb_whose_reader_has_gone_ends_quietly_and_says_so(verb: str, places
 
 
 @pytest.mark.parametrize("verb", ["inspect", "versions"])
-def test_what_cannot_be_printed_is_one_line(verb: str, places: dict[str, Path]) -> None:
+def test_unwritable_standard_output_is_a_one_line_error(verb: str, places: dict[str, Path]) -> None:
     words = [word.format_map(places) for word in VERBS[verb]]
     with open("/dev/full", "wb") as full:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

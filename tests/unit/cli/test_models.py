@@ -73,7 +73,7 @@ def test_a_model_or_a_directory_of_models_may_be_called_by_a_number(tmp_path: Pa
     assert named.find_model(tmp_path / "models/7") == (tmp_path / "models/7", None)
 
 
-def test_what_is_not_there_is_said_with_what_is(models: Path) -> None:
+def test_missing_models_and_versions_are_named_with_those_that_exist(models: Path) -> None:
     numbered(models, "1", "2")
     with pytest.raises(NotFound, match="ctr has no version 9; it has: 1, 2"):
         named.find_model(models / "ctr/9")
@@ -103,7 +103,7 @@ def test_a_version_where_models_are_served(models: Path, capsys: pytest.CaptureF
     named.expect_no_version(models / _MODEL)
 
 
-def test_what_is_no_click_model_is_not_exported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_click_models_are_exported(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", f"models/{_MODEL}", "m.onnx"]) == 2
     assert f"DIR/NAME[/N]: models/{_MODEL}/1 holds no click model" in capsys.readouterr().err
 
@@ -214,7 +214,7 @@ def test_a_name_that_is_too_long_is_one_line(
 
 
 @pytest.mark.parametrize("words", _NAMED[:5], ids=lambda words: str(words[0]))
-def test_what_may_not_be_looked_at_is_one_line(
+def test_unreadable_directories_are_one_line_errors(
     models: Path, words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Refusing stands for permissions, which root, who may run this, always has."""

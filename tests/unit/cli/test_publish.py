@@ -86,7 +86,9 @@ def test_a_published_version_is_checked_and_keeps_what_its_maker_has_said(
     assert os.listdir(tmp_path / "live/m") == ["1"]
 
 
-def test_what_is_no_model_leaves_nothing_behind(made: Path, tmp_path: Path, capsys: Said) -> None:
+def test_publishing_files_that_are_no_model_leaves_nothing_behind(
+    made: Path, tmp_path: Path, capsys: Said
+) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     text = tmp_path / "notes.txt"
@@ -105,7 +107,7 @@ def test_what_is_no_model_leaves_nothing_behind(made: Path, tmp_path: Path, caps
         assert not (tmp_path / "models").exists()
 
 
-def test_what_cannot_be_read_leaves_nothing_behind(made: Path, tmp_path: Path, capsys: Said) -> None:
+def test_publishing_unreadable_files_leaves_nothing_behind(made: Path, tmp_path: Path, capsys: Said) -> None:
     os.mkfifo(made / "pipe")
     code, told = refused(capsys, tmp_path / "models/m", made)
     assert (code, "expected a file, got a pipe" in told) == (common.FAILED, True), told

@@ -35,7 +35,7 @@ KEY = "limits.max_inflight_bytes"
         "set as an option, to what is the default",
     ],
 )
-def test_what_requests_hold_by_default_is_a_quarter_of_the_memory_at_the_most(
+def test_request_memory_is_at_most_a_quarter_of_the_memory_by_default(
     table: dict[str, object], flags: dict[str, int], allowed: int | None, expected: int, of_four: int
 ) -> None:
     given = {"limits": table} if table else {}

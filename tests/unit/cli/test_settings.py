@@ -117,7 +117,7 @@ def test_an_option_wins_over_a_variable_over_a_file_over_the_default(tmp_path: P
     assert parsed("profile", HEADRACE_PROFILE_ROWS="").rows == 32, "empty is not set"
 
 
-def test_what_may_be_repeated_is_a_list_with_commas_and_an_option_replaces_it() -> None:
+def test_repeatable_settings_are_comma_separated_and_replaced_by_an_option() -> None:
     assert parsed("train", HEADRACE_TRAIN_SLICE="a,b").slice == ["a", "b"]
     assert parsed("train", "--slice", "c", HEADRACE_TRAIN_SLICE="a,b").slice == ["c"]
     assert parsed("stream encode", HEADRACE_STREAM_ENCODE_CONTEXT="a,b").context == ["a", "b"]
@@ -239,7 +239,7 @@ def test_a_wrong_file_is_said_with_the_key(
     assert capsys.readouterr().err.startswith(f"headrace: config: {tmp_path}/p.toml: {said}")
 
 
-def test_what_is_required_may_come_from_a_variable(capsys: pytest.CaptureFixture[str]) -> None:
+def test_required_settings_may_come_from_a_variable(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["stream", "encode", "x"]
     assert settings.parse(PARSER, words, {"HEADRACE_STREAM_ENCODE_FORMAT": "vw"}).format == "vw"
     with pytest.raises(SystemExit):

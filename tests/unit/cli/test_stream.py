@@ -34,7 +34,7 @@ def test_help_tells_what_there_is_with_an_example(tool: str, capsys: pytest.Capt
 
 
 @pytest.mark.rest
-def test_what_is_generated_can_be_inspected() -> None:
+def test_generated_streams_can_be_inspected() -> None:
     generated = run("generate", "--rows", "5000", "--shape", "small", "--seed", "3")
     assert (generated.returncode, generated.stderr) == (0, b"")
     inspected = run("inspect", "--json", given=generated.stdout)
@@ -69,7 +69,7 @@ def test_an_error_in_a_row_leaves_a_pipe_cut_not_ended() -> None:
     assert json.loads(inspected.stdout)["rows"] == 57_344
 
 
-def test_what_a_guess_ignores_is_said_with_the_reason(tmp_path: Path) -> None:
+def test_columns_ignored_by_a_guess_are_reported_with_the_reason(tmp_path: Path) -> None:
     lines = [f"{row % 2},{row}.5,{row % 7},text {row},{row % 3},{row}" for row in range(1000)]
     lines[17] = "1,n/a,oops,text 17,x,17"
     file = tmp_path / "clicks.csv"
@@ -131,7 +131,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_with_its_name(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_name_the_argument(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     words, said = WRONG[case]
     assert main(["stream", *words]) == 2
     assert said in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_a_missing_compiler_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
         ("factors = 0", ["--seed", "1"], r"config: .*m\.toml: factors: expected a number, at least 1"),
     ],
 )
-def test_what_is_wrong_in_a_file_of_settings_names_the_file_and_what_is_known(
+def test_errors_in_a_settings_file_name_the_file_and_the_known_keys(
     text: str, words: list[str], message: str, tmp_path: Path
 ) -> None:
     (tmp_path / "m.toml").write_text(text)

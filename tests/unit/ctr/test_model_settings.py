@@ -61,7 +61,7 @@ def test_filled_in_defaults_survive_copies_and_encoding(kind: Kind) -> None:
     ],
 )
 def test_half_lives_apply_to_batches_with_decaying_sums(said: dict[str, object], expected: bool) -> None:
-    assert settings_of(said, "x").halves is expected
+    assert settings_of(said, "x").has_half_life is expected
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2**41])

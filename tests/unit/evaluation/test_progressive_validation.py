@@ -208,12 +208,12 @@ STEADY = [0.9, 0.901, 0.899, 0.9, 0.9]
         ([*STEADY, 0.96, *([0.92] * 4)], "tired"),  # a jump that is not made good
     ],
 )
-def test_what_windows_say(entropies: list[float], expected: Trend | None) -> None:
+def test_trend_of_windows(entropies: list[float], expected: Trend | None) -> None:
     assert trend_of(entropies) == expected
 
 
 @pytest.mark.parametrize("deviation", [0.003, 0.03])
-def test_what_is_chance_is_hardly_ever_told(deviation: float) -> None:
+def test_random_variation_is_seldom_reported_as_a_trend(deviation: float) -> None:
     """Windows of 1,000 rows differ by three hundredths: of two thousand, 580 were told to be tired."""
     random = np.random.default_rng(5)
     entropies = (0.9 + random.normal(scale=0.9 * deviation, size=1000)).tolist()

@@ -24,7 +24,7 @@ LIMIT_BYTES = 300_000_000
 SECONDS = 120.0
 
 
-class Told(ModelProcess):
+class ProcessDouble(ModelProcess):
     """One that takes as much memory as it is told, and ends when it is told."""
 
     memory_bytes = 0
@@ -61,13 +61,13 @@ class Bench:
     """A replica on a virtual clock, and all processes that it has made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made: list[Told] = []
+        self.made: list[ProcessDouble] = []
         self.clock = VirtualClock()
         self.restarts = Restarts(60.0, self.clock.now)
-        self.when_warm: Callable[[Told], object] = lambda _: None
+        self.when_warm: Callable[[ProcessDouble], object] = lambda _: None
 
-        def make(*parameters: Any) -> Told:
-            self.made.append(Told(*parameters))
+        def make(*parameters: Any) -> ProcessDouble:
+            self.made.append(ProcessDouble(*parameters))
             return self.made[-1]
 
         monkeypatch.setattr(replicas, "ModelProcess", make)
@@ -77,7 +77,7 @@ class Bench:
         self.replica = Replica(recipe, self.restarts, lambda: None)
         self.replica.start()
 
-    def awaits(self, number: int) -> Told:
+    def awaits(self, number: int) -> ProcessDouble:
         """Wait until a process serves, and the time since then is counted; return it."""
 
         def serves() -> bool:
@@ -109,7 +109,7 @@ def test_a_process_that_grows_while_it_is_warmed_up_is_replaced_once_it_serves(b
 
 
 def test_a_new_process_that_grows_while_it_is_warmed_up_is_replaced_later(bench: Bench) -> None:
-    bench.when_warm = Told.grow
+    bench.when_warm = ProcessDouble.grow
     bench.replica.serve()
     bench.made[0].grow()
     second = bench.awaits(1)
@@ -133,7 +133,7 @@ def test_a_leak_is_replaced_each_time_without_a_pause(bench: Bench) -> None:
 
 
 def test_a_version_that_is_too_large_from_the_start_is_not_replaced_again_and_again(bench: Bench) -> None:
-    bench.when_warm = Told.grow
+    bench.when_warm = ProcessDouble.grow
     for _ in range(MOST_AT_ONCE - 1):
         bench.restarts.count("crash")
     bench.replica.serve()
@@ -161,7 +161,7 @@ def test_a_crash_is_repaired_while_the_process_before_is_still_retired(bench: Be
 
 
 def test_a_process_that_ended_while_it_was_warmed_up_never_serves(bench: Bench) -> None:
-    def ends(process: Told) -> None:
+    def ends(process: ProcessDouble) -> None:
         process.crash()
         bench.when_warm = lambda _: None
 

@@ -243,7 +243,7 @@ def test_a_single_input_needs_no_name_and_a_large_request_comes_in_parts_filled_
 
 
 @pytest.mark.parametrize("is_native", [True, False])
-def test_only_made_up_batches_of_models_without_pythons_lock_are_left_to_idle_time(
+def test_only_made_up_batches_of_models_without_the_gil_are_left_to_idle_time(
     tmp_path: Path, *, is_native: bool
 ) -> None:
     record(tmp_path, {"inputs": {"x": [[1, 2]] * 5}})

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.server.service_manager import ServiceManager, Telling, status
+from headrace.server.service_manager import ServiceManager, StatusReporter, status
 from tests.virtual_loop import run_virtually
 
 READY, FAILED = VersionStatus(1, State.READY), VersionStatus(2, State.FAILED, error="cut off")
@@ -75,12 +75,12 @@ def test_a_successor_that_does_not_come_is_ended(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("sys.orig_argv", ["python", "-c", "import time; time.sleep(600)"])
 
     async def scenario() -> None:
-        telling = Telling(ServiceManager(), dict, 0.0)
-        assert telling.start_successor()
-        successor = telling._successor
+        reporter = StatusReporter(ServiceManager(), dict, 0.0)
+        assert reporter.start_successor()
+        successor = reporter._successor
         assert successor is not None
         assert await asyncio.to_thread(successor.wait, 60) == -signal.SIGKILL
-        telling.stop(None)
+        reporter.stop(None)
 
     asyncio.run(scenario())
 
@@ -91,10 +91,10 @@ def idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.orig_argv", ["python", "-c", "import time; time.sleep(600)"])
 
 
-def with_successor(telling: Telling) -> subprocess.Popen[bytes]:
-    assert telling.start_successor()
-    assert telling._successor is not None
-    return telling._successor
+def with_successor(reporter: StatusReporter) -> subprocess.Popen[bytes]:
+    assert reporter.start_successor()
+    assert reporter._successor is not None
+    return reporter._successor
 
 
 @pytest.mark.usefixtures("idle")
@@ -102,9 +102,9 @@ def test_a_successor_that_has_taken_over_is_let_live(caplog: pytest.LogCaptureFi
     """The old server answers its last requests for longer than a successor may take to come."""
 
     async def scenario() -> None:
-        telling = Telling(ServiceManager(), dict, 0.0)
-        successor = with_successor(telling)
-        telling.stop(successor.pid)
+        reporter = StatusReporter(ServiceManager(), dict, 0.0)
+        successor = with_successor(reporter)
+        reporter.stop(successor.pid)
         await asyncio.sleep(1000)
         successor.terminate()
         assert successor.wait(120) == -signal.SIGTERM, "nothing has ended it before"
@@ -120,9 +120,9 @@ def test_a_successor_that_has_not_taken_over_ends_with_its_server(
     caplog: pytest.LogCaptureFixture, follower: int | None
 ) -> None:
     async def scenario() -> None:
-        telling = Telling(ServiceManager(), dict, 0.0)
-        successor = with_successor(telling)
-        telling.stop(follower)
+        reporter = StatusReporter(ServiceManager(), dict, 0.0)
+        successor = with_successor(reporter)
+        reporter.stop(follower)
         assert successor.wait(120) == -signal.SIGTERM
         await asyncio.sleep(1000)
 
@@ -134,12 +134,12 @@ def test_process_1_of_a_container_starts_no_successor(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scenario() -> None:
-        telling = Telling(ServiceManager(), dict, 0.0)
+        reporter = StatusReporter(ServiceManager(), dict, 0.0)
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: 1)
-            assert not telling.start_successor()
-        assert telling._successor is None
-        telling.stop(None)
+            assert not reporter.start_successor()
+        assert reporter._successor is None
+        reporter.stop(None)
 
     asyncio.run(scenario())
     assert "replace the container" in caplog.text

@@ -155,7 +155,7 @@ def test_progress_comes_to_its_end() -> None:
     assert all(done == total for done, total in told.values())
 
 
-def test_what_would_take_too_long_is_refused_before_it_begins() -> None:
+def test_searches_that_would_take_too_long_are_refused_at_the_start() -> None:
     with pytest.raises(TooLarge, match=r"most_comparisons: expected at most 1000000 comparisons"):
         duplicates(Rows(digits()[0]), 0.9, Effort(most_comparisons=10**6))
 

@@ -64,7 +64,7 @@ def test_equal_vectors_have_a_layout() -> None:
     assert made.explained == (0.0, 0.0)
 
 
-def test_what_cannot_be_laid_out_is_refused() -> None:
+def test_invalid_layouts_are_refused() -> None:
     rows = Rows(digits()[0])
     with pytest.raises(InvalidRequest, match="at least 3 vectors"):
         layout(Rows(digits()[0][:2]))

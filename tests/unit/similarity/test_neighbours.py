@@ -123,7 +123,7 @@ def test_an_index_is_for_many_queries_among_many_rows() -> None:
         (np.zeros((3, 2), np.float32), "angle", "metric: expected cosine, dot, l2, got 'angle'"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(vectors: np.ndarray, metric: Metric, said: str) -> None:
+def test_vectors_that_cannot_be_compared_are_refused(vectors: np.ndarray, metric: Metric, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said):
         Rows(vectors, metric)
 

@@ -88,7 +88,7 @@ def test_a_second_stream_of_other_columns_is_refused_with_the_row() -> None:
         (b"\x01\x02\x03\x04\x05\x06\x07\x08", "ff ff ff ff"),
     ],
 )
-def test_what_is_no_stream_is_told_by_its_name(data: bytes, said: str) -> None:
+def test_input_that_is_not_a_stream_is_named(data: bytes, said: str) -> None:
     with pytest.raises(StreamError, match=said):
         parsed(data)
 
@@ -128,7 +128,7 @@ def test_an_invalid_dictionary_index_is_found_before_anybody_reads_it() -> None:
 
 
 @pytest.mark.parametrize("compression", ["zstd", None])
-def test_what_a_message_opens_to_is_bounded_before_it_is_paid(compression: str | None) -> None:
+def test_the_decompressed_size_of_a_message_is_bounded_before_decompression(compression: str | None) -> None:
     batch = batch_of(a=["x" * (FREE_EXPANSION_BYTES + 2**20)])
     data = stream_of(batch, CLICKS, compression=compression)
     if compression is None:
@@ -145,7 +145,7 @@ def test_what_a_message_opens_to_is_bounded_before_it_is_paid(compression: str |
         pa.set_memory_pool(before)
 
 
-def test_what_all_messages_open_to_is_bounded_by_what_came() -> None:
+def test_the_decompressed_size_of_a_stream_is_bounded_by_the_bytes_received() -> None:
     """Each of them is small enough by itself."""
     batch = batch_of(a=["x" * 2**20] * 40)
     with pytest.raises(StreamError, match=r"the stream 256 times the bytes received"):

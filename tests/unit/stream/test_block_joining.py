@@ -149,9 +149,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("columns", "field", "row", "said"), WRONG)
-def test_what_is_wrong_is_told_by_row_and_field(
-    columns: dict[str, Any], field: str, row: int, said: str
-) -> None:
+def test_errors_name_row_and_field(columns: dict[str, Any], field: str, row: int, said: str) -> None:
     """The first wrong row of all fields, wherever its batch begins."""
     schema = schema_of(
         y={"role": "label"},

@@ -213,7 +213,7 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["parquet", "arrow"])
-def test_what_is_no_such_file_is_said(run: Run, name: Format) -> None:
+def test_a_file_of_another_format_is_refused(run: Run, name: Format) -> None:
     with pytest.raises(ConfigError, match="rows"):
         run("label,a\n1,2\n", name)
 
@@ -272,7 +272,7 @@ TAGS = (
     [("|", ";", ""), ("", "", "|"), ("x", "y", "|")],
     ids=["schema", "option", "both"],
 )
-def test_what_stands_between_values_is_said_by_the_schema_or_an_option_that_wins(
+def test_the_separator_comes_from_the_schema_unless_an_option_overrides_it(
     run: Run, tags: str, v: str, option: str
 ) -> None:
     schema = Schema(

@@ -93,7 +93,7 @@ def test_missing_values_are_counted_and_not_learnt_as_values() -> None:
 
 
 @pytest.mark.parametrize("keys", ["hash", "exact"])
-def test_what_the_learner_takes_for_missing_counts_as_missing(keys: str) -> None:
+def test_values_that_the_learner_treats_as_missing_count_as_missing(keys: str) -> None:
     schema = Schema(
         fields=(
             Field(name="label", role="label"),
@@ -138,7 +138,7 @@ def test_a_stream_s_own_schema_that_the_trainer_refuses_is_a_problem(
     assert said in found.problem.message
 
 
-def test_what_came_before_an_error_is_counted_and_the_error_kept() -> None:
+def test_rows_before_an_error_are_counted_and_the_error_is_kept() -> None:
     schema = Schema(fields=(Field(name="label", role="label"), Field(name="d", role="dense")))
     good = pa.record_batch({"label": [0.0, 1.0], "d": [1.0, 2.0]})
     bad = pa.record_batch({"label": [0.0, math.nan], "d": [1.0, 2.0]})

@@ -42,7 +42,7 @@ def test_texts_pass(kind: pa.DataType) -> None:
     ],
     ids=["no UTF-8", "cut within a letter", "backwards", "beyond the data", "before the data"],
 )
-def test_what_is_wrong_is_refused(kind: pa.DataType, data: bytes, ends: list[int]) -> None:
+def test_invalid_offsets_and_texts_are_refused(kind: pa.DataType, data: bytes, ends: list[int]) -> None:
     with pytest.raises(pa.ArrowInvalid):
         validate(kind, data, ends)
 
@@ -116,7 +116,7 @@ def test_each_value_counts_by_its_own_length() -> None:
         plain(pa.DictionaryArray.from_arrays(BOMB.indices, wide))
 
 
-def test_what_nobody_names_does_not_count() -> None:
+def test_unused_dictionary_values_do_not_count() -> None:
     values = pa.array(["a", "x" * 100_000])
     column = pa.DictionaryArray.from_arrays(pa.array([0, None] * 30_000, pa.int8()), values)
     assert plain(column).to_pylist()[:2] == ["a", None]

@@ -203,7 +203,7 @@ class Watched(bytearray):
         (WholeLines, b"1 ", b"x:1 "),
     ],
 )
-def test_what_is_no_whole_row_is_looked_at_once(
+def test_bytes_of_an_incomplete_row_are_scanned_once(
     whole: Callable[[], Whole], start: bytes, unit: bytes
 ) -> None:
     """A cell that was never closed was looked at anew each time that more of it came."""
@@ -223,7 +223,7 @@ def pipe() -> Iterator[tuple[BinaryIO, int]]:
     os.close(writing)
 
 
-def test_what_a_live_source_has_is_given_without_what_comes_next(pipe: tuple[BinaryIO, int]) -> None:
+def test_a_live_source_gives_its_lines_without_waiting_for_more(pipe: tuple[BinaryIO, int]) -> None:
     file, writing = pipe
     os.write(writing, b"name\n1\n2\n3")
     lines = Lines(file, WholeLines())

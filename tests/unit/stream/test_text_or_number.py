@@ -50,7 +50,7 @@ def test_numbers_are_numbers(cells: tuple[str, ...], read: list[object]) -> None
         ("a", "1"),
     ],
 )
-def test_what_would_merge_or_lose_digits_stays_text(cells: tuple[str, ...]) -> None:
+def test_numbers_that_would_merge_or_lose_digits_stay_text(cells: tuple[str, ...]) -> None:
     assert values(*cells) == list(cells)
 
 
@@ -71,7 +71,7 @@ def test_what_would_merge_or_lose_digits_stays_text(cells: tuple[str, ...]) -> N
         (("1.5", "2.5"), ""),
     ],
 )
-def test_what_its_owner_may_not_expect_is_said(cells: tuple[str, ...], said: str) -> None:
+def test_surprising_conversions_are_reported(cells: tuple[str, ...], said: str) -> None:
     told = read_column(trimmed(pa.array(cells))).said
     assert said in told
     assert bool(said) == bool(told)

@@ -56,7 +56,7 @@ def test_clicks_and_views_are_taken_as_they_are() -> None:
         ([1, 1], [1, None], "views", "a whole number"),
     ],
 )
-def test_what_cannot_be_is_told_by_row_and_field(
+def test_invalid_counts_name_row_and_field(
     clicks: list[float], views: list[float | None], field: str, said: str
 ) -> None:
     with pytest.raises(StreamError, match=said) as told:

@@ -41,7 +41,7 @@ def test_a_line_says_an_example(line: str) -> None:
         ("1 |u a:nan", "u.a", "finite number"),
     ],
 )
-def test_what_is_not_supported_is_named(line: str, field: str, said: str) -> None:
+def test_unsupported_syntax_is_named(line: str, field: str, said: str) -> None:
     with pytest.raises(StreamError, match=said) as caught:
         parse_line(line, 5)
     assert (caught.value.row, caught.value.field) == (5, field)

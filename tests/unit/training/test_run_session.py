@@ -13,7 +13,7 @@ from headrace.evaluation.progressive_validation import Window
 from headrace.evaluation.tallies import Score
 from headrace.training.options import TrainOptions, settings_of
 from headrace.training.reporting.progress import Pace, Progress
-from headrace.training.run_session import Reports, identity_of, make_plot, told_of_compiling
+from headrace.training.run_session import Reports, announcing_compilation, identity_of, make_plot
 from tests.click_blocks import SINGLE
 
 
@@ -82,7 +82,7 @@ def test_a_trend_is_written_on_a_line_of_its_own() -> None:
 def test_compiling_is_announced_on_a_line_of_its_own() -> None:
     errors = Terminal()
     reports = Reports(io.StringIO(), errors, None)
-    with told_of_compiling(errors, reports.clear):
+    with announcing_compilation(errors, reports.clear):
         reports.observers[0].moved(PROGRESS)
         for _ in range(2):
             with event.trigger_event("numba:compile"):

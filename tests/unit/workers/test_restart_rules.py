@@ -52,11 +52,11 @@ def test_when_the_server_gives_up(
         (9, Silence.NONE),
         (10, Silence.SUSPECT),
         (29, Silence.SUSPECT),
-        (30, Silence.OVER),
-        (300, Silence.OVER),
+        (30, Silence.TIMED_OUT),
+        (300, Silence.TIMED_OUT),
     ],
 )
-def test_silence_becomes_suspect_then_over(missed: int, expected: Silence) -> None:
+def test_a_silent_worker_is_suspect_then_timed_out(missed: int, expected: Silence) -> None:
     assert silence(missed, 1.0, 30.0) is expected
 
 

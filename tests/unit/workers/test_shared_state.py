@@ -10,8 +10,8 @@ from pathlib import Path
 from headrace.config import ServerConfig
 from headrace.lifecycle.desired_state import Wanted
 from headrace.lifecycle.version_states import State, VersionStatus
-from headrace.workers.messages import Channel, Message, ModelTold, Scrape, Scraped, States, View
-from headrace.workers.shared_state import Commons
+from headrace.workers.messages import Channel, Message, ModelState, Scrape, Scraped, States, View
+from headrace.workers.shared_state import SharedState
 from headrace.workers.worker_processes import Place
 
 
@@ -24,13 +24,13 @@ class Told:
         self.answers: asyncio.Queue[Scraped] = asyncio.Queue()
         self.text = ""
 
-    async def begin(self, commons: Commons) -> None:
+    async def begin(self, shared: SharedState) -> None:
         ours, theirs = socket.socketpair()
         self.place.channel, self.channel = Channel(), Channel()
-        await self.place.channel.open(ours, partial(commons.told, self.place))
+        await self.place.channel.open(ours, partial(shared.told, self.place))
         await self.channel.open(theirs, self._take)
         self.place.serving, self.place.starts = True, 1
-        commons.began(self.place)
+        shared.began(self.place)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, View):
@@ -41,7 +41,7 @@ class Told:
             self.answers.put_nowait(message)
 
     def say(self, *versions: VersionStatus) -> None:
-        told = ModelTold(versions, answers=True, problems=())
+        told = ModelState(versions, answers=True, problems=())
         self.channel.send(States({"m": told}, ready=True))
 
     async def sees(self, *versions: int) -> None:
@@ -71,17 +71,17 @@ class Told:
 
 async def one_ends_first() -> list[Told]:
     places = [Place(0, ()), Place(1, ())]
-    commons = Commons(None, ServerConfig(), places)
+    shared = SharedState(None, ServerConfig(), places)
     workers = [Told(place) for place in places]
     for worker in workers:
-        await worker.begin(commons)
+        await worker.begin(shared)
     for place in places:
-        commons.told(place, States({}, ready=True))
+        shared.told(place, States({}, ready=True))
     for worker in workers:
         await worker.ready()
-    commons.told(places[0], States({}, ready=False))
-    commons.stop()  # what was about to be told is not
-    commons.told(places[0], States({}, ready=False))
+    shared.told(places[0], States({}, ready=False))
+    shared.stop()  # what was about to be told is not
+    shared.told(places[0], States({}, ready=False))
     await asyncio.sleep(0.1)  # twenty times what is gathered for
     for worker in workers:
         worker.end()
@@ -104,26 +104,26 @@ def counted(requests: int) -> str:
 
 async def one_dies_and_a_version_follows() -> None:
     places = [Place(0, ()), Place(1, ())]
-    commons = Commons(None, ServerConfig(), places)
+    shared = SharedState(None, ServerConfig(), places)
     dies, lives = workers = [Told(place) for place in places]
-    commons._want({"m": Wanted({1: Path("m/1")})}, {})
+    shared._want({"m": Wanted({1: Path("m/1")})}, {})
     for worker, requests in ((dies, 4), (lives, 2)):
-        await worker.begin(commons)
+        await worker.begin(shared)
         worker.text = counted(requests)
         worker.say(status(1))
     await lives.sees(1)
     assert await lives.total() == "6"
     dies.end()
-    commons.ended(places[0])
+    shared.ended(places[0])
     assert await lives.total() == "6"
-    commons._want({"m": Wanted({2: Path("m/2")})}, {})
+    shared._want({"m": Wanted({2: Path("m/2")})}, {})
     lives.say(status(2), status(1, wanted=False))
     await lives.sees(2, 1)
     assert await lives.total() == "6", "version 1 still answers"
     lives.say(status(2))
     await lives.sees(2)
     assert await lives.total() == "2", "the dead worker's part is forgotten with the version"
-    commons.stop()
+    shared.stop()
     for worker in workers:
         worker.end()
 

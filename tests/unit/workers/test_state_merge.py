@@ -6,8 +6,8 @@ import pytest
 
 from headrace.lifecycle.version_states import State, VersionStatus
 from headrace.workers import state_merge
-from headrace.workers.messages import ModelTold, States
-from headrace.workers.shared_state import Together
+from headrace.workers.messages import ModelState, States
+from headrace.workers.shared_state import MergedStates
 from headrace.workers.state_merge import Standing
 
 NEW, LOADING, WARMING, READY, DRAINING, UNLOADED, FAILED = (
@@ -50,9 +50,9 @@ def test_a_failure_is_told_with_its_reason_whoever_has_it() -> None:
     assert found.reason == "no memory for /m/1"
 
 
-def model(*versions: tuple[int, State], answers: bool = True, problem: str = "") -> ModelTold:
+def model(*versions: tuple[int, State], answers: bool = True, problem: str = "") -> ModelState:
     statuses = tuple(VersionStatus(number, state) for number, state in versions)
-    return ModelTold(statuses, answers, (problem,) if problem else ())
+    return ModelState(statuses, answers, (problem,) if problem else ())
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def model(*versions: tuple[int, State], answers: bool = True, problem: str = "")
     ],
 )
 def test_models_are_merged_over_workers(
-    told: list[ModelTold | None], numbers: list[int], answers: bool, problems: tuple[str, ...]
+    told: list[ModelState | None], numbers: list[int], answers: bool, problems: tuple[str, ...]
 ) -> None:
     found = state_merge.model(told)
     assert found is not None
@@ -99,28 +99,28 @@ def test_whether_the_server_is_ready(standings: list[Standing], expected: bool) 
 
 
 def test_only_changed_models_are_reported() -> None:
-    together = Together()
+    merged = MergedStates()
     both = {0: Standing(True, True, True), 1: Standing(True, True, True)}
-    together.begin(0)
-    together.begin(1)
-    together.take(0, States({"m": model((1, READY))}, True))
-    view = together.changes(both)
+    merged.begin(0)
+    merged.begin(1)
+    merged.take(0, States({"m": model((1, READY))}, True))
+    view = merged.changes(both)
     assert view is not None
     told = view.models["m"]
     assert told is not None
     assert told.versions[0].state is NEW
-    assert together.changes(both) is None, "nothing new"
-    together.take(1, States({"m": model((1, READY))}, True))
-    view = together.changes(both)
+    assert merged.changes(both) is None, "nothing new"
+    merged.take(1, States({"m": model((1, READY))}, True))
+    view = merged.changes(both)
     assert view is not None
     told = view.models["m"]
     assert told is not None
     assert (told.versions[0].state, told.answers) == (READY, True)
-    together.end(1)
-    assert together.changes({0: both[0]}) is None, "the other one has it, too"
-    together.begin(1)
-    assert together.changes({0: both[0], 1: Standing(False, False, False)}) is None, "it does not count yet"
-    together.take(0, States({"m": None}, True))
-    view = together.changes({0: both[0]})
+    merged.end(1)
+    assert merged.changes({0: both[0]}) is None, "the other one has it, too"
+    merged.begin(1)
+    assert merged.changes({0: both[0], 1: Standing(False, False, False)}) is None, "it does not count yet"
+    merged.take(0, States({"m": None}, True))
+    view = merged.changes({0: both[0]})
     assert view is not None
-    assert (view.models, together.whole().models) == ({"m": None}, {})
+    assert (view.models, merged.whole().models) == ({"m": None}, {})

@@ -11,7 +11,7 @@ from headrace.batching.capacity import LoadReport
 from headrace.config import ServerConfig
 from headrace.serving.engine import Engine
 from headrace.workers.messages import Act, Beat, Message
-from headrace.workers.shared_state import Commons
+from headrace.workers.shared_state import SharedState
 from headrace.workers.worker_processes import Place
 from headrace.workers.worker_service import WorkerService
 from tests.models import Doubling
@@ -86,18 +86,18 @@ def test_acts_at_the_same_time_leave_all_workers_alike(unloads_last: bool) -> No
         async with engines[0], engines[1], engines[2]:
             supervisor: deque[tuple[Reached, Act]] = deque()
             places = [Reached(number, engine, supervisor) for number, engine in enumerate(engines)]
-            commons = Commons(None, config, places)
+            shared = SharedState(None, config, places)
             places[0].service.unload("m")
             places[1].service.reload("m")
             if unloads_last:
                 supervisor.reverse()
             while supervisor:
-                commons.told(*supervisor.popleft())
+                shared.told(*supervisor.popleft())
             for place in places:
                 place.hear()
             assert [place.unloaded for place in places] == [unloads_last] * 3
             places[0].service.reload("m")
-            commons.told(*supervisor.popleft())
+            shared.told(*supervisor.popleft())
             for place in places:
                 place.hear()
             assert [place.unloaded for place in places] == [False] * 3
@@ -111,10 +111,10 @@ def test_an_own_act_is_not_repeated_when_it_returns() -> None:
         async with Engine(objects={"m": Doubling()}, config=config) as engine:
             supervisor: deque[tuple[Reached, Act]] = deque()
             place = Reached(0, engine, supervisor)
-            commons = Commons(None, config, [place])
+            shared = SharedState(None, config, [place])
             place.service.unload("m")
             place.service.reload("m")
-            commons.told(*supervisor.popleft())
+            shared.told(*supervisor.popleft())
             place.hear()
             assert not place.unloaded, "it was loaded since"
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.archive.embedders.embedder import Embedded, Embedder
-from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.pooled_embedder import Call, DependencyUnavailable, PooledEmbedder, Where
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.net.content_failures import Failure
 
@@ -40,45 +40,45 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Encoder:
+class VersionEmbedder:
     """An embedder with the space version that it fills.
 
     Attributes:
-        supplier: Supplier of the embedder.
-        embedder: The supplier's embedder that makes this version.
+        pooled: The pooled embedder that it belongs to.
+        embedder: The opened embedder that makes this version.
         version: Number of the version.
     """
 
-    supplier: PooledEmbedder
+    pooled: PooledEmbedder
     embedder: Embedder
     version: int
 
 
 @dataclass(frozen=True)
-class Filled:
-    """Everything that fills an archive, shared by all threads of a filler.
+class FillSources:
+    """The embedders and tables that fill an archive, shared by all threads of a filler.
 
     Attributes:
-        encoders: By space, its encoders, the newest last; replaced when another embedder is opened.
-        awaited: By space, the supplier that fills it and is not open yet.
+        encoders: By space, the embedders of its versions, the newest last; replaced when another is opened.
+        awaited: By space, the embedder that fills it and is not open yet.
         texts: By space, the table of its contents, if they come from one.
     """
 
-    encoders: dict[str, Sequence[Encoder]] = field(default_factory=dict)
+    encoders: dict[str, Sequence[VersionEmbedder]] = field(default_factory=dict)
     awaited: dict[str, PooledEmbedder] = field(default_factory=dict)
     texts: Mapping[str, TableTexts] = field(default_factory=dict)
 
     @property
-    def suppliers(self) -> set[PooledEmbedder]:
-        """All suppliers."""
-        those = {encoder.supplier for encoders in self.encoders.copy().values() for encoder in encoders}
+    def pooled(self) -> set[PooledEmbedder]:
+        """All pooled embedders, open or not."""
+        those = {encoder.pooled for encoders in self.encoders.copy().values() for encoder in encoders}
         return those | set(self.awaited.copy().values())
 
 
 class EncoderCalls:
     """Calls embedders for one thread, one call at a time each; collects the results of long calls later."""
 
-    def __init__(self, filled: Filled, stop: Stop) -> None:
+    def __init__(self, filled: FillSources, stop: Stop) -> None:
         """Start with no calls.
 
         Args:
@@ -89,40 +89,42 @@ class EncoderCalls:
         self._calls: dict[Where, Call] = {}  # calls that took too long, with results to collect
         self._awaited: set[Call] = set()  # calls among them whose messages are held until they end
 
-    def come(self, calls: Collection[Call | None]) -> None:
-        """Record that the messages held for these calls are being processed."""
+    def stop_awaiting(self, calls: Collection[Call | None]) -> None:
+        """Record that no message is held for these calls any more: they are being processed."""
         self._awaited.difference_update(calls)
 
-    def nobody_waits(self) -> None:
-        """Record that no message is held for a call any more."""
+    def stop_awaiting_all(self) -> None:
+        """Record that no message is held for any call."""
         self._awaited.clear()
 
-    def ask(self, encoder: Encoder, where: Where, contents: Sequence[bytes], patience: float) -> Embedded:
+    def ask(
+        self, encoder: VersionEmbedder, where: Where, contents: Sequence[bytes], patience: float
+    ) -> Embedded:
         """Return the vectors of contents, using the result of an earlier call that took too long.
 
         Args:
-            encoder: The encoder.
+            encoder: The embedder of the space version.
             where: Space version of the contents.
             contents: As for ``Embedder.embed``.
             patience: Longest wait in seconds, if there are other embedders to call.
 
         Raises:
-            Away: The embedder cannot be called or has not answered in time; or its earlier answer is still
-                wanted by messages that are held.
+            DependencyUnavailable: The embedder cannot be called or has not answered in time; or held messages
+                still need its earlier answer.
             Stopped: The filler must end.
             Exception: Any other error of the embedder.
         """
-        supplier = encoder.supplier
+        pooled = encoder.pooled
         before = self._calls.get(where)
         if before is None:
-            if any(call.supplier is supplier and not call.ended.is_set() for call in self._calls.values()):
-                raise Away(supplier)
-            return self._answer(supplier.begin(encoder.embedder, where, contents), patience)
+            if any(call.pooled is pooled and not call.ended.is_set() for call in self._calls.values()):
+                raise DependencyUnavailable(pooled)
+            return self._answer(pooled.begin(encoder.embedder, where, contents), patience)
         known = {content: place for place, content in enumerate(before.contents)}
         rest = [content for content in contents if content not in known]
         is_others = len(rest) == len(contents) and before in self._awaited
         if is_others or not before.ended.is_set():
-            raise Away(supplier, None if rest else before)
+            raise DependencyUnavailable(pooled, None if rest else before)
         del self._calls[where]
         if len(rest) == len(contents):  # the earlier answer is no longer wanted
             return self.ask(encoder, where, contents, patience)
@@ -136,7 +138,7 @@ class EncoderCalls:
 
     def _answer(self, call: Call, patience: float) -> Embedded:
         """Return a call's answer if it comes in time; wait without limit if there is no other embedder."""
-        is_only = len(self._filled.suppliers) == 1
+        is_only = len(self._filled.pooled) == 1
         until = call.began + patience
         while not call.ended.wait(_LOOK_SECONDS):
             if self._stop.is_over():
@@ -144,7 +146,7 @@ class EncoderCalls:
             if not is_only and not self._stop.event.is_set() and time.monotonic() >= until:
                 self._calls[call.where] = call
                 self._awaited.add(call)
-                raise Away(call.supplier, call)
+                raise DependencyUnavailable(call.pooled, call)
         return call.result()
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import tenacity
 
 from headrace.archive.embedders.embedder import Embedded
-from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop, Stopped
-from headrace.archive.filling.pooled_embedder import Away
+from headrace.archive.filling.encoder_calls import EncoderCalls, FillSources, Stop, Stopped, VersionEmbedder
+from headrace.archive.filling.pooled_embedder import DependencyUnavailable
 from headrace.archive.filling.retries_and_dead_letters import (
     ATTEMPTS,
     FIRST_WAIT_SECONDS,
@@ -64,7 +64,7 @@ class _Group:
     """Keys of one space version, each once, with the first message that asks for it."""
 
     reader: SpaceReader
-    encoder: Encoder
+    encoder: VersionEmbedder
     keys: dict[str, Task] = field(default_factory=dict)
     missing: Sequence[str] = ()  # keys to embed
     dead: set[str] = field(default_factory=set)  # keys with a dead letter
@@ -85,7 +85,7 @@ class BatchFiller:
     def __init__(
         self,
         archive: Archive,
-        filled: Filled,
+        filled: FillSources,
         counts: Mapping[str, FillCounts],
         stop: Stop,
     ) -> None:
@@ -110,37 +110,39 @@ class BatchFiller:
 
         Returns:
             Tasks to pass in again when they are due: their content may become available, their embedder is
-            away or has not answered yet, or their table has no rows.
+            unavailable or has not answered yet, or their table has no rows.
 
         Raises:
             Stopped: The batch was not finished.
         """
-        self._asking.come([task.call for task in tasks])
+        self._asking.stop_awaiting([task.call for task in tasks])
         wanted = list(self._wanted(tasks))
         forgotten = self._persist(lambda: self._forgotten(wanted))
         later: set[tuple[str, str]] = set()
-        groups, away = self._groups(wanted, forgotten)
+        groups, unavailable = self._groups(wanted, forgotten)
         for group in groups:
             try:
                 later.update((group.reader.space, key) for key in self._fill_group(group))
-            except Away as left:
+            except DependencyUnavailable as left:
                 if self._buried_as_refused(group, left):
                     continue
-                away.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
+                unavailable.update(dict.fromkeys(((group.reader.space, key) for key in group.missing), left))
         # A key may have been forgotten while its vector was made, now or by a filler that was killed.
         gone = self._persist(lambda: self._forgotten(wanted))
         for (one, _), is_gone in zip(wanted, gone, strict=True):
             if is_gone and one.space in self._archive.config.spaces:
                 self._persist(partial(self._archive.forget_made, one.space, [one.key]))
         return [
-            aside(task, away[one.space, one.key]) if (one.space, one.key) in away else again(task)
+            aside(task, unavailable[one.space, one.key])
+            if (one.space, one.key) in unavailable
+            else again(task)
             for one, task in wanted
-            if (one.space, one.key) in away or (one.space, one.key) in later
+            if (one.space, one.key) in unavailable or (one.space, one.key) in later
         ]
 
     def begin_anew(self) -> None:
         """Record that the caller holds no messages any more; the queue delivers them again."""
-        self._asking.nobody_waits()
+        self._asking.stop_awaiting_all()
 
     def put_back(self, tasks: Sequence[Task]) -> None:
         """Put messages back to the queue's end; on return they may be acknowledged.
@@ -174,14 +176,14 @@ class BatchFiller:
 
     def _groups(
         self, wanted: Asked, forgotten: Sequence[bool]
-    ) -> tuple[list[_Group], dict[tuple[str, str], Away]]:
+    ) -> tuple[list[_Group], dict[tuple[str, str], DependencyUnavailable]]:
         """Group the keys to embed by space version; each key is also embedded for the newest version.
 
         Returns:
             The groups, and the keys whose embedder is not open.
         """
         groups: dict[tuple[str, int], _Group] = {}
-        away: dict[tuple[str, str], Away] = {}
+        unavailable: dict[tuple[str, str], DependencyUnavailable] = {}
         awaited = dict(self._filled.awaited)  # read first: a space opened in between is still awaited then
         spaces = dict(self._filled.encoders)
         records = {space: self._archive.record(space) for space in spaces}
@@ -193,7 +195,7 @@ class BatchFiller:
             if is_forgotten or self._buried_as_invalid(one):
                 continue
             if one.space in awaited:
-                away[one.space, one.key] = Away(awaited[one.space])
+                unavailable[one.space, one.key] = DependencyUnavailable(awaited[one.space])
                 continue
             if not encoders or one.version > encoders[-1].version:
                 if not record.is_gone(one.version):  # a dropped version is not wanted any more
@@ -206,7 +208,7 @@ class BatchFiller:
                 if where not in groups:
                     groups[where] = _Group(self._archive.reader(*where), encoder)
                 groups[where].keys.setdefault(one.key, task)
-        return list(groups.values()), away
+        return list(groups.values()), unavailable
 
     def _buried_as_invalid(self, wanted: Wanted) -> bool:
         """Write a dead letter for a key that is too long or invalid for any lookup; return whether it is."""
@@ -218,7 +220,7 @@ class BatchFiller:
         self._persist(lambda: self._archive.dead_letters.add([letter]))
         return True
 
-    def _bury_unfillable(self, wanted: Wanted, encoders: Sequence[Encoder]) -> None:
+    def _bury_unfillable(self, wanted: Wanted, encoders: Sequence[VersionEmbedder]) -> None:
         """Write a dead letter, which can be replayed, for a key of a version that this filler cannot fill."""
         made = f"it fills version {encoders[-1].version}" if encoders else "it has no embedder of this space"
         reason = (
@@ -228,14 +230,14 @@ class BatchFiller:
         letter = letter_of(wanted, reason, 0, is_final=False)
         self._persist(lambda: self._archive.dead_letters.add([letter]))
 
-    def _buried_as_refused(self, group: _Group, away: Away) -> bool:
+    def _buried_as_refused(self, group: _Group, unavailable: DependencyUnavailable) -> bool:
         """Write a dead letter if an embedder keeps refusing only this content; return whether it does."""
-        if away.refused != 1 or len(group.missing) != 1:
+        if unavailable.refused != 1 or len(group.missing) != 1:
             return False
         (key,) = group.missing
-        if aside(group.keys[key], away).attempts < ATTEMPTS:
+        if aside(group.keys[key], unavailable).attempts < ATTEMPTS:
             return False
-        error = away.__cause__
+        error = unavailable.__cause__
         said = error.message if isinstance(error, HeadraceError) else repr(error)
         reason = f"the encoder refused it {ATTEMPTS} times, but answered others in between: {said}"
         self._bury(group, {key: Failure(reason, is_final=False)})
@@ -300,7 +302,7 @@ class BatchFiller:
         """Return the contents of keys; None for a content that does not exist yet.
 
         Raises:
-            Away: The contents come from a table that has no rows yet.
+            DependencyUnavailable: The contents come from a table that has no rows yet.
         """
         texts = self._filled.texts.get(reader.space)
         if texts is None:
@@ -312,7 +314,7 @@ class BatchFiller:
     ) -> Embedded:
         try:
             embedded = self._asking.ask(group.encoder, group.where, contents, patience)
-        except (Stopped, Away):
+        except (Stopped, DependencyUnavailable):
             raise
         except Exception as error:  # noqa: BLE001 - an encoder may be third-party code
             if len(contents) > 1:  # one of them may be the cause

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from headrace.archive.embedders.embedder import Embedder
-from headrace.archive.filling.encoder_calls import Encoder, Filled, Stop, Stopped
+from headrace.archive.filling.encoder_calls import FillSources, Stop, Stopped, VersionEmbedder
 from headrace.archive.filling.fill_batch import BatchFiller
-from headrace.archive.filling.pooled_embedder import Askable, PooledEmbedder
-from headrace.archive.filling.retries_and_dead_letters import Held, Task
+from headrace.archive.filling.pooled_embedder import Dependency, PooledEmbedder
+from headrace.archive.filling.retries_and_dead_letters import HeldMessages, Task
 from headrace.archive.filling.table_contents import TableTexts
 from headrace.archive.lookup.archive import Archive
 from headrace.archive.lookup.reports import FillCounts
@@ -70,10 +70,12 @@ class Filler:
         self._archive = archive
         self._batch = batch
         self._stop = Stop()
-        self._wanted = {space: suppliers_of(archive, space, those) for space, those in embedders.items()}
-        self._suppliers = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
+        self._wanted = {
+            space: pooled_embedders_of(archive, space, those) for space, those in embedders.items()
+        }
+        self._pooled = list(dict.fromkeys(one for those in self._wanted.values() for one in those))
         awaited = {space: those[-1] for space, those in self._wanted.items() if those}
-        self._filled = Filled(dict.fromkeys(self._wanted, ()), awaited, _texts_of(archive, self._wanted))
+        self._filled = FillSources(dict.fromkeys(self._wanted, ()), awaited, _texts_of(archive, self._wanted))
         self.counts = {space: archive.fills.setdefault(space, FillCounts()) for space in self._wanted}
         for space in self._wanted:
             try:
@@ -113,8 +115,8 @@ class Filler:
     # ---- availability of embedders -----------------------------------------------------------------
 
     @property
-    def _askable(self) -> Sequence[Askable]:
-        return *self._suppliers, *self._filled.texts.values()
+    def _askable(self) -> Sequence[Dependency]:
+        return *self._pooled, *self._filled.texts.values()
 
     def _look(self) -> None:
         """Open embedders, find their space versions, and report faults, until stopped."""
@@ -147,15 +149,15 @@ class Filler:
         Raises:
             HeadraceError: The store does not answer, or the embedder does not fit.
         """
-        suppliers, filled = self._wanted[space], self._filled
-        opened = [(one, embedder) for one in suppliers if (embedder := one.embedder) is not None]
-        known = [(encoder.supplier, encoder.embedder) for encoder in filled.encoders[space]]
-        if len(opened) < len(suppliers) or known != opened:
-            filled.awaited.update(dict.fromkeys(self._spaces_of(suppliers), suppliers[-1]))
-        if len(opened) < len(suppliers) or space not in filled.awaited:
+        pooled, filled = self._wanted[space], self._filled
+        opened = [(one, embedder) for one in pooled if (embedder := one.embedder) is not None]
+        known = [(encoder.pooled, encoder.embedder) for encoder in filled.encoders[space]]
+        if len(opened) < len(pooled) or known != opened:
+            filled.awaited.update(dict.fromkeys(self._spaces_of(pooled), pooled[-1]))
+        if len(opened) < len(pooled) or space not in filled.awaited:
             return
         filled.encoders[space] = [
-            Encoder(one, embedder, self._archive.add_version(space, embedder).number)
+            VersionEmbedder(one, embedder, self._archive.add_version(space, embedder).number)
             for one, embedder in opened
         ]
         del filled.awaited[space]
@@ -163,7 +165,7 @@ class Filler:
             if one.embedder is embedder and not filled.awaited.keys() & self._spaces_of([one]):
                 one.is_ready = True
 
-    def _ways(self) -> list[Sequence[Askable]]:
+    def _ways(self) -> list[Sequence[Dependency]]:
         """Return what each way to fill a space depends on: an embedder, and the table of contents, if any."""
         texts = self._filled.texts
         return [
@@ -172,9 +174,9 @@ class Filler:
             for one in those
         ]
 
-    def _spaces_of(self, suppliers: Sequence[PooledEmbedder]) -> set[str]:
-        """Return the spaces that any of the suppliers fills."""
-        return {space for space, those in self._wanted.items() if not set(those).isdisjoint(suppliers)}
+    def _spaces_of(self, pooled: Sequence[PooledEmbedder]) -> set[str]:
+        """Return the spaces that any of the embedders fills."""
+        return {space for space, those in self._wanted.items() if not set(those).isdisjoint(pooled)}
 
     # ---- one thread --------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Filler:
         """Fill batch after batch until something fails or the filler stops."""
         filler.begin_anew()
         receiver = self._archive.queue.receiver()
-        held = Held(self._ways(), self._batch)
+        held = HeldMessages(self._ways(), self._batch)
         try:
             while not self._stop.event.is_set():
                 tasks = self._next(filler, receiver, held)
@@ -209,7 +211,7 @@ class Filler:
         finally:
             receiver.close()  # gives unacknowledged messages back
 
-    def _next(self, filler: BatchFiller, receiver: Receiver, held: Held) -> Sequence[Task]:
+    def _next(self, filler: BatchFiller, receiver: Receiver, held: HeldMessages) -> Sequence[Task]:
         """Return the tasks to do next: held ones that are due, or new messages."""
         now = time.monotonic()
         if excess := held.excess(now):
@@ -236,14 +238,14 @@ class Filler:
         receiver.acknowledge([task.delivery for task in tasks if id(task.delivery) not in held])
         return later
 
-    def _finish(self, filler: BatchFiller, receiver: Receiver, held: Held) -> None:
+    def _finish(self, filler: BatchFiller, receiver: Receiver, held: HeldMessages) -> None:
         """Store the results of pending embedder calls that end before the stop's deadline."""
         for call in held.calls:
             if call.ended.wait(max(0.0, self._stop.until - time.monotonic())):
                 self._fill(filler, receiver, held.due(0.0))
 
 
-def suppliers_of(
+def pooled_embedders_of(
     archive: Archive, space: str, embedders: Sequence[Embedder | PooledEmbedder]
 ) -> Sequence[PooledEmbedder]:
     """Wrap embedders in ``PooledEmbedder``; those that are wrapped already are returned as they are."""

@@ -1,7 +1,7 @@
-"""Supplier: an embedder as fillers use it. One that is down or hangs delays its own spaces only.
+"""Embedders as fillers use them: one that is down or hangs delays only its own spaces.
 
-It is opened once it answers, and called in threads of its own, so that a caller may go on without an answer.
-While it is down, single calls at growing intervals probe whether it is back.
+An embedder is opened once it answers, and called in threads of its own, so that a caller may continue without
+an answer. While it is down, single calls at growing intervals probe whether it is back.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class Call:
     """A call of an embedder, in flight or ended.
 
     Attributes:
-        supplier: Supplier of the embedder.
+        pooled: The embedder that is called.
         where: Space version of the contents.
         contents: Contents to embed.
         began: Start time, on the monotonic clock.
         ended: Set when the call ends.
     """
 
-    def __init__(self, supplier: PooledEmbedder, where: Where, contents: Sequence[bytes]) -> None:
+    def __init__(self, pooled: PooledEmbedder, where: Where, contents: Sequence[bytes]) -> None:
         """Record the start."""
-        self.supplier, self.where, self.contents = supplier, where, tuple(contents)
+        self.pooled, self.where, self.contents = pooled, where, tuple(contents)
         self.began = time.monotonic()
         self.ended = threading.Event()
         self._came: Embedded | Exception | None = None
@@ -53,19 +53,19 @@ class Call:
         """Return the result of an ended call.
 
         Raises:
-            Away: The embedder refused the call, or is unavailable.
+            DependencyUnavailable: The embedder refused the call, or is unavailable.
             Exception: Any other error of the embedder.
         """
         if isinstance(self._came, Embedded):
             return self._came
         if isinstance(self._came, (Refused, FailedPrecondition)) or self._came is None:
-            raise Away(
-                self.supplier, refused=len(self.contents), answers=self.supplier.answers
+            raise DependencyUnavailable(
+                self.pooled, refused=len(self.contents), answers=self.pooled.answers
             ) from self._came
         raise self._came
 
 
-class Askable(Protocol):
+class Dependency(Protocol):
     """Something that messages may wait for: an embedder, or the texts of a feature table.
 
     Attributes:
@@ -93,20 +93,20 @@ class Askable(Protocol):
         """Check that it is available, and log faults at intervals; to be called often."""
 
 
-class Away(Exception):
-    """The embedder or table is away or has not answered yet; only the keys that need it wait.
+class DependencyUnavailable(Exception):
+    """The embedder or table is unavailable or has not answered yet; only the keys that need it wait.
 
     Attributes:
         awaited: The embedder or table.
-        call: The call whose answer is awaited; None if no call was made.
-        refused: Number of contents refused together; 0 if no call was made.
+        call: A call in flight whose answer will cover all contents; None if there is none.
+        refused: Number of contents that the embedder refused together; 0 if it refused none.
         answers: Number of batches that the embedder had answered by then.
     """
 
     def __init__(
-        self, awaited: Askable, call: Call | None = None, *, refused: int = 0, answers: int = 0
+        self, awaited: Dependency, call: Call | None = None, *, refused: int = 0, answers: int = 0
     ) -> None:
-        """Record what is away."""
+        """Record what is unavailable."""
         super().__init__(awaited.name)
         self.awaited, self.call = awaited, call
         self.refused, self.answers = refused, answers
@@ -222,7 +222,7 @@ class PooledEmbedder:
     def lend(self, seconds: float | None) -> Embedder:
         """Return the embedder if it opens in time; otherwise opening continues, and the caller may try again.
 
-        Only the first call waits.
+        Only the first call waits, and the first one after ``close_idle``.
 
         Args:
             seconds: Longest wait; None for as long as it takes.
@@ -285,12 +285,12 @@ class PooledEmbedder:
             contents: As for ``Embedder.embed``.
 
         Raises:
-            Away: The embedder cannot be called now.
+            DependencyUnavailable: The embedder cannot be called now.
         """
         with self._lock:
             is_other = self._embedder is not embedder
             if is_other or self._is_closed or not self.may_be_asked(time.monotonic()):
-                raise Away(self)
+                raise DependencyUnavailable(self)
             is_probe = self._outage is not None
             self._is_probing = self._is_probing or is_probe
             call = Call(self, where, contents)
@@ -322,8 +322,8 @@ class PooledEmbedder:
             embedder.close()
         call.end(came)
 
-    def put_away(self) -> None:
-        """Close an embedder that is not in use; it is opened again when it is wanted."""
+    def close_idle(self) -> None:
+        """Close an embedder that is not in use; ``look`` and ``lend`` open it again."""
         with self._lock:
             embedder, self._embedder = self._embedder, None
             self._was_waited_for = False

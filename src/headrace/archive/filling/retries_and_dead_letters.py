@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from headrace.archive.filling.pooled_embedder import Askable, Away, Call
+from headrace.archive.filling.pooled_embedder import Call, Dependency, DependencyUnavailable
 from headrace.archive.lookup.dead_letter_records import DeadLetter, now
 from headrace.archive.lookup.miss_queue import Wanted
 from headrace.net.content_failures import Failure
@@ -44,16 +44,16 @@ class Task(NamedTuple):
     delivery: Delivery
     attempts: int = 0
     due: float = 0.0
-    awaits: Askable | None = None
+    awaits: Dependency | None = None
     call: Call | None = None
     refused: int = 0
     answers: int = -1
 
 
-class Held:
+class HeldMessages:
     """The held messages of one receiver, for one thread."""
 
-    def __init__(self, ways: Iterable[Sequence[Askable]], batch: int) -> None:
+    def __init__(self, ways: Iterable[Sequence[Dependency]], batch: int) -> None:
         """Start with no messages.
 
         Args:
@@ -63,9 +63,9 @@ class Held:
         self._ways = tuple(ways)
         self._batch = batch
         self._later: list[Task] = []
-        self._aside: dict[Askable, deque[tuple[float, Task]]] = {}
+        self._aside: dict[Dependency, deque[tuple[float, Task]]] = {}
         self._count = self._bytes = 0  # of the messages set aside
-        self._sizes: dict[Askable, int] = {}  # number of messages set aside to try together next
+        self._sizes: dict[Dependency, int] = {}  # number of messages set aside to try together next
         self._calls: dict[Call, list[Task]] = {}
         self._rests_until = 0.0
 
@@ -100,7 +100,7 @@ class Held:
             if waiting and self._can_ask(awaited, now):
                 size = self._sizes.get(awaited, self._batch)
                 self._sizes[awaited] = min(self._batch, 2 * size)
-                return due + self._taken(waiting, _together(waiting, size))
+                return due + self._taken(waiting, _retry_size(waiting, size))
         return due
 
     def excess(self, now: float) -> list[Task]:
@@ -149,9 +149,9 @@ class Held:
         """Return whether any message that may come can be filled."""
         return any(all(self._can_ask(one, now) for one in way) for way in self._ways)
 
-    def _can_ask(self, awaited: Askable, now: float) -> bool:
+    def _can_ask(self, awaited: Dependency, now: float) -> bool:
         """Return whether this thread may ask it; not while one of its own calls is unanswered."""
-        return awaited.may_be_asked(now) and not any(call.supplier is awaited for call in self._calls)
+        return awaited.may_be_asked(now) and not any(call.pooled is awaited for call in self._calls)
 
     def _taken(self, waiting: deque[tuple[float, Task]], count: int) -> list[Task]:
         found = [waiting.popleft()[1] for _ in range(count)]
@@ -160,7 +160,7 @@ class Held:
         return [task._replace(awaits=None) for task in found]
 
 
-def _together(waiting: deque[tuple[float, Task]], size: int) -> int:
+def _retry_size(waiting: deque[tuple[float, Task]], size: int) -> int:
     """Return how many of the first tasks to try together; one that was refused alone is tried alone again."""
     alone = (place for place, (_, task) in enumerate(islice(waiting, size)) if task.answers >= 0)
     return max(1, next(alone, min(size, len(waiting))))
@@ -213,21 +213,21 @@ def again(task: Task) -> Task:
     return Task(task.delivery, attempts, time.monotonic() + seconds)
 
 
-def aside(task: Task, away: Away) -> Task:
-    """Return a task whose embedder is away.
+def aside(task: Task, unavailable: DependencyUnavailable) -> Task:
+    """Return a task whose embedder is unavailable.
 
     An attempt counts only if the embedder refused this content alone, and answered others since it last did.
     """
     attempts, answers = task.attempts, task.answers
-    if away.refused == 1:
-        attempts += 0 <= answers < away.answers
-        answers = away.answers
+    if unavailable.refused == 1:
+        attempts += 0 <= answers < unavailable.answers
+        answers = unavailable.answers
     return Task(
         task.delivery,
         attempts,
-        awaits=away.awaited,
-        call=away.call,
-        refused=away.refused,
+        awaits=unavailable.awaited,
+        call=unavailable.call,
+        refused=unavailable.refused,
         answers=answers,
     )
 

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from headrace.archive.filling.pooled_embedder import Away
+from headrace.archive.filling.pooled_embedder import DependencyUnavailable
 from headrace.archive.model.archive_toml import TableColumn
 from headrace.archive.model.catalog import SpaceRecord, partition
 from headrace.archive.model.columns import TEXT, Column, column_values
@@ -51,13 +51,13 @@ class TableTexts:
         """Return the texts of keys; None for a key without a row.
 
         Raises:
-            Away: The table has no rows yet, or no such text column.
+            DependencyUnavailable: The table has no rows yet, or no such text column.
             Unavailable: The store does not answer.
         """
         record = self._record(self.table)
         if text_column(record, self._source) is None:
             self._was_missed = True
-            raise Away(self)
+            raise DependencyUnavailable(self)
         return texts_of(self._store, record, self._source, keys)
 
     def may_be_asked(self, now: float) -> bool:
@@ -81,7 +81,8 @@ class TableTexts:
             if before:
                 _log.warning("the keys of the space %r no longer wait: %r is loaded", self.name, self.table)
         elif self._was_missed:
-            self.trouble = f"the keys of the space {self.name!r} wait: {told(record, self._source)}"
+            reason = missing_column_reason(record, self._source)
+            self.trouble = f"the keys of the space {self.name!r} wait: {reason}"
             if self.trouble != before:
                 _log.warning("%s", self.trouble)
 
@@ -104,7 +105,7 @@ def texts_of(
     version = record.version(record.default)
     column = text_column(record, source)
     if version is None or column is None:
-        raise FailedPrecondition(told(record, source))
+        raise FailedPrecondition(missing_column_reason(record, source))
     form = version.form
     values = store.get_many(partition(source.table, version.number), all_stored(keys), form.missing)
     records = joined(values, form)
@@ -120,7 +121,7 @@ def text_column(record: SpaceRecord, source: TableColumn) -> Column | None:
     return next((one for one in columns if one.name == source.column and one.dtype == TEXT), None)
 
 
-def told(record: SpaceRecord, source: TableColumn) -> str:
+def missing_column_reason(record: SpaceRecord, source: TableColumn) -> str:
     """Describe why a source has no text column, and the remedy."""
     version = record.version(record.default)
     if version is None:

@@ -21,7 +21,7 @@ from headrace.archive.lookup.writes import (
     Forgotten,
     Writes,
     check_not_fed,
-    check_out,
+    check_output_array,
     checked_rows,
     checked_vectors,
     checked_written,
@@ -133,7 +133,7 @@ class Archive:
         """
         reader = self.answering(space, version)
         if out is not None:
-            check_out(out, len(keys), reader.version)
+            check_output_array(out, len(keys), reader.version)
         return reader.lookup(keys, timeout_seconds, caller, out)
 
     def as_of(

@@ -82,7 +82,7 @@ class Cache:
         skip = 0 if self._is_scaled else HEAD.itemsize
         self._held = Standing(kernels.Held(*self._table, *self._marks, none, skip))
 
-    def held(self) -> int:
+    def count(self) -> int:
         """Return the number of vectors in the cache."""
         return int(np.count_nonzero(self._table[0] >> np.uint64(33)))
 

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 _MOST_WAITING = 100_000
 _MOST_WAITING_BYTES = 128 * 2**20
-_WAITING_BYTES, _LETTER_BYTES = 300, 6  # memory in Python of a key, and of each of its characters
+_WAITING_BYTES, _CHARACTER_BYTES = 300, 6  # memory in Python of a key, and of each of its characters
 _MOST_A_CALL = 1000
 _PAUSE_SECONDS = 0.2
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -78,14 +78,14 @@ def wanted_of(message: Message) -> Wanted:
 
 
 def _size_of(wanted: Wanted) -> int:
-    return _WAITING_BYTES + _LETTER_BYTES * len(wanted.key)
+    return _WAITING_BYTES + _CHARACTER_BYTES * len(wanted.key)
 
 
 Accepted = Callable[[Sequence[Wanted]], object]
 
 
 class Publisher:
-    """Queues missing keys in the background, each once, however many lookups miss it.
+    """Queues missing keys in the background; a key that is pending is not submitted again.
 
     Keys that cannot be queued are dropped: the next lookup that misses one submits it again.
 
@@ -135,7 +135,7 @@ class Publisher:
         return len(self._waiting)
 
     def close(self) -> None:
-        """Queue the pending keys, within a few seconds, and end the thread."""
+        """Queue the pending keys that the queue accepts within a few seconds, and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -218,8 +218,8 @@ class Reporter:
             before = self._slices.pop()
             made = Slice(
                 number=number,
-                lookups=together(before.lookups, made.lookups),
-                fills=together(before.fills, made.fills),
+                lookups=sums_by_space(before.lookups, made.lookups),
+                fills=sums_by_space(before.fills, made.fills),
             )
         self._slices.append(made)
 
@@ -235,15 +235,15 @@ def _since(now: Mapping[str, _CountsT], before: Mapping[str, _CountsT]) -> dict[
     return found
 
 
-def together(one: Mapping[str, _CountsT], other: Mapping[str, _CountsT]) -> dict[str, _CountsT]:
+def sums_by_space(one: Mapping[str, _CountsT], other: Mapping[str, _CountsT]) -> dict[str, _CountsT]:
     """Return the sums of counts by space."""
     found = dict(one)
     for space, counts in other.items():
-        found[space] = added(found[space], counts) if space in found else counts
+        found[space] = sum_of(found[space], counts) if space in found else counts
     return found
 
 
-def added(one: _CountsT, other: _CountsT) -> _CountsT:
+def sum_of(one: _CountsT, other: _CountsT) -> _CountsT:
     """Return the sum of two counts."""
     further = asdict(other)
     return type(one)(**{name: value + further[name] for name, value in asdict(one).items()})

@@ -290,10 +290,10 @@ class SpaceReader:
 
     @property
     def epoch(self) -> int:
-        """Increases whenever keys are forgotten; read it before storing records, and pass it to ``took``."""
+        """Number that increases when keys are forgotten; read it before storing, for ``cache_stored``."""
         return self._epoch
 
-    def took(self, texts: Sequence[str], records: Array, epoch: int) -> None:
+    def cache_stored(self, texts: Sequence[str], records: Array, epoch: int) -> None:
         """Put records that were just stored into the cache.
 
         Args:

@@ -17,8 +17,8 @@ from headrace.archive.model.catalog import (
     Catalog,
     SpaceRecord,
     SpaceVersion,
+    describe_versions,
     partition,
-    versions_told,
     with_version,
 )
 from headrace.archive.model.columns import Column, Columns, check_columns, fingerprint, row_dtype
@@ -214,7 +214,7 @@ class Spaces:
         if not record.versions and self.settings(space).is_table:
             way_out = "headrace archive load fills it from a file, or give its columns in the settings"
             return NotFound(f"the table {space!r} has no columns yet; {way_out}")
-        return NotFound(f"no version {version} of the space {space!r}; {versions_told(record)}")
+        return NotFound(f"no version {version} of the space {space!r}; {describe_versions(record)}")
 
     def begin(self) -> None:
         """Find or create the versions of all spaces; if the store is down, ``look`` does it later."""

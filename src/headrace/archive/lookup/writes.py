@@ -39,7 +39,7 @@ def size_of(key: object, longest: int) -> int:
         return 0
 
 
-def check_out(out: Array, keys: int, version: SpaceVersion) -> None:
+def check_output_array(out: Array, keys: int, version: SpaceVersion) -> None:
     """Refuse an array that an answer cannot be written to.
 
     Raises:
@@ -294,4 +294,4 @@ class Writes:
         ]
         where, epoch = partition(reader.space, reader.version.number), reader.epoch
         self._store.put_many(where, items, reader.settings.ttl_seconds)
-        reader.took(keys, records, epoch)
+        reader.cache_stored(keys, records, epoch)

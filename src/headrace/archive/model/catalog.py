@@ -203,11 +203,11 @@ def with_forgotten(record: SpaceRecord) -> SpaceRecord:
 def _version_of(record: SpaceRecord, number: int) -> SpaceVersion:
     found = record.version(number)
     if found is None:
-        raise NotFound(f"no version {number} of the space; {versions_told(record)}")
+        raise NotFound(f"no version {number} of the space; {describe_versions(record)}")
     return found
 
 
-def versions_told(record: SpaceRecord) -> str:
+def describe_versions(record: SpaceRecord) -> str:
     """Return a sentence that lists the versions of a space."""
     if not record.versions:
         return "it has none"
@@ -251,6 +251,7 @@ class Catalog:
             Conflict: Other processes keep changing it.
             FailedPrecondition: A newer headrace wrote it.
             Unavailable: The store does not answer.
+            HeadraceError: It is damaged, or ``decide`` refuses the change.
         """
         for _ in range(_MOST_TRIES):
             before = self._store.read(_name(space))

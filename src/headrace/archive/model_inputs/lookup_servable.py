@@ -41,7 +41,7 @@ from headrace.model.servable import DEFAULT_SIGNATURE, Servable, Signature, Tens
 _log = logging.getLogger(__name__)
 
 
-class Asker:
+class InputLookups:
     """Looks inputs up for one version of a model, from any thread."""
 
     def __init__(
@@ -237,7 +237,7 @@ class LookupServable:
                 for way in self._ways.values()
                 for input_name, spec in way.inputs.specs.items()
             ]
-            self._asker = Asker(archive, name, inputs, versions, config.batching.max_batch_seconds)
+            self._lookups = InputLookups(archive, name, inputs, versions, config.batching.max_batch_seconds)
             self._check_rows(config)
         except ConfigError as error:
             raise NotLoadable(error.message) from error
@@ -276,7 +276,7 @@ class LookupServable:
         if way is None:
             return self._model.predict(inputs, signature)
         asked = way.inputs.questions(inputs)
-        answers = self._asker.answers(asked)
+        answers = self._lookups.answers(asked)
         rows = _rows_of(inputs)
         filled = way.inputs.filled(asked, answers, rows, unix_milliseconds(), real_rows=real_rows)
         if isinstance(inputs, PackedTensors):
@@ -313,7 +313,7 @@ class LookupServable:
         self._model.close()
 
     def _check_rows(self, config: ModelConfig) -> None:
-        most, space = self._asker.most_rows()
+        most, space = self._lookups.most_rows()
         rows = config.batching.max_batch_rows
         if rows > most:
             expected = f"at most {most}, as spaces.{space}.max_keys of the archive says"
@@ -412,7 +412,7 @@ def _key(name: str, source: InputSource, there: TensorSpec | None, fed: TensorSp
 def _sample(
     signature: Signature, public: Mapping[str, TensorSpec], keys: set[str]
 ) -> dict[str, Array] | None:
-    """Return a row without keys, so that made-up rows queue nothing; None if a shape is unknown."""
+    """Return a sample row without keys, so that warm-up queues nothing; None if a shape is unknown."""
     sample = {}
     for name, spec in public.items():
         if signature.sample is not None and name in signature.sample and name not in keys:

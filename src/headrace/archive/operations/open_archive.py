@@ -38,7 +38,7 @@ def open_archive(
     config: ArchiveConfig,
     base: Path,
     models: LocalModels | None = None,
-    suppliers: Mapping[str, PooledEmbedder] | None = None,
+    pooled: Mapping[str, PooledEmbedder] | None = None,
 ) -> Archive:
     """Open an archive.
 
@@ -49,7 +49,7 @@ def open_archive(
         config: The settings.
         base: Directory that embedders' relative paths start from: that of ``archive.toml``.
         models: Models that this process serves; None if it serves none.
-        suppliers: Embedders by name, shared with a filler and closed by the caller; None to open them here.
+        pooled: Embedders by name, shared with a filler and closed by the caller; None to open them here.
 
     Raises:
         ConfigError: A package is missing, an embedder cannot be opened, or the settings can never work.
@@ -62,18 +62,18 @@ def open_archive(
     except BaseException:
         store.close()
         raise
-    known = suppliers_of(config, base, models) if suppliers is None else suppliers
+    known = pooled_embedders_of(config, base, models) if pooled is None else pooled
 
     def lent(name: str) -> Embedder:
         borrowed = Borrowed(known[name].lend(_seconds_for(config, name)))
-        if suppliers is None:
-            known[name].put_away()
+        if pooled is None:
+            known[name].close_idle()
         return borrowed
 
     return Archive(config, store, queue, lent)
 
 
-def suppliers_of(
+def pooled_embedders_of(
     config: ArchiveConfig, base: Path, models: LocalModels | None = None
 ) -> dict[str, PooledEmbedder]:
     """Return the embedders of all spaces, by name, not yet opened.
@@ -98,25 +98,25 @@ def suppliers_of(
     }
 
 
-def open_suppliers(config: ArchiveConfig, suppliers: Collection[PooledEmbedder]) -> None:
+def open_pooled_embedders(config: ArchiveConfig, pooled: Collection[PooledEmbedder]) -> None:
     """Start opening embedders; wait for those of this process, and a few seconds for remote ones.
 
     One that does not answer is opened later, by later calls of ``PooledEmbedder.look``.
 
     Args:
         config: The settings.
-        suppliers: The embedders.
+        pooled: The embedders.
 
     Raises:
         HeadraceError: One of them cannot be opened as the settings say, or its model does not exist.
     """
-    for supplier in suppliers:
-        supplier.look()
+    for one in pooled:
+        one.look()
     until = time.monotonic() + _PATIENCE_SECONDS
-    for supplier in suppliers:
+    for one in pooled:
         with suppress(Unavailable):
-            seconds = _seconds_for(config, supplier.name)
-            supplier.lend(seconds if seconds is None else max(0.0, until - time.monotonic()))
+            seconds = _seconds_for(config, one.name)
+            one.lend(seconds if seconds is None else max(0.0, until - time.monotonic()))
 
 
 def _address(config: ArchiveConfig, name: str) -> str:
@@ -191,21 +191,21 @@ class Running:
         """
         config, base = read_archive_config(file), file.absolute().parent
         config = config if share is None else share(config)
-        self._suppliers = suppliers_of(config, base, models) if config.fill else {}
+        self._pooled = pooled_embedders_of(config, base, models) if config.fill else {}
         self._filler: Filler | None = None
         try:
-            open_suppliers(config, self._suppliers.values())
-            self.archive = open_archive(config, base, models, self._suppliers if config.fill else None)
+            open_pooled_embedders(config, self._pooled.values())
+            self.archive = open_archive(config, base, models, self._pooled if config.fill else None)
         except BaseException:
-            self._close_suppliers()
+            self._close_pooled()
             raise
         try:
-            if self._suppliers:
+            if self._pooled:
                 from headrace.archive.filling.filler import Filler  # noqa: PLC0415 - for servers that fill
 
                 wanted = {space: one.embedder for space, one in config.spaces.items() if one.embedder}
                 self._filler = Filler(
-                    self.archive, {space: (self._suppliers[name],) for space, name in wanted.items()}
+                    self.archive, {space: (self._pooled[name],) for space, name in wanted.items()}
                 )
                 self._filler.start()
         except BaseException:
@@ -219,12 +219,12 @@ class Running:
         """
         if self._filler is not None:
             self._filler.stop()
-        self._close_suppliers()
+        self._close_pooled()
         self.archive.close()
 
-    def _close_suppliers(self) -> None:
-        for supplier in self._suppliers.values():
-            supplier.close()
+    def _close_pooled(self) -> None:
+        for pooled in self._pooled.values():
+            pooled.close()
 
 
 # ---- Embedders ----

@@ -50,7 +50,7 @@ class Lacking:
     keys: int = 0
     example: str = ""
 
-    def told(self, of: int) -> str:
+    def describe(self, of: int) -> str:
         """Describe the missing keys in words.
 
         Args:
@@ -130,7 +130,7 @@ def move_default(archive: Archive, space: str, number: int, *, may_lose: bool) -
     record = archive.catalog.read(space)
     if not may_lose and (lost := lost_by_moving(archive, space, record, number)).keys:
         raise FailedPrecondition(
-            f"version {number} of {space!r} lacks {lost.told(record.default)}; version {record.default} "
+            f"version {number} of {space!r} lacks {lost.describe(record.default)}; version {record.default} "
             "stays the default. Fill the other version first, or accept missing keys with --fewer-keys"
         )
     return archive.catalog.move_default(space, number)
@@ -248,7 +248,7 @@ MOST_BYTES = 16 * 1024**3
 _MOST_KEYS_A_PAGE = 2000
 _PAGE_BYTES = 16 * 1024 * 1024
 
-Told = Callable[[int], object]
+Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,12 @@ class Whole:
 
 
 def read_whole(
-    archive: Archive, space: str, version: int = 0, *, most_bytes: int = MOST_BYTES, told: Told | None = None
+    archive: Archive,
+    space: str,
+    version: int = 0,
+    *,
+    most_bytes: int = MOST_BYTES,
+    progress: Progress | None = None,
 ) -> Whole:
     """Read all vectors of a space version from the store.
 
@@ -282,7 +287,7 @@ def read_whole(
         space: Name of the space.
         version: Version number; 0 for the default.
         most_bytes: Limit in bytes for the stored records.
-        told: Called now and then with the number of vectors read.
+        progress: Called now and then with the number of vectors read.
 
     Raises:
         NotFound: There is no such space or version.
@@ -305,8 +310,8 @@ def read_whole(
                 f"{space!r} have more",
                 field="space",
             )
-        if told is not None:
-            told(len(keys))
+        if progress is not None:
+            progress(len(keys))
     scales = None
     if form.dtype == "int8":
         scales = np.concatenate([_heads(page)["scale"] for page in read] or [np.zeros(0, np.float32)])

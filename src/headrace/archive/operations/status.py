@@ -14,7 +14,15 @@ import msgspec
 
 from headrace.archive.filling.backfill import is_done
 from headrace.archive.lookup.dead_letter_records import DeadLetters
-from headrace.archive.lookup.reports import SLICE_SECONDS, SLICES, FillCounts, Report, added, refusal, reports
+from headrace.archive.lookup.reports import (
+    SLICE_SECONDS,
+    SLICES,
+    FillCounts,
+    Report,
+    refusal,
+    reports,
+    sum_of,
+)
 from headrace.archive.lookup.space_reader import Counts
 from headrace.archive.model.archive_toml import ArchiveConfig, SpaceSettings
 from headrace.archive.model.catalog import Catalog, SpaceRecord
@@ -378,12 +386,12 @@ def of_space(name: str, told: Iterable[Report], now: float) -> tuple[SpaceStatus
             if part.number <= newest - SLICES:
                 continue
             if name in part.lookups:
-                lookups = added(lookups, part.lookups[name])
+                lookups = sum_of(lookups, part.lookups[name])
                 active.add(part.number)
                 if part.number > newest - _NEWEST:
-                    lately = added(lately, part.lookups[name])
+                    lately = sum_of(lately, part.lookups[name])
             if name in part.fills:
-                fills = added(fills, part.fills[name])
+                fills = sum_of(fills, part.fills[name])
     keys, seconds = lookups.keys, _seconds(now)
     status = SpaceStatus(
         space=name,

@@ -44,7 +44,7 @@ def fit(columns: Sequence[Column], there: Sequence[Column]) -> bool:
     return not _differences(columns, there)
 
 
-def told_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
+def describe_differences(columns: Sequence[Column], there: Sequence[Column]) -> str:
     """Describe how the columns of a file differ from those of a table."""
     found = _differences(columns, there)
     more = len(found) - _SHOWN
@@ -85,7 +85,7 @@ def _difference(column: Column, there: Column) -> str:
 _MOST_ROWS, _FEWEST_ROWS = 8192, 64
 _BATCH_BYTES = 16 * 1024 * 1024
 
-Told = Callable[[int, float], object]
+Progress = Callable[[int, float], object]
 """Called with the number of rows done and the share of the file read."""
 
 
@@ -144,13 +144,13 @@ class Load:
         self._archive, self._space, self._file, self._stopping = archive, space, file, stopping
         self.rows = 0
 
-    def table(self, key: str, written: str, told: Told, *, is_other_allowed: bool = False) -> Target:
+    def table(self, key: str, written: str, progress: Progress, *, is_other_allowed: bool = False) -> Target:
         """Find the version of a table that the file fits, or define a new one.
 
         Args:
             key: Column of keys; "" to guess it.
             written: Column with the time each row was written; "" for the current time.
-            told: Called with the progress: to guess columns, the file is read once.
+            progress: Called with the progress made: to guess columns, the file is read once.
             is_other_allowed: Whether guessed columns may differ from those of a table that has rows.
 
         Raises:
@@ -174,12 +174,12 @@ class Load:
                 there = instead(column.name, filter(None, names))
                 problem = f"the file does not have it, and it has no default; {there}"
                 raise InvalidRequest(problem, field=f"column {column.name!r}")
-        nulls, doubts = dict[str, int](), self._key_doubts(key, told)
+        nulls, doubts = dict[str, int](), self._key_doubts(key, progress)
         columns, is_empty = declared, False
         if not declared:
             if index:
                 doubts.append(f"the row index of a data frame is left out: {listed(sorted(index))}")
-            guesses = self._guesses([name for name in names if name not in {key, written, *index}], told)
+            guesses = self._guesses([name for name in names if name not in {key, written, *index}], progress)
             columns = tuple(one for one in (guess.column() for guess in guesses) if one is not None)
             nulls = {guess.name: guess.nulls for guess in guesses if guess.nulls}
             doubts += [f"the column {guess.name!r}: {guess.said}" for guess in guesses if guess.said]
@@ -221,14 +221,14 @@ class Load:
         key = self._key(key, {vectors})
         return Target(version, key, vectors, left_out=sorted(set(self._file.schema.names) - {key, vectors}))
 
-    def run(self, target: Target, told: Told) -> Target:
+    def run(self, target: Target, progress: Progress) -> Target:
         """Store all rows, replacing existing ones. Rows stored before an error remain.
 
         A new version is created once its first rows are known to be valid.
 
         Args:
             target: Version and columns to load into.
-            told: Called with the progress.
+            progress: Called with the progress made.
 
         Returns:
             The target with the number of the version.
@@ -241,7 +241,7 @@ class Load:
         longest = self._archive.config.spaces[self._space].max_key_bytes
         value_names = [target.vectors] if target.vectors else [column.name for column in target.columns]
         names = list(dict.fromkeys([target.key, *([target.written] if target.written else []), *value_names]))
-        for batch in self._batches(names, target.version.form.record_bytes, told):
+        for batch in self._batches(names, target.version.form.record_bytes, progress):
             first = self.rows + 1
             with self._saying_lines():
                 keys = keys_of(target.key, batch.column(target.key), first, longest)
@@ -314,7 +314,9 @@ class Load:
                 raise
             refuse(said[1], first + int(said[2]), error.message[len(error.field) + 2 :])
 
-    def _batches(self, names: list[str], row_bytes: int, told: Told) -> Generator[pa.RecordBatch, None, None]:
+    def _batches(
+        self, names: list[str], row_bytes: int, progress: Progress
+    ) -> Generator[pa.RecordBatch, None, None]:
         rows = max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // row_bytes))
         done = 0
         with closing(self._file.batches(names, rows)) as batches:
@@ -323,13 +325,13 @@ class Load:
                     raise Stopped
                 yield batch
                 done += batch.num_rows
-                told(done, self._file.share)
+                progress(done, self._file.share)
 
-    def _key_doubts(self, key: str, told: Told) -> list[str]:
+    def _key_doubts(self, key: str, progress: Progress) -> list[str]:
         """Report keys at the start that a program may have rewritten: ``1012.0``, ``1.2E+11``, ``NA``."""
         if self._file.format != "csv":
             return []
-        with closing(self._batches([key], 1, told)) as batches:
+        with closing(self._batches([key], 1, progress)) as batches:
             first = next(batches, None)
         keys = first.column(key) if first is not None else pa.array([], pa.string())
         odd = keys.filter(pc.or_(are_floats(keys), without_words(keys).is_null())).drop_null()
@@ -339,7 +341,7 @@ class Load:
             else []
         )
 
-    def _guesses(self, names: list[str], told: Told) -> list[Guess]:
+    def _guesses(self, names: list[str], progress: Progress) -> list[Guess]:
         """Guess columns from all their values."""
         record = self._archive.catalog.read(self._space)
         default = record.version(record.default)
@@ -349,7 +351,7 @@ class Load:
             Guess(self._file.schema.field(name), are_cells=self._file.format == "csv" and name not in texts)
             for name in names
         ]
-        for batch in self._batches(names, 1, told):
+        for batch in self._batches(names, 1, progress):
             for guess in guesses:
                 guess.look(batch.column(guess.name))
         return guesses
@@ -372,9 +374,10 @@ class Load:
                 return default
             is_begun = default.is_full and has_keys(self._archive, self._space, default)
             if is_begun and not is_other_allowed:
+                differences = describe_differences(columns, default.columns)
                 raise InvalidRequest(
                     f"expected the columns of {self._space!r}, as version {default.number} has them; "
-                    f"{told_differences(columns, default.columns)}. Correct the file, or load all rows with "
+                    f"{differences}. Correct the file, or load all rows with "
                     "--new-columns: into another version, which answers once it has all keys",
                     field="FILE",
                 )

@@ -44,7 +44,7 @@ class Changed:
 
 
 @dataclass(slots=True)
-class Told:
+class LateAndEarlyRows:
     """Numbers of rows that were late or ahead of the clock.
 
     Attributes:
@@ -151,10 +151,10 @@ class Counters:
         return int(self._state[kernels.CLOCK])
 
     @property
-    def told(self) -> Told:
+    def told(self) -> LateAndEarlyRows:
         """Numbers of rows that were late or ahead of the clock."""
         state = self._state
-        return Told(
+        return LateAndEarlyRows(
             int(state[kernels.LATE]),
             int(state[kernels.TOO_LATE]),
             int(state[kernels.REFUSED]),

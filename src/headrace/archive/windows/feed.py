@@ -27,7 +27,7 @@ try:
     from headrace.archive.tables.file_readers import ColumnFile
     from headrace.archive.windows.row_conversion import RowMaker
     from headrace.stream.arrow_ipc_parser import StreamParser
-    from headrace.stream.byte_sources import Ahead
+    from headrace.stream.byte_sources import ReadAhead
 except ImportError as error:  # as with every optional package
     raise needs_extra("feeding a table", "train", error) from error
 
@@ -66,14 +66,14 @@ def open_stream_batches(file: Readable | Pieces) -> Iterator[Batches]:
         source.attach(parser)
     with closing(source):
         columns = read_schema(source, parser)
-        with closing(Ahead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
+        with closing(ReadAhead(_batches(source, parser), source, _BATCHES_AHEAD)) as batches:
             yield Batches(columns.names, batches, batches.wait)
 
 
 def file_batches(file: ColumnFile, columns: list[str]) -> Batches:
     """Read some columns of a file; the batches raise ``InvalidRequest`` if its rows cannot be read."""
     there = [name for name in columns if name in file.schema.names]
-    return Batches(file.schema.names, _together(file.batches(there, _ROWS_AT_ONCE)), lambda _: True)
+    return Batches(file.schema.names, _rechunked(file.batches(there, _ROWS_AT_ONCE)), lambda _: True)
 
 
 def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ def after(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBat
         )
 
 
-def _together(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _rechunked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Join small batches into large ones, so that a key is written once for several buckets."""
     waiting: list[pa.RecordBatch] = []
     rows = 0
@@ -228,7 +228,8 @@ class Feed:
         """Count rows, and write the changes at the boundaries that they pass.
 
         Raises:
-            StreamError: A row is invalid. Only rows before it are counted; ``rows`` is their number.
+            StreamError: A row is invalid. Rows are counted in parts of up to 65,536; ``rows`` counts those
+                in the parts before.
             FailedPrecondition: There are more pairs of a key and a bucket than allowed.
             Unavailable: The store does not answer, and the feed is stopping.
         """

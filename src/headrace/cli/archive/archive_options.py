@@ -99,7 +99,7 @@ def tell(options: argparse.Namespace, done: str, what: Mapping[str, object]) -> 
 
     Args:
         options: The verb's options; ``--json`` selects the format.
-        done: The verb's past participle.
+        done: Past participle of the verb, such as ``stored``.
         what: The ``space``, the number of ``keys``, and further fields for programs.
     """
     if options.json:

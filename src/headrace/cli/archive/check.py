@@ -179,12 +179,12 @@ def _table(settings: SpaceSettings, record: SpaceRecord) -> str:
 
 
 def _content(source: TableColumn, record: SpaceRecord) -> str:
-    from headrace.archive.filling.table_contents import text_column, told  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.filling.table_contents import missing_column_reason, text_column  # noqa: PLC0415 - not needed to list the verbs
 
     if text_column(record, source) is None:
         if record.default:
-            raise ConfigError(told(record, source))
-        return told(record, source)
+            raise ConfigError(missing_column_reason(record, source))
+        return missing_column_reason(record, source)
     return f"from the column {source.column} of the table {source.table}"
 
 

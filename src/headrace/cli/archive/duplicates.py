@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         most_groups=options.groups,
         most_comparisons=options.most_comparisons,
     )
-    with whole_space.told() as progress:
+    with whole_space.progress_line() as progress:
         read = whole_space.read(options, progress)
         rows = whole_space.rows_of(read, options.metric)
         found = duplicates.duplicates(rows, options.threshold, effort, progress)

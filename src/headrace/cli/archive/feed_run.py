@@ -137,7 +137,7 @@ class FeedRun:
                 due = self._save_as_due()
             self._feed.finish()
         except StreamError as error:
-            self._save()  # the rows before the error are counted
+            self._save()  # rows of earlier batches are counted
             raise (error if self.located is None else self.located(error)) from error
         self._save()
 

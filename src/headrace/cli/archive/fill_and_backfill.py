@@ -338,20 +338,20 @@ def _open_embedders(
         LoadError: A model cannot be loaded.
         Unavailable: The needed embedder does not answer.
     """
-    from headrace.archive.operations.open_archive import open_suppliers, suppliers_of  # noqa: PLC0415 - not needed to list the verbs
+    from headrace.archive.operations.open_archive import open_pooled_embedders, pooled_embedders_of  # noqa: PLC0415 - not needed to list the verbs
 
     config = archive.config
-    known = suppliers_of(config, archive_options.base_of(options))
-    for supplier in known.values():
-        held.callback(supplier.close)
+    known = pooled_embedders_of(config, archive_options.base_of(options))
+    for pooled in known.values():
+        held.callback(pooled.close)
     by_space = {
         name: [known[settings.embedder]] for name, settings in config.spaces.items() if settings.embedder
     }
     if not by_space:
         raise ConfigError(_no_embedder(archive, needed))
-    for supplier in by_space.get(needed, ()):
-        supplier.lend(None)
-    open_suppliers(config, known.values())
+    for pooled in by_space.get(needed, ()):
+        pooled.lend(None)
+    open_pooled_embedders(config, known.values())
     return by_space
 
 

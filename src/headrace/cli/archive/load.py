@@ -214,7 +214,7 @@ def _finish(options: argparse.Namespace, loaded: Loaded) -> None:
     print(f"{options.space}: {rows} in version {version.number}, which {answers}")
     if loaded.lost.keys:
         print(
-            f"  it lacks {loaded.lost.told(loaded.default)}; load these, too, or accept that they are "
+            f"  it lacks {loaded.lost.describe(loaded.default)}; load these, too, or accept that they are "
             "missing:"
         )
         print(f"  headrace archive default {options.space} {version.number} --fewer-keys")

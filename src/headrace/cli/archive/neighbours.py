@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
     """Print one line per neighbour."""
     from headrace.similarity.neighbours import nearest  # noqa: PLC0415 - not needed to list the verbs
 
-    with whole_space.told() as progress:
+    with whole_space.progress_line() as progress:
         read = whole_space.read(options, progress)
         if options.key not in read.keys:
             embedder = archive_options.settings_of(options).spaces[options.space].embedder

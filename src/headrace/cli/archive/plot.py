@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     out: Path = options.out or Path(f"{options.space}.png")
     drawing.check_file(out)
     given = None if options.labels is None else _read_labels(options.labels)
-    with whole_space.told() as progress:
+    with whole_space.progress_line() as progress:
         read = whole_space.read(options, progress)
         rows = whole_space.rows_of(read, "cosine")
         made = layout(rows, options.method, most=options.most, seed=options.seed, progress=progress)

@@ -47,7 +47,7 @@ def read(options: argparse.Namespace, progress: Progress) -> Whole:
             options.space,
             options.version,
             most_bytes=options.most_bytes,
-            told=lambda keys: progress("reading", keys, 0),
+            progress=lambda keys: progress("reading", keys, 0),
         )
 
 
@@ -59,7 +59,7 @@ def rows_of(whole: Whole, metric: Metric) -> Rows:
 
 
 @contextmanager
-def told() -> Iterator[Progress]:
+def progress_line() -> Iterator[Progress]:
     """Yield a function that shows the progress on standard error, if that is a terminal."""
     line = Line(sys.stderr)
 

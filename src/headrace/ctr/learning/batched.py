@@ -26,7 +26,7 @@ from headrace.ctr.learning import batched_kernels
 from headrace.ctr.learning.adagrad_decay import HalfLife, shared
 from headrace.ctr.learning.batched_kernels import Counts, DensityHead, Gathered
 from headrace.ctr.learning.first_layer import Distinct
-from headrace.ctr.learning.network import CHUNK_ROWS, Layout, Passage
+from headrace.ctr.learning.network import CHUNK_ROWS, Layout, NetworkPass
 from headrace.ctr.learning.optimizers import (
     Coalescer,
     Touched,
@@ -126,7 +126,7 @@ class BatchedModel(LearningModel):
             name: shared(self._groups.optimizer(name), name, settings, features)
             for name in self._groups.tables
         }
-        self._memory = HalfLife(settings.half_life_rows) if self._groups.forget_squares else None
+        self._memory = HalfLife(settings.half_life_rows) if self._groups.has_decaying_squares else None
         self._scorer: WeightsScorer | None = None
 
     def learn(self, block: Block) -> Array:
@@ -318,16 +318,16 @@ class _ThreadState:
     def __init__(self, shape: Shape, groups: Groups, layout: Layout | None, components: int) -> None:
         self._density = DensityHead(components) if components else None
         self._shape, self._room = shape, Room.of(shape)
-        self._passage = None if layout is None else Passage(layout, CHUNK_ROWS)
+        self._network_pass = None if layout is None else NetworkPass(layout, CHUNK_ROWS)
         self.sums: dict[str, Array] = {
             name: np.zeros(table.width, np.float32)
             for name, table in groups.alone().items()
             if not name.startswith("layer")
         }
         self.sums.setdefault("pairs", np.zeros(0, np.float32))
-        if self._passage is not None:
+        if self._network_pass is not None:
             for number, (weights, bias) in enumerate(
-                zip(self._passage.weights, self._passage.biases, strict=True)
+                zip(self._network_pass.weights, self._network_pass.biases, strict=True)
             ):
                 self.sums |= {f"layer{number}.weights": weights, f"layer{number}.bias": bias}
 
@@ -350,16 +350,18 @@ class _ThreadState:
             self.sums["pairs"],
         )
         probabilities = batch.probabilities[start:stop]
-        if self._passage is None:
+        if self._network_pass is None:
             batched_kernels.learner(self._shape)(work, batch.served, gathered, probabilities)
             return
-        passage = self._passage
-        batched_kernels.forward(self._shape)(work, batch.served, passage.exchange)
-        passage.forward(stop - start, None if batch.distinct is None else batch.distinct.part(start, stop))
+        network_pass = self._network_pass
+        batched_kernels.forward(self._shape)(work, batch.served, network_pass.exchange)
+        network_pass.forward(
+            stop - start, None if batch.distinct is None else batch.distinct.part(start, stop)
+        )
         if self._density is None:
-            passage.finish(work.rows.labels, work.rows.weights, probabilities)
+            network_pass.finish(work.rows.labels, work.rows.weights, probabilities)
         else:
             counts = Counts(work.rows.labels, batch.views[start:stop], work.rows.weights)
-            self._density.finish(passage, counts, probabilities)
-        passage.backward(stop - start)
-        batched_kernels.backward(self._shape)(work, batch.served, passage.exchange, gathered)
+            self._density.finish(network_pass, counts, probabilities)
+        network_pass.backward(stop - start)
+        batched_kernels.backward(self._shape)(work, batch.served, network_pass.exchange, gathered)

@@ -19,7 +19,7 @@ import numba
 import numpy as np
 
 from headrace.base.tensors import Array
-from headrace.ctr.learning.network import CHUNK_ROWS, Exchange, Passage
+from headrace.ctr.learning.network import CHUNK_ROWS, Exchange, NetworkPass
 from headrace.ctr.models.density import heads_of, learn_heads, scratch_of
 from headrace.ctr.models.factorization_machines import (
     AHEAD,
@@ -265,20 +265,20 @@ class DensityHead:
         self._gradients = np.zeros_like(self._heads)
         self._scratch = scratch_of(components)
 
-    def finish(self, passage: Passage, counts: Counts, means: Array) -> None:
+    def finish(self, network_pass: NetworkPass, counts: Counts, means: Array) -> None:
         """Predict rows, and compute the errors and the gradients of the output and last hidden layer.
 
         Args:
-            passage: The pass through the network, after its ``forward``.
+            network_pass: The pass through the network, after its ``forward``.
             counts: Observations of the rows.
             means: Output for the mean rates: float32 ``[rows]``.
         """
         heads, gradients = self._heads[: len(means)], self._gradients[: len(means)]
-        (weights, bias), exchange = passage.output, passage.exchange
-        _forward(passage.last[0], weights, bias, exchange.logits, heads)
+        (weights, bias), exchange = network_pass.output, network_pass.exchange
+        _forward(network_pass.last[0], weights, bias, exchange.logits, heads)
         learn_heads(heads, tuple(counts), self._scratch, gradients, means)
-        sums = passage.weights[-1], passage.biases[-1]
-        _backward(passage.last, weights, sums, exchange.errors, gradients)
+        sums = network_pass.weights[-1], network_pass.biases[-1]
+        _backward(network_pass.last, weights, sums, exchange.errors, gradients)
 
 
 @cached(**KERNEL)

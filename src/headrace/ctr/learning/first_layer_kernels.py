@@ -26,7 +26,7 @@ _SHORT = 4
 """Rows of a block of weight gradients; divides a field's padded number of inputs."""
 
 
-class Reach(NamedTuple):
+class StridedMatrix(NamedTuple):
     """A matrix in an array.
 
     Attributes:
@@ -268,10 +268,10 @@ def forward(plan, memory, sizes, products, active, edges):  # type: ignore[no-un
             _multiply(plan, memory, sizes, products, (at, column))
         for row in range(sizes.rows):
             _sum_up(
-                Reach(products, 0, PANEL, 0),
+                StridedMatrix(products, 0, PANEL, 0),
                 Ids(plan.ids, row * chosen, chosen),
-                Reach(memory.bias, column, 0, 0),
-                Reach(active, row * sizes.stride + column, 0, 0),
+                StridedMatrix(memory.bias, column, 0, 0),
+                StridedMatrix(active, row * sizes.stride + column, 0, 0),
             )
 
 
@@ -281,9 +281,9 @@ def _multiply(plan, memory, sizes, products, which):  # type: ignore[no-untyped-
     start = read(plan.fields, at) * sizes.factors * sizes.units + column
     for value in range(read(plan.bases, at), read(plan.bases, at + 1), BLOCK_ROWS):
         _wide(
-            Reach(memory.embeddings, value * sizes.inputs, sizes.inputs, 1),
-            Reach(memory.weights, start, 0, sizes.units),
-            Reach(products, value * PANEL, PANEL, 0),
+            StridedMatrix(memory.embeddings, value * sizes.inputs, sizes.inputs, 1),
+            StridedMatrix(memory.weights, start, 0, sizes.units),
+            StridedMatrix(products, value * PANEL, PANEL, 0),
             sizes.factors,
             True,
         )
@@ -304,12 +304,17 @@ def backward(plan, memory, sizes, sums, towards, edges):  # type: ignore[no-unty
     for panel in range(sizes.units // PANEL):
         for at in range(edges[0], edges[1]):
             base, numbers = read(plan.bases, at), read(plan.bases, at + 1) - read(plan.bases, at)
-            source = Reach(towards, panel * PANEL, sizes.stride, 0)
+            source = StridedMatrix(towards, panel * PANEL, sizes.stride, 0)
             for value in range(numbers):
                 start = read(plan.edges, base + at + value)
                 count = read(plan.edges, base + at + value + 1) - start
                 ids = Ids(plan.order, at * sizes.rows + start, count)
-                _sum_up(source, ids, Reach(memory.zeros, 0, 0, 0), Reach(sums, value * PANEL, 0, 0))
+                _sum_up(
+                    source,
+                    ids,
+                    StridedMatrix(memory.zeros, 0, 0, 0),
+                    StridedMatrix(sums, value * PANEL, 0, 0),
+                )
             _weights_of(plan, memory, sizes, sums, (at, panel))
             _values_of(plan, memory, sizes, sums, (at, panel))
 
@@ -321,9 +326,9 @@ def _weights_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-de
     start = read(plan.fields, at) * sizes.inputs * sizes.units + panel * PANEL
     for factor in range(0, sizes.factors, _SHORT):
         _short(
-            Reach(memory.embeddings, base * sizes.inputs + factor, 1, sizes.inputs),
-            Reach(sums, 0, 0, PANEL),
-            Reach(memory.gradients, start + factor * sizes.units, sizes.units, 0),
+            StridedMatrix(memory.embeddings, base * sizes.inputs + factor, 1, sizes.inputs),
+            StridedMatrix(sums, 0, 0, PANEL),
+            StridedMatrix(memory.gradients, start + factor * sizes.units, sizes.units, 0),
             read(plan.bases, at + 1) - base,
             True,
         )
@@ -337,9 +342,9 @@ def _values_of(plan, memory, sizes, sums, which):  # type: ignore[no-untyped-def
     for value in range(0, read(plan.bases, at + 1) - base, TALL):
         for factor in range(0, sizes.inputs, LANES):
             _tall(
-                Reach(sums, value * PANEL, PANEL, 1),
-                Reach(memory.turned, start + factor, 0, sizes.inputs),
-                Reach(memory.towards, (base + value) * sizes.inputs + factor, sizes.inputs, 0),
+                StridedMatrix(sums, value * PANEL, PANEL, 1),
+                StridedMatrix(memory.turned, start + factor, 0, sizes.inputs),
+                StridedMatrix(memory.towards, (base + value) * sizes.inputs + factor, sizes.inputs, 0),
                 PANEL,
                 panel == 0,
             )
@@ -361,7 +366,7 @@ def _product(rows: int, vectors: int) -> Callable[..., Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         (x, x_row, x_step), (w, _, w_step), (y, y_row, _) = (
-            _reach(context, builder, kind, given)
+            _strided(context, builder, kind, given)
             for kind, given in zip(signature.args[:3], arguments[:3], strict=True)
         )
         steps, fresh = arguments[3], arguments[4]
@@ -401,7 +406,7 @@ def _product(rows: int, vectors: int) -> Callable[..., Any]:
     return generate
 
 
-def _reach(context: Any, builder: Any, kind: Any, given: Any) -> tuple[Any, Any, Any]:
+def _strided(context: Any, builder: Any, kind: Any, given: Any) -> tuple[Any, Any, Any]:
     array, start, by_row, by_step = (builder.extract_value(given, place) for place in range(4))
     data = context.make_array(kind.types[0])(context, builder, array).data
     return builder.gep(data, [start]), by_row, by_step
@@ -426,7 +431,7 @@ def _sum_up(_typing: Any, source: Any, ids: Any, before: Any, result: Any) -> An
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word, vector = ir.IntType(64), ir.VectorType(ir.FloatType(), LANES)
         (data, stride, _), (first, _, _), (last, _, _) = (
-            _reach(context, builder, signature.args[at], arguments[at]) for at in (0, 2, 3)
+            _strided(context, builder, signature.args[at], arguments[at]) for at in (0, 2, 3)
         )
         array, start, count = (builder.extract_value(arguments[1], place) for place in range(3))
         numbers = context.make_array(signature.args[1].types[0])(context, builder, array).data

@@ -132,7 +132,7 @@ class Layout:
         self.output, self.output_bias = weights[-1].reshape(-1), biases[-1]
 
 
-class Passage:
+class NetworkPass:
     """One thread's pass through the network: activations, their gradients, and sums of weights' gradients.
 
     Attributes:

@@ -90,7 +90,9 @@ class OnlineModel(LearningModel):
         self._groups = Groups(settings, features, self._crossing.rows)
         self._shared = share_of(settings, features)
         self._pace = (
-            Pace(features.rows, features.slots, settings.threads) if self._groups.forget_squares else None
+            Pace(features.rows, features.slots, settings.threads)
+            if self._groups.has_decaying_squares
+            else None
         )
         self._watched = [UNWATCHED] * settings.threads if self._pace is None else self._pace.watched
         self._kernel, self._served = learner(self._shape), self._groups.served()

@@ -176,7 +176,7 @@ class Groups:
             table.values[:] = state[name]
 
     @property
-    def forget_squares(self) -> bool:
+    def has_decaying_squares(self) -> bool:
         """Whether any group's sums of squares decay."""
         return any(table.optimizer == "forgetting" for table in self.tables.values())
 
@@ -212,7 +212,11 @@ class Groups:
         draw(self.tables["embeddings"].weights, rows, self._settings.initial_scale, self._settings.seed)
 
     def _draw_alone(self, fields: int) -> None:
-        """Initialise pairs to 1, as in an FM, layers by He initialisation, and an mdn's output biases."""
+        """Initialise the groups of one row.
+
+        Pairs start at 1, as in an FM. Hidden layers use He initialisation, the output layer LeCun's. An mdn's
+        output biases are those of ``first_biases``.
+        """
         if "pairs" in self.shapes:
             self.array("pairs")[:] = 1 - np.eye(fields, dtype=np.float32)
         random = np.random.default_rng(self._settings.seed)

@@ -52,7 +52,7 @@ class Position(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TopicRequest:
     """Which messages of a topic to read.
 
     Attributes:
@@ -90,7 +90,7 @@ class KafkaSource(Pieces):
 
     wakes = True
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: TopicRequest) -> None:
         """Find the topic, and begin to fetch.
 
         Raises:
@@ -378,7 +378,7 @@ class KafkaSource(Pieces):
     def _fail(self, error: Any) -> None:
         """Record a client error; the client retries by itself.
 
-        The client also calls this, while one of its methods runs.
+        The client also calls this while one of its methods runs.
         """
         import confluent_kafka  # noqa: PLC0415 - as above
 

@@ -98,13 +98,15 @@ class Publisher:
         self._refused: str | None = None
         self._messages = self._acknowledged = self._rows = self._bytes = 0
 
-    def publish(self, batches: Iterable[pa.RecordBatch], rows: int, told: Callable[[int], None]) -> Published:
+    def publish(
+        self, batches: Iterable[pa.RecordBatch], rows: int, progress: Callable[[int], None]
+    ) -> Published:
         """Publish batches, each cut into messages, and wait until all are acknowledged.
 
         Args:
             batches: The rows.
             rows: Maximum number of rows per message.
-            told: Called with the number of rows sent so far.
+            progress: Called with the number of rows sent so far.
 
         Raises:
             HeadraceError: A message was not acknowledged; others may have been.
@@ -114,7 +116,7 @@ class Publisher:
             for batch in batches:
                 for start in range(0, batch.num_rows, rows):
                     self._send(batch.slice(start, rows))
-                    told(self._rows)
+                    progress(self._rows)
         except StreamError:
             self._wait()
             raise

@@ -253,7 +253,7 @@ class Publisher:
 def size_of(version: Path) -> int:
     """Return the total size of a version's files in bytes.
 
-    Another publisher may delete the version meanwhile; files that are gone are not counted.
+    Another publisher may delete the version meanwhile; the result is then too small.
     """
     total = 0
     with suppress(OSError):
@@ -310,7 +310,7 @@ def check_destination(directory: Path, schema: Schema, *, is_keras: bool, is_rep
     Raises:
         ConfigError: The directory holds models' directories, or its newest readable version is of another
             model.
-        FailedPrecondition: The directory cannot be listed.
+        FailedPrecondition: The directory, or a version in it, cannot be listed.
     """
     with saying(f"no version can be published in {directory}"):
         if not directory.is_dir():

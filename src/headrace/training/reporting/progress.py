@@ -58,7 +58,7 @@ class Pace(NamedTuple):
 
 
 class Observer(Protocol):
-    """Interface of objects that are notified of a run's events, in the learner's thread; must be quick."""
+    """Receives a run's events in the learner's thread, which waits for each method."""
 
     def moved(self, progress: Progress) -> None:
         """Handle progress, after each block."""

@@ -266,10 +266,12 @@ class Learner:
             block: The rows, which the learner may keep.
 
         Returns:
-            The windows closed by it.
+            The windows completed.
 
         Raises:
             ModelError: The model has diverged: a prediction is not finite.
+            ConfigError: Labels are delayed, but the stream has no timestamps.
+            FailedPrecondition: The rows that wait for their labels exceed the memory limit.
         """
         if not len(block):
             return []

@@ -184,7 +184,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruptions(StopSignals):
-    """Signal handlers of which the first also abandons a step that blocks."""
+    """Signal handlers; the first signal also abandons a step that blocks."""
 
     def __init__(self) -> None:
         """Create the handlers without installing them."""

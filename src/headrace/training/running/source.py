@@ -20,7 +20,7 @@ from headrace.stream.block import Block
 from headrace.stream.block_reader import BackgroundReader, Reader, ReadSettings
 from headrace.stream.byte_sources import Pieces
 from headrace.stream.kafka.topic_address import SCHEME, parse_topic, read_settings
-from headrace.stream.kafka.topic_source import Asked, KafkaSource, Position
+from headrace.stream.kafka.topic_source import KafkaSource, Position, TopicRequest
 from headrace.stream.schema import parse_schema
 from headrace.training.running.checkpoint import Checkpoint, rows_before
 
@@ -192,7 +192,7 @@ def open_origin(options: TopicOptions, checkpoint: Checkpoint | None) -> Iterato
             "input: the checkpoint is not of a Kafka topic; set --continued if the topic begins with the "
             "rows after the checkpoint"
         )
-    asked = Asked(
+    asked = TopicRequest(
         topic=parse_topic(options.input, "input"),
         settings=read_settings(options.kafka_config),
         skipped=frozenset(options.skip_messages),

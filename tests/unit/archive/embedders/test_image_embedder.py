@@ -60,7 +60,7 @@ def test_urls_bytes_data_and_files_come_to_the_same(opened: Callable[..., Embedd
     np.testing.assert_allclose(made.vectors, [[1, 0, 0]] * 4 + [[0, 0, 1]], atol=1e-6)
 
 
-def test_what_fails_fails_alone_and_says_why(opened: Callable[..., Embedder], tmp_path: Path) -> None:
+def test_a_failing_image_fails_alone_with_its_reason(opened: Callable[..., Embedder], tmp_path: Path) -> None:
     handlers = {
         "/red.png": answer(RED),
         "/gone": answer(b"", "410 Gone"),

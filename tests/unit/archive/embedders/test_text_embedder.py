@@ -219,7 +219,7 @@ def test_padding_is_left_out_of_what_is_pooled(tmp_path: Path, pooling: str, exp
     embedder.close()
 
 
-def test_what_has_no_token_fails_alone(tmp_path: Path) -> None:
+def test_a_text_without_tokens_fails_alone(tmp_path: Path) -> None:
     embedder = own(tmp_path)
     made = embedder.embed([b"red", b"", b"green"])
     assert list(made.failures) == [1]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.archive.filling.encoder_calls import Encoder, EncoderCalls, Filled, Stop
-from headrace.archive.filling.pooled_embedder import Away, Call, PooledEmbedder, Where
+from headrace.archive.filling.encoder_calls import EncoderCalls, FillSources, Stop, VersionEmbedder
+from headrace.archive.filling.pooled_embedder import Call, DependencyUnavailable, PooledEmbedder, Where
 from tests.unit.archive.filling_parts import LengthEmbedder, vector_of
 from tests.waiting import until
 
@@ -20,18 +20,18 @@ class Thread:
 
     def __init__(self) -> None:
         self.embedder = LengthEmbedder()
-        supplier = PooledEmbedder("ill", ["texts"], embedder=self.embedder)
-        supplier.is_ready = True
-        self.encoder = Encoder(supplier, self.embedder, 1)
+        pooled = PooledEmbedder("ill", ["texts"], embedder=self.embedder)
+        pooled.is_ready = True
+        self.encoder = VersionEmbedder(pooled, self.embedder, 1)
         other = PooledEmbedder("well", ["films"], embedder=LengthEmbedder())
-        self.asking = EncoderCalls(Filled({"texts": [self.encoder]}, {"films": other}), Stop())
+        self.asking = EncoderCalls(FillSources({"texts": [self.encoder]}, {"films": other}), Stop())
 
     def asks(self, contents: Sequence[bytes], patience: float = 60.0) -> list[list[float]]:
         found: list[list[float]] = self.asking.ask(self.encoder, WHERE, contents, patience).vectors.tolist()
         return found
 
     def is_told_to_wait(self, contents: Sequence[bytes], patience: float = 60.0) -> Call | None:
-        with pytest.raises(Away) as raised:
+        with pytest.raises(DependencyUnavailable) as raised:
             self.asks(contents, patience)
         return raised.value.call
 
@@ -55,7 +55,7 @@ def test_results_of_an_encoder_call_are_kept_for_the_messages_that_wait_for_them
     thread = Thread()
     call = thread.has_left_a_call()
     assert thread.is_told_to_wait(LATER) is None, "others come after those who were there before"
-    thread.asking.come([call, None])
+    thread.asking.stop_awaiting([call, None])
     assert thread.asks([*SOON, *LATER]) == vectors([*SOON, *LATER])
     assert thread.asks(LATER) == vectors(LATER)
     assert thread.embedder.embedded == {"one": 1, "two": 1, "three": 2}
@@ -66,9 +66,9 @@ def test_results_that_no_message_waits_for_are_dropped(how: str) -> None:
     thread = Thread()
     call = thread.has_left_a_call()
     if how == "its messages are received anew":
-        thread.asking.nobody_waits()
+        thread.asking.stop_awaiting_all()
     else:
-        thread.asking.come([call])
+        thread.asking.stop_awaiting([call])
     assert thread.asks(LATER) == vectors(LATER)
     assert thread.asks(SOON) == vectors(SOON)
     assert thread.embedder.embedded == {"one": 2, "two": 2, "three": 1}

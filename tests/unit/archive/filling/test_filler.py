@@ -53,7 +53,7 @@ def all_found(archive: Archive, keys: Sequence[str]) -> bool:
     return bool(archive.lookup("texts", keys).found.all())
 
 
-def test_what_was_missed_is_found_later_and_embedded_once(archive: Archive) -> None:
+def test_missed_keys_are_embedded_once_and_found_later(archive: Archive) -> None:
     embedder = LengthEmbedder()
     keys = [f"film {number}" for number in range(200)]
     with Running(archive, embedder, threads=3) as filler:
@@ -85,7 +85,7 @@ def test_a_thousand_misses_at_a_time_of_one_key_are_one_embedding(archive: Archi
     assert embedder.embedded == {"one": 1}
 
 
-def test_what_cannot_be_embedded_is_a_dead_letter_and_fails_nobody_else(archive: Archive) -> None:
+def test_keys_that_cannot_be_embedded_become_dead_letters_and_fail_no_other(archive: Archive) -> None:
     good = [f"good {number}" for number in range(10)]
     bad = ["missing", "nan", "breaks"]
     with Running(archive, LengthEmbedder()) as filler:
@@ -102,7 +102,7 @@ def test_what_cannot_be_embedded_is_a_dead_letter_and_fails_nobody_else(archive:
     assert archive.queue.depth().messages == 0
 
 
-def test_what_fails_for_a_while_is_tried_again(archive: Archive) -> None:
+def test_temporary_failures_are_retried(archive: Archive) -> None:
     embedder = LengthEmbedder()
     with Running(archive, embedder):
         archive.want("texts", ["flaky", "good"])
@@ -123,7 +123,7 @@ def test_an_encoder_that_is_starting_is_waited_for(archive: Archive) -> None:
         until(lambda: all_found(archive, ["film"]))
 
 
-def test_what_a_dying_filler_stored_of_a_forgotten_key_is_removed_by_the_next_one(archive: Archive) -> None:
+def test_a_forgotten_key_stored_by_a_killed_filler_is_removed_by_the_next_one(archive: Archive) -> None:
     archive.want("texts", ["Heat"])
     dying = archive.queue.receiver()
     assert len(dying.receive(1, 20.0)) == 1

@@ -136,7 +136,7 @@ def test_a_value_that_came_later_is_out_of_vocabulary(archive: Archive) -> None:
     assert found.version == 1
 
 
-def test_what_is_replaced_within_a_millisecond_has_times_of_its_own(archive: Archive) -> None:
+def test_values_replaced_within_a_millisecond_have_distinct_times(archive: Archive) -> None:
     times = [put(archive, "a", float(number)) for number in range(50)]
     assert times == sorted(set(times))
     assert was(archive, "a", *times) == [float(number) for number in range(50)]
@@ -213,7 +213,7 @@ def test_a_key_s_past_in_any_order_costs_a_few_reads_a_value(
         assert before.written.tolist() == np.sort(times)[:-1].tolist()
 
 
-def test_what_was_invalidated_was_nothing_from_then_on(opened: Callable[..., Archive]) -> None:
+def test_an_invalidated_key_is_missing_from_then_on(opened: Callable[..., Archive]) -> None:
     archive = opened()
     first = put(archive, "a", 1.0)
     wait_for_the_next_millisecond()
@@ -226,7 +226,7 @@ def test_what_was_invalidated_was_nothing_from_then_on(opened: Callable[..., Arc
     assert exactly(archive, "a", first).vectors[0, 0] == 1.0
 
 
-def test_what_is_forgotten_is_gone_with_its_past(opened: Callable[..., Archive]) -> None:
+def test_forgetting_a_key_removes_its_history(opened: Callable[..., Archive]) -> None:
     archive = opened()
     times = [put(archive, "a", float(number + 1)) for number in range(40)]
     other = put(archive, "b", 7.0)
@@ -239,7 +239,7 @@ def test_what_is_forgotten_is_gone_with_its_past(opened: Callable[..., Archive])
     assert was(archive, "a", times[-1], again) == [0.0, 9.0]
 
 
-def test_what_was_kept_is_forgotten_also_where_no_more_is_kept(tmp_path: Path) -> None:
+def test_forgetting_removes_earlier_history_after_history_is_disabled(tmp_path: Path) -> None:
     with open_parts(tmp_path, "lmdb", KEPT) as archive:
         times = [put(archive, "a", float(number + 1)) for number in range(3)]
     with open_parts(tmp_path, "lmdb", {**KEPT, "history_seconds": 0.0}) as archive:

@@ -29,7 +29,7 @@ def archive(tmp_path: Path, kind: str) -> Iterator[Archive]:
         yield opened
 
 
-def test_what_was_put_is_found_also_without_the_cache(archive: Archive) -> None:
+def test_stored_vectors_are_found_also_without_the_cache(archive: Archive) -> None:
     given = np.arange(3 * DIMENSION, dtype=np.float32).reshape(3, DIMENSION)
     archive.put("texts", ["a", "b", "x" * 5000], given)
     for _ in range(2):

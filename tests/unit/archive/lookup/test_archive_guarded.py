@@ -168,7 +168,7 @@ def test_texts_of_numpy_are_texts(tmp_path: Path) -> None:
         until(lambda: archive.queue.depth().messages == 3)
 
 
-def test_what_a_nearly_full_queue_has_room_for_is_queued(tmp_path: Path) -> None:
+def test_a_nearly_full_queue_takes_the_keys_that_fit(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory", queue={"kind": "memory", "max_messages": 100}) as archive:
         archive.lookup("texts", [f"film {number}" for number in range(200)])
         until(lambda: archive.queue.depth().messages == 100)

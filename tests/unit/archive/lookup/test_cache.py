@@ -69,7 +69,7 @@ def test_it_never_holds_more_than_it_may_and_keeps_what_is_asked_for() -> None:
         put(cache, seldom[start : start + 100], numbers(100))
         find(cache, often)
     capacity = len(cache._table[1])
-    assert 0.9 * capacity < cache.held() <= capacity
+    assert 0.9 * capacity < cache.count() <= capacity
     assert np.count_nonzero(find(cache, often).written) > 190
 
 
@@ -80,7 +80,7 @@ def test_a_full_cache_still_answers_each_key_with_its_own_vector() -> None:
         put(cache, texts[start : start + 500], given[start : start + 500])
     found = find(cache, texts)
     there = np.flatnonzero(found.written)
-    assert len(there) == cache.held()
+    assert len(there) == cache.count()
     np.testing.assert_array_equal(found.vectors[there], given[there])
 
 
@@ -102,7 +102,7 @@ def test_a_removed_key_is_gone_and_can_come_back() -> None:
     put(cache, keys(3), numbers(3) + 9)
     np.testing.assert_array_equal(find(cache, keys(3)).vectors, numbers(3) + 9)
     cache.clear()
-    assert cache.held() == 0
+    assert cache.count() == 0
     assert not find(cache, keys(10)).written.any()
 
 
@@ -149,7 +149,7 @@ def test_marks_are_bounded_and_lose_the_oldest() -> None:
         ("\ud800", r"keys\[1\]: expected Unicode text, got '\\ud800', which contains an unpaired surrogate"),
     ],
 )
-def test_what_cannot_be_a_key_is_named(key: object, said: str) -> None:
+def test_invalid_keys_are_named(key: object, said: str) -> None:
     cache = Cache(FORM, 2**20)
     with pytest.raises(InvalidRequest, match=said):
         cache.hashes(["film", key, "other"], 100)  # type: ignore[list-item]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.archive.filling.encoder_calls import Filled, Stop
+from headrace.archive.filling.encoder_calls import FillSources, Stop
 from headrace.archive.filling.fill_batch import BatchFiller
 from headrace.archive.filling.filler import Filler
 from headrace.archive.filling.retries_and_dead_letters import ATTEMPTS
@@ -59,7 +59,7 @@ def queue_is_empty(archive: Archive) -> bool:
     return archive.queue.depth().messages == 0
 
 
-def test_what_cannot_be_embedded_is_not_tried_again_when_it_is_asked_for_again(archive: Archive) -> None:
+def test_a_dead_letter_is_not_retried_when_its_key_is_wanted_again(archive: Archive) -> None:
     embedder = LengthEmbedder()
     with Running(archive, embedder):
         archive.want("texts", ["missing"])
@@ -147,7 +147,7 @@ def test_each_space_has_its_own_time_to_take_a_mean(tmp_path: Path) -> None:
     stores = open_store(config.store), open_queue(config.queue)
     with Archive(config, *stores, lambda _: LengthEmbedder()) as archive:
         counts = {name: FillCounts() for name in ("few", "many")}
-        filler = BatchFiller(archive, Filled(), counts, Stop())
+        filler = BatchFiller(archive, FillSources(), counts, Stop())
         filler._keep_mean(archive.reader("few"), ENOUGH - 100)  # too few: it is tried again later
         archive.put("many", [f"film {number}" for number in range(ENOUGH)], np.ones((ENOUGH, 4)))
         filler._keep_mean(archive.reader("many"), ENOUGH)

@@ -44,7 +44,7 @@ def test_a_process_that_lived_for_three_seconds_counts_with_what_it_did() -> Non
     assert (status.processes, status.fillers, seen.slices) == (1, 1, 7)
 
 
-def test_what_was_counted_longer_ago_does_not_count() -> None:
+def test_older_counts_are_left_out() -> None:
     told = report((NEWEST - 7, Counts(keys=1000)), (NEWEST - 6, Counts(keys=1)))
     status, seen = of_space("texts", [told], NOW)
     assert (status.keys, seen.lately.keys) == (1, 0)
@@ -55,7 +55,7 @@ def told_by(store: InMemoryStore) -> Report:
     return found
 
 
-def test_what_is_counted_is_told_within_a_second_and_adds_up() -> None:
+def test_counts_are_reported_within_a_second_and_add_up() -> None:
     """A process tells what is new each second, so a look right after is not of long ago."""
     store, counts = InMemoryStore(MemoryStore()), Counts()
     reporter = Reporter(store, {"texts": counts}, {}, {})

@@ -114,7 +114,7 @@ def test_a_column_with_a_default_may_be_left_out_and_so_may_single_values() -> N
         ("other", [1, 2], r"columns.other: no such column; there are .*age"),
     ],
 )
-def test_what_is_wrong_is_named(name: str, values: object, problem: str) -> None:
+def test_invalid_values_are_named(name: str, values: object, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         rows_of(USERS, {**GIVEN, name: values})  # type: ignore[dict-item]
 

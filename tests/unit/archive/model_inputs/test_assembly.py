@@ -121,7 +121,7 @@ def test_a_default_stands_for_what_is_missing_in_its_own_input_only() -> None:
     assert filled.inputs["plain"].dtype == np.float32  # of a float16 space, where no model says otherwise
 
 
-def test_what_is_too_old_is_missing_and_counted() -> None:
+def test_too_old_vectors_are_missing_and_counted() -> None:
     young = InputSource(space="images", key="url", max_age_seconds=5)
     filled = fill(
         ModelInputs({"image": IMAGE, "young": young}, {}, {}), {"url": texts("a", "b", "x")}, look, NOW
@@ -226,7 +226,7 @@ def version(dimension: int = 2, dtype: str = "int8") -> SpaceVersion:
         ({"default": 1e300}, ("f4", (2,)), r"expected a number of FP32, got 1e.300"),
     ],
 )
-def test_what_does_not_fit_is_said(
+def test_a_source_that_does_not_fit_its_input_is_refused(
     source: dict[str, str], spec: tuple[str, tuple[int | None, ...]], said: str
 ) -> None:
     made = InputSource(space="images", key="url", **source)  # type: ignore[arg-type] # one has a number
@@ -245,7 +245,9 @@ def test_what_does_not_fit_is_said(
         ({"column": "country", "default": 1}, "O", r"inputs.x.default: expected a text, got 1"),
     ],
 )
-def test_what_a_table_cannot_give_is_said(source: dict[str, str], dtype: str, said: str) -> None:
+def test_columns_that_a_table_cannot_provide_are_refused(
+    source: dict[str, str], dtype: str, said: str
+) -> None:
     table = SpaceVersion(
         number=1,
         embedder="",

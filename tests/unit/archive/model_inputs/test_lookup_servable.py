@@ -170,7 +170,7 @@ def test_rows_of_a_batch_that_fails_are_not_counted_as_often_as_they_are_tried(a
     assert vars_of(archive.of_models["m", "image"]) == (0, 0, 0)
 
 
-def test_what_was_looked_up_is_with_the_answer_whether_it_is_an_output_or_not(archive: Archive) -> None:
+def test_lookups_are_in_the_answer_also_if_they_are_no_outputs(archive: Archive) -> None:
     model = featured(archive)
     signature = model.signatures[DEFAULT_SIGNATURE]
     declared = model.declared_outputs(signature, model.predict(asked(["a"], ["7"])), 1)

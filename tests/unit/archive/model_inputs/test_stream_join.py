@@ -218,7 +218,7 @@ def test_rows_may_record_only_some_inputs(local: Archive) -> None:
     assert [joined.counts[name].recorded for name in SOURCES] == [6, 6, 5]
 
 
-def test_what_was_forgotten_since_is_learnt_as_missing(local: Archive) -> None:
+def test_keys_forgotten_since_are_joined_as_missing(local: Archive) -> None:
     embed(local, "a", 1.0)
     server = Server(local)
     tick()
@@ -231,7 +231,7 @@ def test_what_was_forgotten_since_is_learnt_as_missing(local: Archive) -> None:
         assert (counts.found, counts.lost, counts.missing) == (0, 0, 1)
 
 
-def test_what_is_not_kept_is_counted_as_lost(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_values_without_history_are_counted_as_lost(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     with opened(request, tmp_path, "lmdb", history_seconds=0.0) as archive:
         set_ad(archive, 1, 41)
         tick()
@@ -402,7 +402,7 @@ def test_the_joined_stream_says_what_its_columns_are_and_which_versions(local: A
         ),
     ],
 )
-def test_what_does_not_fit_is_told_before_anything_is_joined(
+def test_inputs_that_do_not_fit_are_refused_before_the_join(
     local: Archive,
     row: dict[str, Any],
     sources: dict[str, InputSource],

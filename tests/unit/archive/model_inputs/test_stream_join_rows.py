@@ -94,7 +94,7 @@ def test_a_time_before_1970_is_the_past_and_no_future(archive: Archive) -> None:
     assert joined.counts["clicks"].found == 0
 
 
-def test_what_a_schema_says_of_joined_columns_and_of_earlier_joins_is_kept(archive: Archive) -> None:
+def test_the_schemas_settings_for_joined_columns_and_earlier_joins_are_kept(archive: Archive) -> None:
     city = Field(name="city", role="categorical", text=True, buckets=64)
     schema = Schema(fields=(*SCHEMA.fields, city), spaces={"titles": 3, "images": 9})
     joined, _ = join(archive, stream_of([row()], schema))
@@ -124,7 +124,7 @@ def test_rows_that_two_versions_served_are_each_learnt_as_they_say(archive: Arch
     assert (counts.found, counts.lost, counts.missing, counts.recorded) == (2, 1, 1, 4)
 
 
-def test_what_a_table_did_not_have_stays_missing_in_a_newer_version(archive: Archive) -> None:
+def test_columns_that_a_table_lacked_stay_missing_in_a_newer_version(archive: Archive) -> None:
     newer = archive.table_version("ads", archive.reader("ads").version.columns[:1]).number
     archive.put_rows("ads", ["1"], {"clicks": np.array([7])}, version=newer)
     tick()
@@ -135,7 +135,7 @@ def test_what_a_table_did_not_have_stays_missing_in_a_newer_version(archive: Arc
 
 
 @pytest.mark.parametrize("form", ["{}", "{}.0", float])
-def test_what_rows_were_served_with_may_be_texts_of_a_csv_file_or_floats(archive: Archive, form: Any) -> None:
+def test_served_times_and_versions_may_be_texts_or_floats(archive: Archive, form: Any) -> None:
     """`stream encode --ignore` keeps texts, and pandas writes 17.0 where other rows have none."""
     embed(archive, "a", 1.0)
     first = int(archive.lookup("images", ["a"]).written[0])
@@ -158,7 +158,7 @@ def test_a_row_that_says_no_whole_number_is_named(archive: Archive, wrong: Any) 
         join(archive, stream_of(rows), IMAGE)
 
 
-def test_what_rows_were_served_with_is_not_learnt_from(archive: Archive) -> None:
+def test_served_times_and_versions_are_ignored_in_training(archive: Archive) -> None:
     """Though `stream encode` guesses categories, or numbers, where nobody says anything."""
     embed(archive, "a", 1.0)
     guessed = (Field(name="image.written", role="dense"), Field(name="image.version", role="categorical"))

@@ -101,7 +101,7 @@ def test_the_default_version_stays(archive: Archive) -> None:
     assert left(archive, 1) == (0, 0, 0)
 
 
-def test_what_a_model_was_trained_on_stays(tmp_path: Path) -> None:
+def test_versions_that_a_model_was_trained_on_are_kept(tmp_path: Path) -> None:
     models = tmp_path / "models"
     for spaces in ({"texts": 1}, {"texts": 2, "images": 1}, None, {"images": 2}):
         a_version(models, "ads", spaces)
@@ -186,7 +186,7 @@ def test_a_space_version_is_read_as_it_is_stored(tmp_path: Path, kind: str, dtyp
         archive.put("texts", KEYS, given)
         archive.put("texts", KEYS[:1], given[:1])
         archive.invalidate("texts", KEYS[7:9])
-        whole = read_whole(archive, "texts", told=told.append)
+        whole = read_whole(archive, "texts", progress=told.append)
         answered = archive.lookup("texts", whole.keys[:1000]).vectors
     assert (whole.space, whole.version) == ("texts", 1)
     assert sorted(whole.keys) == sorted(KEYS[:7] + KEYS[9:])
@@ -210,7 +210,7 @@ def test_a_space_without_vectors_is_empty(tmp_path: Path) -> None:
     assert whole.scales.shape == (0,)
 
 
-def test_what_is_too_large_or_not_there_is_refused(tmp_path: Path) -> None:
+def test_reading_a_too_large_or_missing_version_is_refused(tmp_path: Path) -> None:
     with open_parts(tmp_path, "memory", {"dimension": DIMENSION}) as archive:
         archive.put("texts", KEYS[:100], np.ones((100, DIMENSION)))
         with pytest.raises(TooLarge, match="space: expected at most 3199 bytes of vectors"):

@@ -272,7 +272,7 @@ NAN = float("nan")
         ({"country": [0.5, 1]}, r"column 'country': expected texts, got double"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_row_and_column(
+def test_invalid_values_are_named_by_row_and_column(
     archive: Archive, tmp_path: Path, rows: dict[str, list[object]], problem: str
 ) -> None:
     good = {"user_id": ["a", "b"], "age": [1, 2], "country": ["CH", "AT"], "score": [1.0, 2.0]}
@@ -370,7 +370,7 @@ def test_a_file_without_rows_loads_none(archive: Archive, tmp_path: Path) -> Non
     assert archive.catalog.read("films").versions == ()
 
 
-def test_what_is_not_there_is_said(archive: Archive, tmp_path: Path) -> None:
+def test_missing_files_columns_and_spaces_are_errors(archive: Archive, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is no such file"):
         load_table(archive, "users", tmp_path / "none.csv")
     file = written(tmp_path / "users.parquet", USERS.slice(0, 5))

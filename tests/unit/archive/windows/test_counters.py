@@ -155,7 +155,7 @@ def stream(drawn: Sequence[tuple[int, int, str, int, bool]]) -> list[Row]:
 @pytest.mark.rest
 @settings(max_examples=150, deadline=None)
 @given(st.lists(steps, min_size=JUMP_ROWS, max_size=60), st.lists(st.integers(0, 60), max_size=4))
-def test_what_is_written_is_what_the_definition_says(drawn: list, cuts: list[int]) -> None:
+def test_written_rows_follow_the_definition(drawn: list, cuts: list[int]) -> None:
     rows, counters = stream(drawn), new()
     found = take(counters, rows, cuts) + written(counters, counters.finish())
     assert changes_of(found) == changes_of(expected(rows))

@@ -82,7 +82,7 @@ def served(archive: Archive, key: str, version: int = 0) -> dict[str, float]:
 
 
 @pytest.mark.rest
-def test_what_is_served_comes_of_the_rows_before_the_last_boundary(tmp_path: Path) -> None:
+def test_served_values_count_the_rows_before_the_last_boundary(tmp_path: Path) -> None:
     rows = rows_of(2000)
     with opened(tmp_path) as archive:
         feed = feed_of(archive)

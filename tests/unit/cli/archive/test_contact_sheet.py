@@ -47,7 +47,7 @@ def test_images_are_part_of_the_page_or_linked() -> None:
 @pytest.mark.parametrize(
     "image", [None, b"", b"<svg onload='x'/>", b"RIFF1234WAVE", "javascript:alert(1)", "file:///etc/passwd"]
 )
-def test_what_is_no_image_is_left_out(image: Image) -> None:
+def test_files_that_are_no_images_are_left_out(image: Image) -> None:
     page = seen({"key": image})
     assert page.sources == []
     assert "no image" in page.text

@@ -52,7 +52,7 @@ def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
         ("items", "nothing recreates vectors of a space without an embedder. headrace archive put replaces"),
     ],
 )
-def test_what_nothing_makes_anew_is_not_invalidated_unless_it_is_to_be_missing(
+def test_keys_without_an_embedder_are_invalidated_only_with_remove(
     command: Command, space: str, problem: str
 ) -> None:
     key = {"users": "u1", "items": "a"}[space]

@@ -116,7 +116,7 @@ def test_a_default_is_shown_and_moved_and_loses_keys_only_when_asked_to(
         (["users", "none.csv"], "there is no such file"),
     ],
 )
-def test_what_cannot_be_loaded_is_code_2(
+def test_input_that_cannot_be_loaded_is_exit_code_2(
     toml: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
 ) -> None:
     (tmp_path / "users.csv").write_text("user_id,age\na,30\n")

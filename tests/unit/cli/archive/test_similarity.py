@@ -133,9 +133,7 @@ def test_a_plot_by_labels_or_clusters(archive: Path, capsys: Said, tmp_path: Pat
         (["plot", "digits", "--labels", "/nowhere.csv"], 1, "--labels: /nowhere.csv cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
-    archive: Path, capsys: Said, words: list[str], code: int, said: str
-) -> None:
+def test_errors_are_one_line(archive: Path, capsys: Said, words: list[str], code: int, said: str) -> None:
     assert run(archive, *words) == code
     told = capsys.readouterr()
     assert told.out == ""

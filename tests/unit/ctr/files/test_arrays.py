@@ -57,7 +57,7 @@ def test_arrays_of_any_layout_and_shape_are_written_as_numpy_reads_them(tmp_path
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten", "removed", "replaced"])
-def test_what_happens_to_the_file_afterwards_changes_nothing(file: Path, damage: str) -> None:
+def test_later_changes_of_the_file_do_not_change_the_array(file: Path, damage: str) -> None:
     read, again = load_array(file, LARGE), load_array(file, LARGE)
     expected = np.load(file)
     if damage == "cut":
@@ -173,7 +173,7 @@ def header(text: bytes, data: bytes = b"") -> bytes:
         (b"\x93NUMPY\2\0\xff\xff\xff\xff", "is damaged"),
     ],
 )
-def test_what_is_no_array_is_said(tmp_path: Path, content: bytes, says: str) -> None:
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path, content: bytes, says: str) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(LoadError, match=says.replace("|", r"\|")):
         read_array(tmp_path / "a.npy")
@@ -217,7 +217,7 @@ def test_a_limit_of_the_process_is_an_error_that_says_so(file: Path, limit: str,
     assert run(program, file).strip() == f"a.npy cannot be loaded: {says}"
 
 
-def test_what_does_not_fit_into_memory_is_refused_before_it_is_copied(tmp_path: Path) -> None:
+def test_arrays_larger_than_memory_are_refused_before_they_are_copied(tmp_path: Path) -> None:
     with (tmp_path / "a.npy").open("wb") as opened:
         np.lib.format.write_array_header_1_0(
             opened, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)}

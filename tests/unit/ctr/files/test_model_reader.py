@@ -130,7 +130,7 @@ def unknown_array(directory: Path) -> None:
         (change(base={"version": "7", "files": {"x": ""}}), "patch of version 7, which does not exist"),
     ],
 )
-def test_what_is_wrong_with_a_version_is_said(tmp_path: Path, damage: Damage, says: str) -> None:
+def test_damaged_versions_are_refused_with_the_reason(tmp_path: Path, damage: Damage, says: str) -> None:
     settings = settings_for("fm")
     write(tmp_path, settings, FEATURES, weights_for(settings))
     damage(tmp_path)

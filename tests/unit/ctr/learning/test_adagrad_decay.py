@@ -145,7 +145,7 @@ def test_learning_does_not_depend_on_the_division_into_blocks(kind: Kind) -> Non
     _assert_same(parts.state(), whole.state())
 
 
-def test_what_is_not_touched_stays_to_the_bit() -> None:
+def test_untouched_parameters_stay_the_same_bit_for_bit() -> None:
     model = model_of()
     model.learn(block_of(SINGLE, 2000))
     before = {name: array.copy() for name, array in model.state().items()}
@@ -286,7 +286,7 @@ def test_pairs_move_further_and_the_bias_as_far_as_it_says() -> None:
         ("deepfm", "layer0.weights", 0.2),
     ],
 )
-def test_what_each_group_shares(kind: Kind, name: str, expected: float) -> None:
+def test_each_group_derives_its_settings_from_the_shared_ones(kind: Kind, name: str, expected: float) -> None:
     features = Features.of(schema_of(24))
     found = shared(FORGETTING, name, ModelSettings(kind=kind), features)
     assert found.learning_rate == pytest.approx(expected)

@@ -67,7 +67,7 @@ def _some(random: np.random.Generator, name: str, array: Array, moved: Array) ->
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_learning_predicts_is_the_reference_and_what_serving_predicts(kind: Kind) -> None:
+def test_learning_and_serving_predict_as_the_reference(kind: Kind) -> None:
     settings = settings_of(kind, Optimizer(kind="lazy_adam", learning_rate=0.01))
     model = BatchedModel(settings, FEATURES)
     for seed in range(3):

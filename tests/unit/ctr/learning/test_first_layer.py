@@ -35,7 +35,7 @@ SHAPES = (
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize(("features", "changes"), SHAPES)
-def test_what_is_learnt_is_the_same_whichever_fields_are_multiplied_once(
+def test_learning_does_not_depend_on_which_fields_are_multiplied_once(
     features: Features, changes: dict[str, object], part: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = settings_of("deepfm", STEP, **changes)

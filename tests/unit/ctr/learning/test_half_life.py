@@ -74,7 +74,7 @@ def test_sums_halve_in_so_many_rows() -> None:
     assert moved == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_is_not_touched_stays_to_the_bit() -> None:
+def test_untouched_parameters_stay_the_same_bit_for_bit() -> None:
     model = model_of(100)
     model.learn(block_of(SINGLE, 1000))
     before = copied(model)

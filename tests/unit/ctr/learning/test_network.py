@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.base.tensors import Array
-from headrace.ctr.learning.network import Layout, Passage
+from headrace.ctr.learning.network import Layout, NetworkPass
 
 
 @pytest.mark.parametrize(
@@ -22,35 +22,35 @@ def test_gradients_are_those_of_numpy_whatever_the_widths(
     shapes = [*pairwise(widths), (widths[-1], 1)]
     weights = [random.normal(size=shape).astype(np.float32) / 4 for shape in shapes]
     biases = [random.normal(size=shape[1]).astype(np.float32) for shape in shapes]
-    passage, layout = _passage(widths, inputs, rows + 3, weights, biases)
+    network_pass, layout = _network_pass(widths, inputs, rows + 3, weights, biases)
     labels, counts = (random.random(rows) < 0.5).astype(np.float32), random.random(rows).astype(np.float32)
     probabilities, expected = np.empty(rows, np.float32), [np.zeros(shape) for shape in shapes]
     for _ in range(2):  # gradients of chunks add up
         x = random.normal(size=(rows, widths[0])).astype(np.float32)
-        passage.exchange.inputs[:rows, : widths[0]] = x
-        passage.exchange.logits[:rows] = 0.25
-        passage.forward(rows)
-        passage.finish(labels, counts, probabilities)
-        passage.backward(rows)
+        network_pass.exchange.inputs[:rows, : widths[0]] = x
+        network_pass.exchange.logits[:rows] = 0.25
+        network_pass.forward(rows)
+        network_pass.finish(labels, counts, probabilities)
+        network_pass.backward(rows)
         answer, errors, gradients, by_inputs = _numpy(x, weights, biases, labels, counts)
         expected = [one + more for one, more in zip(expected, gradients, strict=True)]
         np.testing.assert_allclose(probabilities, answer, atol=5e-6)
-        np.testing.assert_allclose(passage.exchange.errors[:rows], errors, atol=5e-6)
+        np.testing.assert_allclose(network_pass.exchange.errors[:rows], errors, atol=5e-6)
         np.testing.assert_allclose(
-            passage.exchange.gradients[:rows, :inputs], by_inputs[:, :inputs], atol=1e-5
+            network_pass.exchange.gradients[:rows, :inputs], by_inputs[:, :inputs], atol=1e-5
         )
     layout.take(weights, biases)
-    for own, one in zip(passage.weights, expected, strict=True):
+    for own, one in zip(network_pass.weights, expected, strict=True):
         np.testing.assert_allclose(own, one, atol=1e-4)
 
 
-def _passage(
+def _network_pass(
     widths: tuple[int, ...], inputs: int, rows: int, weights: list[Array], biases: list[Array]
-) -> tuple[Passage, Layout]:
+) -> tuple[NetworkPass, Layout]:
     layout = Layout(widths, inputs)
     layout.take([np.zeros_like(one) + 9 for one in weights], biases)
     layout.take(weights, biases)
-    return Passage(layout, rows), layout
+    return NetworkPass(layout, rows), layout
 
 
 def _numpy(

@@ -54,7 +54,7 @@ def test_names_that_it_needs_are_refused(name: str) -> None:
     check_names(ModelSettings(kind="fm"), features)
 
 
-def test_what_missing_means_is_learnt_and_explained() -> None:
+def test_the_effect_of_a_missing_value_is_learnt_and_explained() -> None:
     """Items without a title are clicked half as often as others; the title itself says nothing."""
     random = np.random.default_rng(0)
     model = create(MDN, FEATURES)

@@ -110,7 +110,7 @@ def test_it_waits_for_a_partition_without_messages_unless_that_is_silent() -> No
     assert (late.message.partition, late.by_chance) == (1, False)
 
 
-def test_what_chance_has_decided_is_repeated_when_all_messages_are_there(tmp_path: Path) -> None:
+def test_a_replay_repeats_the_recorded_order_of_messages(tmp_path: Path) -> None:
     log = OrderLog(tmp_path, "clicks", 0)
     live, told = merge_of(2), []
     live.add(Message(0, 0, 10, b"a"))

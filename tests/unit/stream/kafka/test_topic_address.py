@@ -27,7 +27,7 @@ def test_addresses(text: str, servers: str, name: str) -> None:
     "text",
     ["kafka://", "kafka://h:1", "kafka://h:1/", "kafka://h:x/t", "kafka://h:1/a/b", "kafka://,/t", "h:1/t"],
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="input: expected kafka://HOST:PORT"):
         parse_topic(text, "input")
 

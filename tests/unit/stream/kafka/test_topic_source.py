@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message
 from headrace.stream.kafka import topic_source
 from headrace.stream.kafka.message_order import OrderLog
 from headrace.stream.kafka.topic_address import Topic
-from headrace.stream.kafka.topic_source import Asked, KafkaSource, Position
+from headrace.stream.kafka.topic_source import KafkaSource, Position, TopicRequest
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "3/3 brokers are down")
 
@@ -53,7 +53,7 @@ def source_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., KafkaSource]:
             return client
 
         monkeypatch.setattr(topic_source, "make_client", connect)
-        return KafkaSource(Asked(topic=Topic("nowhere:1", "clicks"), **asked))
+        return KafkaSource(TopicRequest(topic=Topic("nowhere:1", "clicks"), **asked))
 
     return make
 

@@ -173,7 +173,7 @@ def test_another_functions_state_is_refused() -> None:
         KerasModel(network, FEATURES).restore({**state, name: np.zeros((2, 2), np.float32)})
 
 
-def test_what_is_written_serves_the_same_and_holds_no_optimizer(tmp_path: Path) -> None:
+def test_a_written_version_predicts_the_same_and_contains_no_optimizer(tmp_path: Path) -> None:
     model = KerasModel(network, FEATURES)
     for step in range(3):
         model.learn(block(step))
@@ -227,7 +227,7 @@ def test_a_function_that_fails_is_explained() -> None:
         KerasModel(lambda schema: Embedded(schema.by_name["user"], 8), FEATURES)
 
 
-def test_what_is_no_model_of_the_fields_is_explained() -> None:
+def test_a_model_that_does_not_fit_the_fields_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected a keras\.Model, got int"):
         KerasModel(lambda schema: 3, FEATURES)
     inputs = inputs_of(SCHEMA)

@@ -171,9 +171,7 @@ def test_old_versions_go_but_not_what_is_needed(tmp_path: Path) -> None:
     assert versions(tmp_path) == [4, 8, 9]
 
 
-def test_what_is_pinned_while_it_is_decided_what_goes_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_pinned_during_retention_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = Publisher(tmp_path, keep=1)
     release(publisher)
     released = threading.Thread(target=release, args=(publisher,))
@@ -193,7 +191,7 @@ def test_what_is_pinned_while_it_is_decided_what_goes_stays(
     assert versions(tmp_path) == [1, 2]
 
 
-def test_what_a_server_labels_or_pins_in_its_own_settings_stays(
+def test_versions_labelled_or_pinned_in_a_servers_settings_are_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, server, other = tmp_path / "ctr", tmp_path / "server.toml", tmp_path / "other.toml"
@@ -357,7 +355,7 @@ def check(directory: Path, schema: Schema = SCHEMA, *, keras: bool = False, repl
     check_destination(directory, schema, is_keras=keras, is_replaced=replaced)
 
 
-def test_what_is_new_or_its_own_is_published_into(tmp_path: Path) -> None:
+def test_a_new_directory_or_the_models_own_is_accepted(tmp_path: Path) -> None:
     check(tmp_path / "new")
     (tmp_path / "empty").mkdir()
     check(tmp_path / "empty")

@@ -108,7 +108,7 @@ def test_a_resumed_run_shows_its_own_pace_and_lists_only_new_versions() -> None:
     assert json.loads(output.getvalue())["versions"] == [3]
 
 
-def test_what_went_wrong_is_said_where_people_look() -> None:
+def test_failures_are_printed_to_the_terminal() -> None:
     output = io.StringIO()
     Warnings(output).failed("not published: the disk is full")
     assert output.getvalue() == "headrace: not published: the disk is full\n"

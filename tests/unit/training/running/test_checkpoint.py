@@ -105,7 +105,7 @@ def test_one_after_the_other_may_be_damaged_and_the_last_ones_are_kept_aside(tmp
     assert not list(tmp_path.glob("2"))
 
 
-def test_what_was_damaged_long_ago_is_deleted_and_that_is_said(
+def test_old_damaged_checkpoints_are_deleted_with_a_log_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     save_checkpoint(tmp_path, STATE, {})
@@ -133,7 +133,7 @@ def test_when_all_are_damaged_that_is_an_error_with_the_way_out_however_often_it
 
 
 @pytest.mark.parametrize("name", ["linear.npy", MANIFEST_FILE])
-def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, name: str) -> None:
+def test_an_unreadable_checkpoint_is_not_taken_for_damaged(tmp_path: Path, name: str) -> None:
     """A name that leads in a circle stands for all that the system may refuse: it may be whole tomorrow."""
     save_checkpoint(tmp_path, STATE, {"rows": 1})
     file = save_checkpoint(tmp_path, STATE, {"rows": 2}) / name
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_not_damaged(tmp_path: Path, name: str) -> None:
     assert (loaded.number, loaded.skipped) == (2, ())
 
 
-def test_what_cannot_be_written_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_unwritable_checkpoint_is_a_typed_error_and_leaves_nothing(tmp_path: Path) -> None:
     """A limit on the size of files stands for the full disk: the error comes from the same call."""
     save_checkpoint(tmp_path, STATE, {"rows": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -218,7 +218,7 @@ def saved_with(linear: Optimizer = ADAGRAD, embeddings: Optimizer = ADAGRAD, kin
         ({}, Checkpoint(1, {}, {"model": "film.py:build"}), "forgetting"),  # of a Keras model
     ],
 )
-def test_what_weights_go_on_with(
+def test_weights_continue_with_the_saved_optimizer(
     said: dict[str, object], checkpoint: Checkpoint | None, expected: str
 ) -> None:
     made = settings_of({"kind": "fm", **settings_with_saved_optimizers(said, checkpoint)}, "x")
@@ -236,7 +236,7 @@ def test_what_weights_go_on_with(
         forgetting_of("ffm"),
     ],
 )
-def test_what_defaults_were_once_goes_on(saved: tuple[Optimizer, Optimizer]) -> None:
+def test_saved_default_optimizers_are_kept(saved: tuple[Optimizer, Optimizer]) -> None:
     """Whatever nothing being said meant when a checkpoint was saved."""
     made = settings_of({"kind": "ffm", **settings_with_saved_optimizers({}, saved_with(*saved))}, "x")
     assert (made.linear, made.embeddings) == saved
@@ -272,7 +272,7 @@ def test_kinds_with_a_network_go_on_with_adagrad(kind: Kind) -> None:
     """Where that was the default when the checkpoint was saved; half-lives were no part of it then."""
     made = settings_of({"kind": kind, **settings_with_saved_optimizers({}, saved_with(kind=kind))}, "x")
     assert (made.linear, made.embeddings) == (ADAGRAD, ADAGRAD)
-    assert not made.halves
+    assert not made.has_half_life
 
 
 @pytest.mark.parametrize("resume", [False, True])

@@ -109,7 +109,7 @@ def test_memory_for_rows_that_wait_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("slices", [0, 1, 3])
-def test_what_rows_that_wait_take_is_counted_with_their_codes(slices: int) -> None:
+def test_the_memory_of_waiting_rows_includes_their_codes(slices: int) -> None:
     block, codes = make_block(100), np.zeros((slices, 100), np.int32)
     arrays = (block.indices, block.dense, block.labels, block.timestamps, block.truth)
     size = 400 * (1 + slices) + sum(array.nbytes for array in arrays if array is not None)

@@ -88,7 +88,7 @@ def test_it_takes_as_many_rows_as_there_are_or_as_are_wanted(
         (signal.SIGTERM, 120, LoopResult("terminate")),
     ],
 )
-def test_what_ends_it_is_told_and_what_was_taken_stays(
+def test_the_loop_returns_why_it_stopped_and_keeps_the_rows_taken(
     does: Exception | signal.Signals, rows: int, ended: LoopResult
 ) -> None:
     taker = Counting(80, does)
