@@ -75,7 +75,9 @@ def test_the_page_of_the_architecture_has_the_layers_that_are_checked() -> None:
     ]
     checked = [set(re.findall(r"\w+", layer)) for layer in contracts[0]["layers"]]
     page = (ROOT / "docs/architecture.md").read_text("utf-8")
-    rows = re.findall(r"^\| (`[^|]+`) \|", page.partition("## Packages")[2].partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`[^|]+`) \|", page.partition("## Packages")[2].partition("\n## ")[0], re.MULTILINE
+    )
     assert [{"__main__"}, *(set(re.findall(r"\w+", row)) for row in rows)] == checked
 
 

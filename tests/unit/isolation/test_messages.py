@@ -180,7 +180,7 @@ def test_errors_come_through_as_they_are(error: HeadraceError) -> None:
         assert getattr(came, name, None) == getattr(error, name, None)
 
 
-def test_what_the_system_was_short_of_comes_through() -> None:
+def test_the_errno_of_a_cause_is_passed_on() -> None:
     error = LoadError("no room")
     error.__cause__ = OSError(errno.ENOSPC, "full")
     cause = error_of(failure_of(error)).__cause__
@@ -188,7 +188,7 @@ def test_what_the_system_was_short_of_comes_through() -> None:
     assert cause.errno == errno.ENOSPC
 
 
-def test_what_is_no_error_of_ours_says_its_kind_only() -> None:
+def test_an_unexpected_error_passes_on_its_class_only() -> None:
     came = error_of(failure_of(ZeroDivisionError("secret")))
     assert came.message == "the model failed with ZeroDivisionError; the server's log says more"
     assert came.told == "the model failed; the server's log says more"

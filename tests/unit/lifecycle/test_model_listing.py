@@ -39,7 +39,7 @@ def reading(*contents: str) -> Callable[[], str]:
     return lambda: left.pop(0)
 
 
-def test_what_looks_the_same_is_read_until_it_has_settled_and_then_no_more() -> None:
+def test_content_is_cached_once_its_metadata_has_settled() -> None:
     clock = Hand()
     recall, read = Recall(clock, lambda: 0.5), reading("a", "b", "c", "d")
     assert recall.read("m", "p", 1, read) == "a"
@@ -53,7 +53,7 @@ def test_what_looks_the_same_is_read_until_it_has_settled_and_then_no_more() -> 
     assert recall.read("m", "p", 1, read) == "d", "what is said of it may be old"
 
 
-def test_what_looks_otherwise_is_read_again_and_has_to_settle_again() -> None:
+def test_content_with_new_metadata_is_read_until_it_has_settled() -> None:
     clock = Hand()
     recall, read = Recall(clock), reading("a", "b", "c", "d")
     assert recall.read("m", "p", 1, read) == "a"

@@ -27,7 +27,7 @@ def test_a_path_becomes_the_versions_name_and_nothing_else_does(text: str, path:
     assert told_of(LoadError(text), Path(path), "ctr/3") == told
 
 
-def test_what_nobody_expected_is_told_in_the_log_only() -> None:
+def test_unexpected_errors_are_not_shown_to_clients() -> None:
     error = RuntimeError("/srv/models/secret")
     assert told_of(error, Path("m/1"), "m/1") == "an unexpected error; the server's log says more"
 

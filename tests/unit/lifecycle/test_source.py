@@ -17,7 +17,7 @@ from tests.unit.lifecycle.watch import Watch, put
 # ---- What is there ----
 
 
-def test_what_is_there_at_the_start_is_wanted_at_once(watch: Watch, root: Path) -> None:
+def test_versions_on_disk_at_the_start_are_wanted_at_once(watch: Watch, root: Path) -> None:
     assert watch.now == {"ctr": [2], "rank": [7]}
     assert watch.said[0]["ctr"].versions == {2: root / "ctr" / "2"}
 
@@ -54,7 +54,7 @@ def test_names_that_no_request_could_say_are_skipped_and_said_once(
     assert caplog.text.count("my model: not a model's name") == 1
 
 
-def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_path: Path, root: Path) -> None:
+def test_unusable_names_are_reported_with_advice_until_they_are_fixed(tmp_path: Path, root: Path) -> None:
     put(root / "my model" / "1")
     put(root / "flat")
     (root / "empty").mkdir()
@@ -83,7 +83,7 @@ def test_what_cannot_be_used_is_told_with_the_way_out_until_it_is_mended(tmp_pat
     assert list(watch.unusable) == ["empty"]
 
 
-def test_what_cannot_be_used_stays_told_while_the_served_directory_is_lost(root: Path) -> None:
+def test_unusable_names_stay_reported_while_the_served_directory_is_lost(root: Path) -> None:
     (root / "empty").mkdir()
     watch = Watch(root)
     watch.start()
@@ -130,14 +130,14 @@ def test_links_are_followed_and_one_that_leads_elsewhere_is_a_change(tmp_path: P
     assert watch.said[-1]["ctr"].fingerprints != told
 
 
-def test_with_no_poll_it_looks_once(root: Path) -> None:
+def test_without_polling_it_scans_once(root: Path) -> None:
     watch = Watch(root, ServerConfig(poll_seconds=0.0))
     watch.start()
     assert watch.now == {"ctr": [2], "rank": [7]}
     assert watch.clock.timers == 0
 
 
-def test_after_stop_it_looks_no_more(watch: Watch, root: Path) -> None:
+def test_after_stop_it_scans_no_more(watch: Watch, root: Path) -> None:
     put(root / "ctr" / "3")
     watch.source.stop()
     watch.look(3)
@@ -389,7 +389,9 @@ def test_at_the_start_a_pin_to_a_missing_version_still_hides_what_is_above_it(ro
 
 
 @pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
-def test_what_was_decided_last_stays_while_it_cannot_be_read(watch: Watch, root: Path, name: str) -> None:
+def test_the_last_valid_control_record_stays_in_force_while_it_is_unreadable(
+    watch: Watch, root: Path, name: str
+) -> None:
     (root / "ctr" / name).write_text("previous")
     put(root / "ctr" / "3")
     watch.look(2)
@@ -468,7 +470,7 @@ def test_the_servers_settings_win_over_the_models_own(root: Path, tmp_path: Path
     assert (batching.instances, batching.max_batch_rows) == (1, 8)
 
 
-def test_what_is_solved_is_said(watch: Watch, root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_resolved_problem_is_logged(watch: Watch, root: Path, caplog: pytest.LogCaptureFixture) -> None:
     (root / "ctr" / "headrace.pin").write_text("5\n")
     watch.look()
     unpin(root / "ctr")

@@ -270,7 +270,7 @@ def test_each_allowed_size_is_made_up_also_where_the_model_is_slow() -> None:
     assert model.batches == [1, 2, 4, 16, 64]  # once each: what they cost is not measured
 
 
-def test_what_was_answered_is_told_once_for_each_shape(tmp_path: Path) -> None:
+def test_answered_batches_are_returned_once_for_each_shape(tmp_path: Path) -> None:
     record(tmp_path, {"inputs": {"x": [[1, 2]] * 5}}, {"inputs": {"x": [[3, 4]] * 5}})
     answered = warm_up(
         Doubling(), ModelConfig(batching=BatchingPolicy(max_batch_rows=8)), tmp_path, BatchCost()

@@ -57,7 +57,7 @@ def test_urls_that_may_be(url: str, expected: Target) -> None:
         ("http://images.example/" + "a" * 9000, "at most 8192 characters"),
     ],
 )
-def test_urls_that_may_not(url: str, said: str) -> None:
+def test_forbidden_urls_are_refused(url: str, said: str) -> None:
     with pytest.raises(Failing, match=said) as caught:
         target(url, HOSTS, (80, 443))
     assert caught.value.failure.is_final
@@ -148,7 +148,7 @@ def test_public_addresses_may_be(address: str) -> None:
         ("", "not an IP address"),
     ],
 )
-def test_others_may_not_and_are_told(address: str, what: str) -> None:
+def test_forbidden_addresses_are_refused_with_the_reason(address: str, what: str) -> None:
     assert what in forbidden(address, ())
 
 

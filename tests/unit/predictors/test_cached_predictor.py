@@ -85,7 +85,7 @@ def test_an_equal_request_is_answered_without_the_model_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(("value", "rows"), [(1.5, 2), (1.0, 3), (-1.0, 2)])
-def test_what_differs_is_computed(value: float, rows: int) -> None:
+def test_different_requests_are_computed(value: float, rows: int) -> None:
     asking = Asking()
     asking.ask()
     asking.ask(value, rows)
@@ -116,7 +116,7 @@ def test_an_answer_keeps_no_batch_and_nobody_can_change_it() -> None:
     assert answer.outputs.tensors["y"].nbytes == 8
 
 
-def test_what_a_caller_does_to_its_arrays_meanwhile_is_nobody_elses_answer() -> None:
+def test_a_caller_that_changes_its_arrays_changes_no_answer() -> None:
     asking = Asking()
     own = np.ones((2, 2), FLOAT)
     asking.cache.submit(Request(*ONE.check({"x": own}), lambda _: None))
@@ -216,7 +216,7 @@ def test_a_refusal_is_not_kept_either() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_who_waited_for_what_was_refused_counts_as_refused_and_not_as_failed() -> None:
+def test_requests_that_wait_for_a_refused_one_count_as_refused() -> None:
     asking = Asking()
     asked = [asking.ask()[1] for _ in range(4)]
     (computed,) = asking.around.requests
@@ -226,7 +226,7 @@ def test_who_waited_for_what_was_refused_counts_as_refused_and_not_as_failed() -
     assert asking.statistics.failure_seconds == 0.0
 
 
-def test_who_leaves_disturbs_nobody_and_the_first_may_leave_first() -> None:
+def test_a_caller_that_leaves_does_not_affect_the_others() -> None:
     asking = Asking()
     (first, none), (_, answered), (third, neither) = asking.ask(), asking.ask(), asking.ask()
     first.abandon()
@@ -239,7 +239,7 @@ def test_who_leaves_disturbs_nobody_and_the_first_may_leave_first() -> None:
     assert asking.statistics.cancelled == 2
 
 
-def test_what_nobody_waits_for_any_more_is_not_computed() -> None:
+def test_a_shared_request_without_waiting_callers_is_not_computed() -> None:
     asking = Asking()
     asked = [asking.ask(), asking.ask()]
     for request, _ in asked:
@@ -283,7 +283,7 @@ def test_the_first_ones_deadline_is_not_that_of_who_waits_without_one() -> None:
     assert values(second) == [2.0, 2.0]
 
 
-def test_who_still_has_time_when_the_models_time_is_up_is_asked_for_again() -> None:
+def test_requests_with_time_left_are_resubmitted_when_the_shared_one_expires() -> None:
     """Parts of a large request are held to the deadline that it had when it was cut."""
     asking = Asking()
     asking.ask(deadline=1001.0)

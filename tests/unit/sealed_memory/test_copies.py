@@ -43,7 +43,7 @@ def test_it_cannot_be_written_cut_or_grown_not_even_by_its_maker(copy: SealedCop
     np.testing.assert_array_equal(copy.array(CONTENT.dtype, (4096,), 0), CONTENT)
 
 
-def test_it_is_sealed_as_soon_as_nothing_holds_its_pages() -> None:
+def test_a_copy_is_sealed_once_its_pages_are_released() -> None:
     """A writable mapping keeps the kernel from sealing, as its own work on a page does for a moment."""
     ended: list[threading.Timer] = []
 
@@ -60,7 +60,7 @@ def test_it_is_sealed_as_soon_as_nothing_holds_its_pages() -> None:
         os.pwrite(copy.descriptor, b"x", 0)
 
 
-def test_what_keeps_its_pages_for_good_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_that_stay_mapped_for_writing_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headrace.sealed_memory.copies._BUSY_SECONDS", 0.2)
     held: list[mmap.mmap] = []
     with pytest.raises(OSError, match="busy"):

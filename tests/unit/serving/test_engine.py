@@ -291,7 +291,7 @@ def test_a_lone_task_is_answered_at_once_and_gives_way_to_others_all_the_same() 
     run(scenario())
 
 
-def test_what_is_answered_at_once_ends_as_any_other_call() -> None:
+def test_a_call_answered_at_once_has_a_complete_outcome() -> None:
     async def scenario() -> None:
         ended: list[Outcome] = []
         policy = BatchingPolicy(inline_seconds=1.0)

@@ -42,7 +42,7 @@ def test_a_lease_keeps_a_version_until_it_is_released() -> None:
     assert version.outstanding == 0
 
 
-def test_what_is_submitted_in_the_turn_in_which_a_lease_ends_is_answered_first() -> None:
+def test_a_request_submitted_when_a_lease_ends_is_answered_before_the_version_is_idle() -> None:
     clock, events = VirtualClock(), list[object]()
     version = loaded(clock)
     lease = Lease(version)

@@ -68,7 +68,7 @@ def test_unpinning_follows_the_policy_again(model: Path) -> None:
 
 
 @pytest.mark.parametrize("decide", [pin, lambda model, number: hold(model, number, "audit")])
-def test_what_is_not_there_is_neither_pinned_nor_held(
+def test_a_missing_version_can_be_neither_pinned_nor_held(
     model: Path, decide: Callable[[Path, int], object]
 ) -> None:
     with pytest.raises(NotFound, match="ctr has no version 9; it has: 1, 2, 3"):
@@ -99,7 +99,7 @@ def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_on
     assert len(read_control(model).holders(2)) == 7
 
 
-def test_who_lets_go_of_a_version_holds_nothing_of_that_number(model: Path) -> None:
+def test_let_go_removes_all_holds_on_a_number(model: Path) -> None:
     """What it held before there was a manifest, and what it held since."""
     manifest = (model / "2" / MANIFEST_FILE).read_bytes()
     (model / "2" / MANIFEST_FILE).unlink()
@@ -155,7 +155,7 @@ def test_a_broken_record_is_never_overwritten(model: Path) -> None:
     assert (model / CONTROL_FILE).read_text() == "{"
 
 
-def test_what_is_pinned_while_versions_go_is_there_or_refused(model: Path) -> None:
+def test_a_pin_during_a_deletion_finds_its_version_or_is_refused(model: Path) -> None:
     """Between a trainer's look at what is pinned and its deletion, nobody pins what is about to go."""
     refused = threading.Event()
 
@@ -201,7 +201,7 @@ def test_a_release_releases_it_too(model: Path) -> None:
     assert pinned(model) is None
 
 
-def test_what_an_earlier_build_pins_later_counts_before_the_record(model: Path) -> None:
+def test_a_pin_of_an_earlier_build_takes_precedence_over_the_record(model: Path) -> None:
     pin(model, 3)
     (model / PIN_FILE).write_text("1\n")
     assert pinned(model) == PinnedTo(1)
@@ -209,7 +209,7 @@ def test_what_an_earlier_build_pins_later_counts_before_the_record(model: Path) 
     assert pinned(model) == PinnedTo(3)
 
 
-def test_who_was_killed_while_taking_it_over_has_lost_nothing(model: Path) -> None:
+def test_a_kill_during_the_migration_of_an_old_pin_loses_nothing(model: Path) -> None:
     pin(model, 2)
     (model / PIN_FILE).write_text("2\n")  # the record is written, and the file is there still
     before = read_control(model)
@@ -246,7 +246,7 @@ def test_versions_are_listed_newest_first_with_what_is_known_of_them(model: Path
     assert [bool(one.problem) for one in listed] == [False, False, False, True]
 
 
-def test_nothing_but_the_record_and_its_lock_is_left_in_the_directory(model: Path) -> None:
+def test_a_pin_adds_only_the_record_and_its_lock(model: Path) -> None:
     before = {path.name for path in model.iterdir()}
     pin(model, 2)
     assert {path.name for path in model.iterdir()} - before == {CONTROL_FILE, CONTROL_LOCK}

@@ -90,7 +90,7 @@ def played(tmp_path: Path) -> Callable[[Act], None]:
     return run
 
 
-def test_nothing_is_taken_before_the_running_server_has_told_what_it_serves(
+def test_a_successor_waits_until_the_running_server_reports_its_versions(
     played: Callable[[Act], None],
 ) -> None:
     async def act(running: Running, taking: Taking) -> None:
