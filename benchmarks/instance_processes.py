@@ -1,4 +1,4 @@
-"""What instances in processes bring a model that holds the interpreter's lock: one process and two, in turns.
+"""What instances in processes bring a model that holds the GIL: one process and two, in turns.
 
 The model is a loop in plain Python of some milliseconds a row. Eight threads ask it in process, one row each,
 without batching. Beside the two stand two instances in threads of the server.

@@ -50,7 +50,7 @@ class Model:
         os._exit(0)
 
     def hang(self):
-        ctypes.PyDLL(None).sleep(3600)  # with Python's lock
+        ctypes.PyDLL(None).sleep(3600)  # with the GIL
 
     def leak(self):
         HELD.append(np.ones(2_000_000))

@@ -32,7 +32,7 @@ class Model:
         if (x == -1).any():
             threading.Event().wait()
         if (x == -2).any():
-            ctypes.PyDLL(None).sleep(3600)  # with Python's lock
+            ctypes.PyDLL(None).sleep(3600)  # with the GIL
         return {"y": x}
 """
 SMALL = "[batching]\ninstances = 1\nmax_batch_rows = 1\nmax_queue_rows = 4\n"

@@ -207,7 +207,7 @@ def busy_core() -> Iterator[None]:
 
 
 def compute() -> None:
-    """Compute for 0.1 s without Python's lock."""
+    """Compute for 0.1 s without the GIL."""
     hashlib.pbkdf2_hmac("sha256", b"password", b"salt", 100_000)
 
 

@@ -152,7 +152,7 @@ LARGE = HEAD % (20, b"") + b":0\n" + b"".join(b"%d:%s\n" % (i, (i / 8).hex().enc
 
 
 def test_a_large_dump_is_read_in_parts_so_that_other_threads_run_in_between() -> None:
-    """The regular expressions hold Python's lock for as long as one call takes."""
+    """The regular expressions hold the GIL for as long as one call takes."""
     calls = 0
 
     def profile(_frame: FrameType, event: str, called: Any) -> None:
@@ -270,5 +270,5 @@ def lines_run(namespaces: bytes) -> int:
 
 
 def test_many_interactions_take_python_no_longer_than_few() -> None:
-    """A caller can send other namespaces in each row, and Python's lock would be held for seconds."""
+    """A caller can send other namespaces in each row, and the GIL would be held for seconds."""
     assert lines_run(bytes(range(ord("A"), ord("Z")))) < lines_run(b"AB") + 200
