@@ -71,7 +71,7 @@ def test_of_many_names_a_message_has_the_first_and_how_many_more_there_are() -> 
     assert listed([]) == ""
 
 
-def test_a_name_that_is_not_there_is_told_with_what_it_may_be_meant_to_be() -> None:
+def test_the_error_for_a_missing_name_suggests_a_similar_one() -> None:
     assert instead("itms", ["items", "users"]) == "did you mean 'items'? There are items, users"
     assert instead("other", ["items", "users"]) == "there are items, users"
     assert instead("itms", ["items"]) == "did you mean 'items'?"

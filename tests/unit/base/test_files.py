@@ -142,7 +142,7 @@ def test_a_draft_is_gone_unless_it_was_renamed(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a"]
 
 
-def test_a_draft_is_abandoned_when_it_is_old_and_nobody_holds_it(tmp_path: Path) -> None:
+def test_an_old_unlocked_draft_is_abandoned(tmp_path: Path) -> None:
     with draft_directory(tmp_path, ".x-") as draft:
         os.utime(draft, (0, 0))
         assert not is_abandoned(draft)

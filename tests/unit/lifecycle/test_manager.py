@@ -361,7 +361,7 @@ def test_ready_stays_true_whatever_loads_or_fails_later(stage: Stage) -> None:
     assert stage.manager.ready()
 
 
-def test_a_model_whose_settings_are_wrong_says_so_and_holds_nothing_up(stage: Stage) -> None:
+def test_a_model_with_invalid_settings_is_reported_and_does_not_delay_readiness(stage: Stage) -> None:
     stage.want(m=wanted(problem="headrace.toml: not TOML"), n=wanted(1))
     stage.run()
     assert stage.manager.ready()
@@ -441,7 +441,7 @@ def test_a_model_without_versions_says_why_for_whatever_is_asked(stage: Stage, v
         stage.manager.get("m", version)
 
 
-def test_a_failed_model_that_is_unloaded_says_so(stage: Stage) -> None:
+def test_the_error_for_an_unloaded_model_says_so_after_a_failure(stage: Stage) -> None:
     stage.loader.fail("load", "m", 1, times=2)
     stage.want(m=wanted(1, toml=TWO_TRIES))
     stage.run()

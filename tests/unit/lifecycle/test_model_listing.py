@@ -63,7 +63,7 @@ def test_content_with_new_metadata_is_read_until_it_has_settled() -> None:
     assert recall.read("m", "p", 2, read) == "d"
 
 
-def test_neither_errors_nor_what_is_not_to_be_kept_are_remembered() -> None:
+def test_errors_and_excluded_content_are_not_cached() -> None:
     clock = Hand()
     recall = Recall(clock)
 
@@ -106,7 +106,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[str]) -> None:
+def test_a_scan_of_unchanged_files_opens_none(root: Path, opened: list[str]) -> None:
     clock = Hand()
     recall = Recall(clock)
 
@@ -123,7 +123,7 @@ def test_a_look_at_what_has_not_changed_opens_no_file(root: Path, opened: list[s
     assert opened == []
 
 
-def test_each_change_is_seen_at_the_next_look(root: Path) -> None:
+def test_each_change_is_seen_at_the_next_scan(root: Path) -> None:
     clock = Hand()
     recall, ctr = Recall(clock), root / "ctr"
 

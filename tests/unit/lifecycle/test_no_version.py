@@ -32,6 +32,6 @@ def test_unexpected_errors_are_not_shown_to_clients() -> None:
     assert told_of(error, Path("m/1"), "m/1") == "an unexpected error; the server's log says more"
 
 
-def test_callers_are_told_what_the_error_has_for_them() -> None:
+def test_clients_get_the_errors_text_for_callers() -> None:
     error = LoadError("model.py fails: KeyError: 'secret'", told="model.py fails")
     assert told_of(error, Path("m/1"), "m/1") == "model.py fails"

@@ -22,7 +22,7 @@ def test_versions_on_disk_at_the_start_are_wanted_at_once(watch: Watch, root: Pa
     assert watch.said[0]["ctr"].versions == {2: root / "ctr" / "2"}
 
 
-def test_it_speaks_only_when_something_has_changed(watch: Watch) -> None:
+def test_the_wanted_state_is_reported_only_when_it_changes(watch: Watch) -> None:
     watch.look(5)
     assert len(watch.said) == 1
 
@@ -43,7 +43,7 @@ def test_a_stray_number_beside_models_turns_nothing_round(
     assert "9: no version in it: expected directories named 1, 2" in caplog.text
 
 
-def test_names_that_no_request_could_say_are_skipped_and_said_once(
+def test_invalid_model_names_are_skipped_and_logged_once(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(root / "my model" / "1")
@@ -185,7 +185,7 @@ def test_replacing_the_only_version_never_unloads_it(watch: Watch, root: Path) -
     assert watch.problem("rank") == ""
 
 
-def test_a_change_in_a_wanted_version_is_told_once_it_has_settled(watch: Watch, root: Path) -> None:
+def test_a_change_in_a_wanted_version_is_reported_once_it_has_settled(watch: Watch, root: Path) -> None:
     told = watch.said[-1]["ctr"].fingerprints[2]
     put(root / "ctr" / "2", "other")
     watch.look()
@@ -320,7 +320,7 @@ def test_settings_that_are_broken_from_the_start_serve_nothing_of_that_model(roo
     assert watch.now["ctr"] == [2]
 
 
-def test_a_model_that_names_itself_as_its_default_is_told_when_its_settings_are_read(
+def test_a_model_that_names_itself_as_its_default_is_reported_when_its_settings_are_read(
     watch: Watch, root: Path
 ) -> None:
     (root / "ctr" / "headrace.toml").write_text('[versions]\ncount = 2\n[default]\nmodel = "ctr"')
@@ -330,7 +330,7 @@ def test_a_model_that_names_itself_as_its_default_is_told_when_its_settings_are_
     assert watch.problem("ctr") == said
 
 
-def test_a_default_model_that_is_not_there_is_told_until_it_is(
+def test_a_missing_default_model_is_reported_until_it_exists(
     watch: Watch, root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (root / "ctr" / "headrace.toml").write_text('[default]\nmodel = "small"')
@@ -410,7 +410,7 @@ def test_the_last_valid_control_record_stays_in_force_while_it_is_unreadable(
 
 
 @pytest.mark.parametrize("name", ["headrace.pin", "headrace-control.json"])
-def test_at_the_start_nothing_is_served_while_it_is_unknown_what_was_decided(root: Path, name: str) -> None:
+def test_at_the_start_a_model_with_an_unreadable_control_record_is_not_served(root: Path, name: str) -> None:
     (root / "ctr" / name).write_text("previous")
     watch = Watch(root)
     watch.start()

@@ -65,7 +65,7 @@ def values(settlements: list[Settlement]) -> list[float]:
     return found
 
 
-def test_an_equal_request_is_answered_without_the_model_and_says_so() -> None:
+def test_an_equal_request_is_answered_from_the_cache_with_that_origin() -> None:
     asking = Asking()
     _, first = asking.ask()
     (computed,) = asking.around.requests
@@ -100,7 +100,7 @@ def test_zero_and_negative_zero_are_not_the_same_question() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_an_answer_keeps_no_batch_and_nobody_can_change_it() -> None:
+def test_a_cached_answer_is_a_read_only_copy() -> None:
     asking = Asking()
     _, first = asking.ask()
     (computed,) = asking.around.requests
@@ -199,7 +199,7 @@ def test_more_rows_than_may_wait_go_their_own_way() -> None:
     assert len(asking.around.requests) == 3  # there is room again
 
 
-def test_an_error_goes_to_all_who_waited_and_is_not_kept() -> None:
+def test_an_error_goes_to_all_waiting_requests_and_is_not_cached() -> None:
     asking = Asking()
     asked = [asking.ask() for _ in range(3)]
     (computed,) = asking.around.requests
@@ -252,7 +252,7 @@ def test_a_shared_request_without_waiting_callers_is_not_computed() -> None:
     assert len(asking.around.requests) == 2
 
 
-def test_each_is_held_to_its_own_deadline_and_the_last_to_wait_says_how_long_is_computed() -> None:
+def test_each_request_has_its_own_deadline_and_the_latest_is_that_of_the_shared_one() -> None:
     asking = Asking()
     _, early = asking.ask(deadline=1001.0)
     (computed,) = asking.around.requests
@@ -271,7 +271,7 @@ def test_each_is_held_to_its_own_deadline_and_the_last_to_wait_says_how_long_is_
     assert asking.clock.timers == 0
 
 
-def test_the_first_ones_deadline_is_not_that_of_who_waits_without_one() -> None:
+def test_a_waiting_request_without_a_deadline_outlives_that_of_the_first() -> None:
     asking = Asking()
     _, first = asking.ask(deadline=1001.0)
     _, second = asking.ask()
@@ -300,7 +300,7 @@ def test_requests_with_time_left_are_resubmitted_when_the_shared_one_expires() -
     assert asking.clock.timers == 0
 
 
-def test_a_version_that_ends_tells_all_who_wait() -> None:
+def test_all_waiting_requests_get_the_error_of_a_version_that_ends() -> None:
     asking = Asking()
     waiting = [asking.ask()[1] for _ in range(2000)]
     (computed,) = asking.around.requests
@@ -342,7 +342,7 @@ def test_an_answer_is_repeated_for_as_long_as_is_set() -> None:
     assert asking.cache.held_bytes == 0
 
 
-def test_one_who_asks_without_end_lets_others_have_their_turn() -> None:
+def test_many_cached_answers_do_not_starve_other_tasks() -> None:
     """What is answered at once never waits, so whoever awaits it would keep the loop."""
     asking = Asking()
     asking.ask()
@@ -362,7 +362,7 @@ def test_inputs_that_take_too_much_go_by() -> None:
     assert asking.counts() == (0, 0, 2)
 
 
-def test_an_answer_that_takes_too_much_is_given_to_all_who_wait_and_not_kept() -> None:
+def test_an_answer_too_large_for_the_cache_goes_to_all_waiting_requests() -> None:
     asking = Asking(size_bytes=65536)
     (_, first), (_, second) = asking.ask(rows=300), asking.ask(rows=300)
     (computed,) = asking.around.requests
@@ -397,7 +397,7 @@ def test_a_default_is_never_kept() -> None:
     assert values(ask()) == [2.0, 2.0]  # the model's own
 
 
-def test_a_part_that_nobody_waits_for_is_not_kept_as_the_answer_to_the_whole() -> None:
+def test_a_part_of_a_split_request_is_not_cached_as_its_whole_answer() -> None:
     policy = BatchingPolicy(max_batch_rows=8)
     with Stage(policy) as stage:
         cache = Cached(

@@ -89,7 +89,7 @@ def test_mistakes_are_not_covered(error: Exception) -> None:
     assert settlements == [error]
 
 
-def test_a_request_whose_caller_has_left_hears_that_it_is_over() -> None:
+def test_a_request_whose_caller_has_left_is_still_settled() -> None:
     around, request = Around(), asked([])
     left = Future[None]()
     request._waiter = left

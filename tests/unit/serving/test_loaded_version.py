@@ -100,7 +100,7 @@ def test_a_lease_is_released_once() -> None:
         (affine(1.0, 0.0), "[batching]\ninstances = 1\n", 1),
     ],
 )
-def test_a_model_in_python_has_one_instance_and_others_one_a_core_unless_told(
+def test_a_model_in_python_has_one_instance_by_default_and_others_one_per_core(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | bytes, settings: str, most: int
 ) -> None:
     monkeypatch.setattr(cpus, "available", lambda: 4)

@@ -65,7 +65,7 @@ def test_a_whole_line() -> None:
     }
 
 
-def test_a_refusal_says_what_kind_it_is_and_nothing_that_was_sent() -> None:
+def test_the_line_of_a_refusal_has_its_class_and_no_data_of_the_request() -> None:
     written = line(ended(Channel.GRPC, codes(InvalidRequest("x"))), 0.0)
     assert json.loads(written) == {
         "time": "1970-01-01T00:16:40.000Z",

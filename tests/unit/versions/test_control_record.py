@@ -50,7 +50,7 @@ def test_a_missing_record_has_no_decisions() -> None:
     assert EMPTY.named_numbers() == frozenset()
 
 
-def test_a_pin_says_which_version_who_when_and_why() -> None:
+def test_a_pin_records_version_user_time_and_reason() -> None:
     record = read_again(with_pin(EMPTY, KEY, 17, STAMP))
     assert record.pin is not None
     assert (record.pin.version, record.pin.number) == (KEY, 17)
@@ -77,7 +77,7 @@ def test_a_change_without_effect_returns_the_same_record() -> None:
     assert without_hold(held, number_key(17), "audit", STAMP) is held
 
 
-def test_the_last_changes_are_kept_with_who_when_and_why() -> None:
+def test_the_history_has_user_time_and_reason_of_the_last_changes() -> None:
     record = EMPTY
     for number in range(1, MOST_CHANGES + 6):
         record = with_pin(record, number_key(number), number, STAMP)
@@ -206,7 +206,7 @@ def test_reading_makes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_others_are_waited_for_but_not_without_end(tmp_path: Path) -> None:
+def test_waiting_for_the_lock_has_a_timeout(tmp_path: Path) -> None:
     with (
         FileStore(tmp_path).alone(),
         pytest.raises(Conflict, match=r"other processes have been changing .* for 0\.05 s"),
@@ -255,7 +255,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     store.swap(read, b"two")
 
 
-def test_where_nothing_can_be_written_it_is_said(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FailedPrecondition, match=f"{CONTROL_LOCK}.* cannot be opened: No such file"):
         FileStore(tmp_path / "gone").swap(FileStore(tmp_path).read(), b"one")
 

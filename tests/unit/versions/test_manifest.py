@@ -188,7 +188,7 @@ def test_a_number_that_exists_is_a_conflict_and_stays_as_it_is(
     assert names(model) == [existing]
 
 
-def test_of_two_that_publish_the_same_number_one_wins_and_one_is_told(source: Path, model: Path) -> None:
+def test_of_two_publishers_of_one_number_one_gets_a_conflict(source: Path, model: Path) -> None:
     def write(directory: Path) -> None:
         publish(source, model, 1)
         (directory / "model.onnx").write_bytes(b"slower")

@@ -41,7 +41,7 @@ def pinned(model: Path) -> PinnedTo | None:
 # ---- Pins and holds ----
 
 
-def test_a_pin_names_a_version_by_its_manifest_and_says_who_and_why(model: Path) -> None:
+def test_a_pin_records_the_manifest_the_user_and_the_reason(model: Path) -> None:
     assert pinned(model) is None
     pin(model, 2, why="worse on mobile", by="ann")
     found = read_control(model).pin
@@ -76,7 +76,7 @@ def test_a_missing_version_can_be_neither_pinned_nor_held(
     assert read_control(model).revision == 0
 
 
-def test_a_hold_is_in_somebodys_name_and_outlives_the_version(model: Path) -> None:
+def test_each_holder_has_its_own_hold_which_outlives_the_version(model: Path) -> None:
     hold(model, 2, "audit", why="a complaint")
     hold(model, 2, "report")
     let_go(model, 2, "audit")
@@ -88,7 +88,7 @@ def test_a_hold_is_in_somebodys_name_and_outlives_the_version(model: Path) -> No
     assert read_control(model).revision == 4
 
 
-def test_a_hold_that_is_not_there_cannot_be_let_go_and_the_error_says_who_has_one(model: Path) -> None:
+def test_letting_go_of_a_missing_hold_is_an_error_that_lists_the_holders(model: Path) -> None:
     with pytest.raises(NotFound, match=r"ctr: version 2 is not held by 'audit', but by nobody"):
         let_go(model, 2, "audit")
     for number in range(7):
@@ -221,7 +221,7 @@ def test_a_kill_during_the_migration_of_an_old_pin_loses_nothing(model: Path) ->
 
 
 @pytest.mark.parametrize("text", ["two", "", "1 2", "-1", "\x00"])
-def test_an_earlier_pin_that_is_no_number_is_refused_with_the_way_out(model: Path, text: str) -> None:
+def test_an_invalid_pin_of_an_earlier_build_is_refused_with_advice(model: Path, text: str) -> None:
     (model / PIN_FILE).write_text(text)
     for decide in (lambda: read_control(model), lambda: pin(model, 2)):
         with pytest.raises(ConfigError, match=rf"^{PIN_FILE}: expected the number .*; remove it"):

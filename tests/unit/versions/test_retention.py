@@ -79,7 +79,7 @@ def age(path: Path) -> None:
     os.utime(path, (0, 0))
 
 
-def test_only_what_nobody_writes_to_is_swept(tmp_path: Path) -> None:
+def test_only_hidden_versions_and_abandoned_drafts_are_swept(tmp_path: Path) -> None:
     names = (
         ".deleting-3-abc",
         ".publishing-1-dead",

@@ -71,7 +71,7 @@ def test_a_receiver_that_closes_twice_gives_back_once() -> None:
         ({"max_messages": 0}, r"queue\.max_messages"),
     ],
 )
-def test_settings_that_cannot_be_are_told(wrong: dict[str, object], told: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         KafkaQueue(**wrong)  # type: ignore[arg-type]
 
