@@ -104,8 +104,7 @@ class Engine:
             source: Creates the Source of wanted versions, if it is not a scan of the directories.
 
         Raises:
-            ConfigError: There is nothing to serve, ``batching`` asks for processes, the signing keys cannot
-                be read, or a trusted owner does not exist.
+            ConfigError: There is nothing to serve, or the settings name unusable keys, owners or processes.
         """
         self.config = config or ServerConfig()
         if models is None and not (objects or self.config.models or self.config.archive):
